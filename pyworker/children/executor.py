@@ -116,7 +116,9 @@ class Executor:
 
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
-        fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
+        architecture = models.parse(spec["architecture"])
+        tokens, texts = models.token_limits(architecture), models.text_columns(architecture)
+        fitted = fit(store, split, spec["options"].get("task"), tokens, texts)
         check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
@@ -180,6 +182,8 @@ class Executor:
 
         dataset, preprocessing = prepared.dataset, prepared.fitted.preprocessing
         identity = {key: self._spec[key] for key in IDENTITY}
+        if preprocessing.text is not None:
+            identity["folder"] = preprocessing.text.sha256
 
         def trainer(job: Job, steps: Steps) -> Trainer:
             return Trainer(job.settings, steps, dataset, preprocessing, self, identity)

@@ -52,7 +52,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     spec = channel.spec
     architecture = models.parse(spec["architecture"])
     split = Split(spec["seed"], spec["validation"])
-    fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+    tokens, texts = models.token_limits(architecture), models.text_columns(architecture)
+    fitted = fit(store, split, spec["options"].get("task"), tokens, texts)
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     request = _request(spec, subject)._replace(choice=choice)

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
+from pg_tensile.execution.data.preprocessing import (
+    PADDING,
+    ArraysInput,
+    CategoryInput,
+    Features,
+    Inputs,
+    Preprocessing,
+    Task,
+)
 from pyworker.wire import Frame
 
 if TYPE_CHECKING:
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
 
 FEW_ROWS = 16
+TEXT_ROWS = 32  # of texts that a transformer reads at once
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
 
@@ -63,6 +73,9 @@ class Version:
         self._numbers = len(preprocessing.numbers)
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
+        self._padded = True  # texts have as many tokens as in training
+        if preprocessing.text is not None:
+            _ = preprocessing.encoder  # raises if its folder is another one
         values = preprocessing.label_values
         self._label_values = np.array(values, np.float64) if values is not None else None
 
@@ -102,6 +115,8 @@ class Version:
         lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
         if lowest < -1 or any(map(operator.ge, highest, limits)):
             raise Malformed("a request's category codes exceed their dictionary")
+        if self._preprocessing.text is not None:
+            return self._text_inputs(codes, dictionaries)
         codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
@@ -112,6 +127,18 @@ class Version:
             if 0 in known_codes:
                 unknown += int(((indices >= 0) & (category.table[indices] == 0)).sum())
             categories.append(category)
+        return categories, unknown
+
+    def _text_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
+        """Return the categories of a version with text features, as `_category_inputs`."""
+        categories = [
+            CategoryInput(indices, self._preprocessing.table(number, strings, self._padded))
+            for number, (indices, strings) in enumerate(zip(codes, dictionaries, strict=True))
+        ]
+        unknown = 0
+        for feature, category in zip(self._preprocessing.categories, categories, strict=True):
+            if not feature.vocabulary:
+                unknown += int(((category.places >= 0) & (category.table[category.places] == 0)).sum())
         return categories, unknown
 
     @staticmethod
@@ -157,16 +184,42 @@ class LoadedModel(Version):
         from pg_tensile.execution.models import few_rows
 
         super().__init__(preprocessing, nbytes)
+        self._padded = False
         self._module = module.eval()
         self._few_rows = few_rows(module)
+        self._texts = sum(feature.vocabulary is not None for feature in preprocessing.categories)
         self._from_numpy = torch.from_numpy
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         if rows <= FEW_ROWS and self._few_rows is not None:
             return self._few_rows(features)
-        tensors = [self._from_numpy(array) for array in features.flat()]
+        if self._texts:
+            parts = shorten(features.flat(), self._texts)
+            outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
+            for chosen, arrays in parts:
+                outputs[chosen] = self._call(arrays)
+            return outputs
+        return self._call(features.flat())
+
+    def _call(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        tensors = [self._from_numpy(array) for array in arrays]
         outputs: NDArray[Any] = self._module(Features.from_flat(tensors)).numpy()
         return outputs
+
+
+def shorten(arrays: list[NDArray[Any]], texts: int) -> Iterator[tuple[NDArray[np.intp], list[NDArray[Any]]]]:
+    """Yield the rows of `arrays` in parts with texts of similar length, and which rows these are.
+
+    The last `texts` arrays are tokens, which are cut behind the longest text of each part. A transformer needs memory
+    and time for padding as well."""
+    tokens = arrays[-texts:]
+    lengths = np.max([(array != PADDING).sum(1) for array in tokens], axis=0)
+    order = np.argsort(lengths, kind="stable")
+    for start in range(0, len(order), TEXT_ROWS):
+        chosen = order[start : start + TEXT_ROWS]
+        longest = max(1, int(lengths[chosen].max()))
+        cut = [np.ascontiguousarray(array[chosen, :longest]) for array in tokens]
+        yield chosen, [*(array[chosen] for array in arrays[:-texts]), *cut]
 
 
 class BudgetedModel(Version):
@@ -222,14 +275,15 @@ def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) 
     preprocessing = Preprocessing.from_json(header["preprocessing"])
     architecture = models.parse(header["architecture"])
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
+    inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
     memory_budget = header.get("memory_budget") or 0
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
         module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         checkpoint.load_model(module, checkpoint.from_bytes(weights))
     if not memory_budget:
-        return LoadedModel(preprocessing, module, len(weights) + strings)
+        return LoadedModel(preprocessing, module, len(weights) + inherited + strings)
     assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + strings)
+    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings)
 
 
 class ModelCache:

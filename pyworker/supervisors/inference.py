@@ -139,7 +139,8 @@ class Inference:
             refuse(*DELETED)
             return
         weight_bytes = int(rows[0]["weight_bytes"])
-        size = memory_budget or weight_bytes
+        text = json.loads(rows[0]["preprocessing"]).get("text") or {}  # of a pretrained model
+        size = memory_budget or weight_bytes + int(text.get("weight_bytes", 0))
         if memory_budget > limit:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
             refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")

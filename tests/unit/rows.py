@@ -13,6 +13,7 @@ from pg_tensile.execution.data.columns import ARRAY_TYPES, SCALAR_TYPES, Column
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
 from pg_tensile.execution.data.preprocessing import TokenLimits
+from pg_tensile.execution.data.texts import TextColumns
 
 
 class Prepared(NamedTuple):
@@ -72,10 +73,11 @@ class Rows:
         seed: int = 0,
         task: str | None = None,
         tokens: TokenLimits | None = None,
+        texts: TextColumns | None = None,
         order: Sequence[int] | None = None,
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation)
-        fitted = fit(store, split, task, tokens)
+        fitted = fit(store, split, task, tokens, texts)
         return Prepared(store, fitted, prepare(store, fitted, split, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

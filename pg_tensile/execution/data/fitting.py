@@ -10,8 +10,8 @@ Needs numpy only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from pg_tensile.execution.data.fitters import (
     ArrayFitter,
     CategoryFitter,
     NumberFitter,
+    TextFitter,
     TokenFitter,
     ValueFitter,
     check_labels,
@@ -46,6 +47,7 @@ from pg_tensile.execution.data.preprocessing import (
     TokenLimits,
     standardise,
 )
+from pg_tensile.execution.data.texts import TextColumns
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
@@ -79,7 +81,7 @@ class FittedPreprocessing:
     training_rows: int
     validation_rows: int
     skipped_rows: int
-    tables: tuple[NDArray[np.int64], ...]  # for each category: its codes by sorted dictionary code, then 0 for null
+    tables: tuple[NDArray[Any], ...]  # of CategoryInputs: for each category by sorted dictionary code, then null
     label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
 
     def with_target(self, chunk: Chunk) -> Chunk:
@@ -130,17 +132,30 @@ class Rows(Protocol):
     def blocks(self) -> Iterable[Chunk]: ...
 
 
-def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits | None = None) -> FittedPreprocessing:
+def fit(
+    rows: Rows,
+    split: Split,
+    task: str | None = None,
+    tokens: TokenLimits | None = None,
+    texts: TextColumns | None = None,
+) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
-    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. Raises DataError if there
-    is no target or no training row, if there is only one label or too many, and for columns that cannot be used.
+    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `texts`: the text columns
+    that are tokenised; None means that all are categories. Raises DataError if there is no target or no training row,
+    if there is only one label or too many, and for columns that cannot be used.
     """
     columns = rows.columns
     target = next(column for column in columns if column.target)
     classify = _is_classification(target, task)
-    fitters = [_fitter(column, rows.dictionaries[i] or [], classify, tokens) for i, column in enumerate(columns)]
+    encoded = {} if texts is None else _encode(rows, texts)
+    fitters = [
+        TextFitter(column, *encoded[i])
+        if i in encoded
+        else _fitter(column, rows.dictionaries[i] or [], classify, tokens)
+        for i, column in enumerate(columns)
+    ]
     known_rows = validation_rows = 0
     for block in rows.blocks():
         has_target = _has_target(columns, block)
@@ -158,8 +173,33 @@ def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits |
         for fitter, values in zip(fitters, training.columns, strict=True):
             fitter.observe_again(values)
     preprocessing = _preprocessing(columns, fitters, classify)
+    if texts is not None:
+        preprocessing = replace(preprocessing, text=texts.source)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
-    return FittedPreprocessing(preprocessing, columns, *counts, *_tables(rows, preprocessing))
+    token_tables = {i: table for i, (table, _) in encoded.items()}
+    return FittedPreprocessing(preprocessing, columns, *counts, *_tables(rows, preprocessing, token_tables))
+
+
+def _encode(rows: Rows, texts: TextColumns) -> dict[int, tuple[NDArray[np.int32], int]]:
+    """Return the table of each column that is tokenised, by index, and the vocabulary of its tokens.
+
+    Raises DataError if a column that is named is no text, or if there is no column to tokenise."""
+    features = {column.name: column for column in rows.columns if not column.target}
+    for name in texts.names or ():
+        if name not in features or features[name].type != "text":
+            given = f"of type {features[name].type}" if name in features else "not in the query, or its target"
+            hint = 'Correct the key "text" of the architecture, or select a column of type text.'
+            raise DataError(f'the text column "{name}" is {given}', hint=hint)
+    chosen = [i for i, c in enumerate(rows.columns) if not c.target and c.type == "text" and texts.include(c.name)]
+    if not chosen:
+        hint = "Select a column of type text, or use another architecture."
+        raise DataError("a pretrained model needs a text column, the query has none", hint=hint)
+    encoder = texts.source.encoder()
+    length = texts.source.length
+    return {
+        i: (encoder.encode([*(rows.dictionaries[i] or []), ""], length, padded=False), encoder.vocabulary)
+        for i in chosen
+    }
 
 
 def _is_classification(target: Column, task: str | None) -> bool:
@@ -229,12 +269,17 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
     return tuple(str(kind(value)).removesuffix(".0") for value in values), values
 
 
-def _tables(rows: Rows, preprocessing: Preprocessing) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.int64] | None]:
-    """Return `tables` and `label_codes` of a `FittedPreprocessing`."""
-    text = [(c, rows.dictionaries[i] or []) for i, c in enumerate(rows.columns) if c.type == "text"]
-    strings = [dictionary for column, dictionary in text if not column.target]
-    tables = tuple(np.array([*preprocessing.codes(i, dictionary), 0], np.int64) for i, dictionary in enumerate(strings))
-    target = next((dictionary for column, dictionary in text if column.target), None)
+def _tables(
+    rows: Rows, preprocessing: Preprocessing, tokens: Mapping[int, NDArray[np.int32]]
+) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64] | None]:
+    """Return `tables` and `label_codes` of a `FittedPreprocessing`. `tokens`: tables of text features, by column."""
+    text = [(i, c, rows.dictionaries[i] or []) for i, c in enumerate(rows.columns) if c.type == "text"]
+    features = [(i, dictionary) for i, column, dictionary in text if not column.target]
+    tables = tuple(
+        tokens[i] if i in tokens else preprocessing.table(category, dictionary)
+        for category, (i, dictionary) in enumerate(features)
+    )
+    target = next((dictionary for _, column, dictionary in text if column.target), None)
     if target is None:
         return tables, None
     label_of = {label: number for number, label in enumerate(preprocessing.labels or ())}

@@ -10,6 +10,8 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
     timestamp   the same, plus sine and cosine of the day in the week and in the year, and of the time of day unless
                 all are midnight
     category    code of the string in sorted order from 1; 0 = unknown or null
+    text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
+                empty text, plus an indicator column of nulls if the training rows have any
     array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
                 column of null arrays if the training rows have any
     tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
@@ -30,6 +32,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.texts import TextEncoder, TextSource
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
 # an extreme value at prediction time from becoming infinite in float32.
@@ -108,10 +111,11 @@ def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], D
 class CategoryInput(NamedTuple):
     """Strings of one category: indices `places` [rows] into `table`, −1 = null.
 
-    `table` holds the code of each string and a 0 at its end, which −1 selects."""
+    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the tokens
+    [strings + 1, width] of each string and, at its end, those of the empty text."""
 
     places: NDArray[Any]
-    table: NDArray[np.int64]
+    table: NDArray[Any]
 
 
 class ArraysInput(NamedTuple):
@@ -162,9 +166,10 @@ class Feature:
     mean: float = 0.0
     std: float = 0.0
     hour: bool = False  # timestamps: whether some are not at midnight
-    length: int | None = None  # arrays: elements per row
+    length: int | None = None  # arrays: elements per row; text features: tokens per row
     categories: tuple[str, ...] | None = None
     tokens: tuple[int, ...] | None = None
+    vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if value is not None}
@@ -198,6 +203,7 @@ class Preprocessing:
     labels: tuple[str, ...] | None
     label_values: tuple[float, ...] | None
     features: tuple[Feature, ...]
+    text: TextSource | None = None  # of the text features
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
 
@@ -208,6 +214,7 @@ class Preprocessing:
 
     @cached_property
     def categories(self) -> tuple[Feature, ...]:
+        """Categories and text features, both of which a request gives as strings."""
         return tuple(f for f in self.features if f.kind == Kind.CATEGORY)
 
     @cached_property
@@ -217,12 +224,22 @@ class Preprocessing:
     @cached_property
     def model_inputs(self) -> ModelInputs:
         cycles = sum(_cycle_width(feature) for _, feature in self._timestamps)
-        indicators = len(self._indicated) + sum(f.nulls > 0 for f in self.arrays)
-        cardinalities = tuple(len(f.categories or ()) + 1 for f in self.categories)
-        arrays = (
+        texts = [f for f in self.categories if f.vocabulary]
+        indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
+        cardinalities = tuple(len(f.categories or ()) + 1 for f in self.categories if not f.vocabulary)
+        arrays = [
             ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
-        )
+        ]
+        arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
         return ModelInputs(len(self.numbers) + cycles + indicators, cardinalities, tuple(arrays))
+
+    @cached_property
+    def encoder(self) -> TextEncoder:
+        """Encoder of the text features.
+
+        Raises ArchitectureError if the folder of its tokenizer is missing or is another one than in training."""
+        assert self.text is not None
+        return self.text.encoder()
 
     @cached_property
     def _means(self) -> NDArray[np.float64]:
@@ -267,6 +284,16 @@ class Preprocessing:
         get = self._codes[category].get
         return [get(text, 0) for text in strings]
 
+    def table(self, category: int, strings: Sequence[str], padded: bool = True) -> NDArray[Any]:
+        """Return the table of a CategoryInput for the category or text feature with that index.
+
+        `padded`: tokens have the feature's whole length, as the graph of a captured model needs it; otherwise only the
+        length of the longest text, which gives the same outputs but for rounding. Raises ArchitectureError."""
+        feature = self.categories[category]
+        if not feature.vocabulary:
+            return np.array([*self.codes(category, strings), 0], np.int64)
+        return self.encoder.encode([*strings, ""], feature.length or 1, padded)
+
     def apply(self, inputs: Inputs) -> Features:
         """Return the features [rows, …] of raw values. Raises DataError if an array has the wrong length."""
         numeric = np.empty((inputs.rows, self.model_inputs.numeric), np.float32)
@@ -285,10 +312,18 @@ class Preprocessing:
             if feature.nulls:
                 numeric[:, count] = array.lengths < 0
                 count += 1
-        categories = np.empty((inputs.rows, len(inputs.categories)), np.int64)
-        for column, category in enumerate(inputs.categories):
-            categories[:, column] = category.table[category.places]
-        arrays = (_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True))
+        categories = np.empty((inputs.rows, len(self.model_inputs.cardinalities)), np.int64)
+        arrays = [_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True)]
+        column = 0
+        for feature, category in zip(self.categories, inputs.categories, strict=True):
+            if not feature.vocabulary:
+                categories[:, column] = category.table[category.places]
+                column += 1
+                continue
+            arrays.append(category.table[category.places].astype(np.int64))
+            if feature.nulls:
+                numeric[:, count] = category.places < 0
+                count += 1
         return Features(numeric, categories, tuple(arrays))
 
     def to_json(self) -> dict[str, Any]:
@@ -299,7 +334,7 @@ class Preprocessing:
             "labels": self.labels,
             "label_values": self.label_values,
             "features": [feature.to_json() for feature in self.features],
-        }
+        } | ({} if self.text is None else {"text": self.text._asdict()})
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Preprocessing:
@@ -309,6 +344,7 @@ class Preprocessing:
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),
+            None if value.get("text") is None else TextSource(**value["text"]),
         )
 
 
