@@ -61,6 +61,8 @@ class FrameType(IntEnum):
     LOAD = 22
     MODEL = 23
     VERSION = 24
+    EMBED = 27
+    EMBEDDING = 28
     SCHEDULE = 30
     SCHEDULED = 31
     SEARCH = 32

@@ -70,8 +70,10 @@ SETTINGS = """
 ARGUMENTS = {
     "architecture": "object with the `type` and its keys: [architectures](#architectures)",
     "batch_size": "rows per step, 1 to 10000000; 0: [chosen automatically](training.md#the-batch-size)",
+    "content": "text, of which the first 65,536 characters count",
     "description": "description of the model, for readers",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
+    "embedding": "vector of the text; null if it is null",
     "epochs": "passes over the training rows, 1 to 1000000",
     "features": "row, object, or array of numbers in the order of the training query",
     "grantee": "role, or `public`",

@@ -11,6 +11,9 @@
  * In parallel mode no new snapshot can be taken.  A model that is read then
  * belongs to the calling query and is not kept.
  *
+ * Reading, keeping and checking stay in one file, because they share the
+ * structure of a model and its memory.
+ *
  * Memory: each model has a context of its own; those of models that are kept
  * are children of the cache's context.
  *
@@ -46,10 +49,10 @@ static List *cached_models = NIL;	/* of PredictModel */
 static uint64 cached_generation;
 
 #define NO_MODEL 0
-#define NO_VERSION (-1)
 
 #define MODEL_QUERY \
-	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
+	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
+	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained' " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
 	"ON v.model = m.id AND v.version = m.deployed_version AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
@@ -141,6 +144,9 @@ read_features(PredictModel *model, JsonbContainer *list)
 
 		set->names[i] = string_of(required_key(object, "name", jbvString), model->context);
 		feature->kind = kind_of(required_key(object, "kind", jbvString));
+		feature->is_text = getKeyJsonValueFromContainer(object, "vocabulary", strlen("vocabulary"),
+														NULL) != NULL;
+		set->has_texts = set->has_texts || feature->is_text;
 		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
 			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;
 	}
@@ -242,8 +248,9 @@ read_model(PredictModel *model)
 	else
 		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	model->id = id = DatumGetInt64(spi_value(table, 0, 6, NULL));
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
+	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
 
 	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
@@ -295,8 +302,9 @@ read_model_as_owner(PredictModel *model)
 	AtEOXact_GUC(true, nest_level);
 }
 
-PredictModel *
-predict_model_load(const char *name, MemoryContext parent)
+/* The model, which may have no version. */
+static PredictModel *
+load_model(const char *name, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
 	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
@@ -305,13 +313,25 @@ predict_model_load(const char *name, MemoryContext parent)
 	model->name = MemoryContextStrdup(context, name);
 	read_model_as_owner(model);
 	predict_model_check_privilege(model);
+	return model;
+}
+
+static PredictModel *
+with_version(PredictModel *model)
+{
 	if (model->version == NO_VERSION)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("model \"%s\" has no version to predict with", name),
+				 errmsg("model \"%s\" has no version to predict with", model->name),
 				 errhint("Train it with train_model and wait for the job, "
 						 "or choose a version with deploy_model.")));
 	return model;
+}
+
+PredictModel *
+predict_model_load(const char *name, MemoryContext parent)
+{
+	return with_version(load_model(name, parent));
 }
 
 /* ---- the cache ---- */
@@ -344,7 +364,7 @@ forget_models(uint64 generation)
 }
 
 PredictModel *
-predict_model_get(const char *name, MemoryContext call_context)
+predict_model_find(const char *name, MemoryContext call_context)
 {
 	uint64		generation = tensile_models_generation();
 	PredictModel *model;
@@ -359,7 +379,7 @@ predict_model_get(const char *name, MemoryContext call_context)
 		predict_model_check_privilege(model);
 		return model;
 	}
-	model = predict_model_load(name, call_context);
+	model = load_model(name, call_context);
 	if (!IsInParallelMode())
 	{
 		MemoryContextSetParent(model->context, cache_context);
@@ -368,6 +388,12 @@ predict_model_get(const char *name, MemoryContext call_context)
 		MemoryContextSwitchTo(old);
 	}
 	return model;
+}
+
+PredictModel *
+predict_model_get(const char *name, MemoryContext call_context)
+{
+	return with_version(predict_model_find(name, call_context));
 }
 
 void

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.preprocessing import (
-    PADDING,
-    ArraysInput,
-    CategoryInput,
-    Features,
-    Inputs,
-    Preprocessing,
-    Task,
-)
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
+from pyworker.children.embedding import BaseModel, Embedder, shorten
+from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
 
 if TYPE_CHECKING:
@@ -31,21 +24,17 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
 
 FEW_ROWS = 16
-TEXT_ROWS = 32  # of texts that a transformer reads at once
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
 
 class Key(NamedTuple):
-    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece)."""
+    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
+
+    A negative number is that of a model, minus its id, as its folder has it: without a version.
+    """
 
     version: int
     memory_budget: int = 0
-
-
-class Malformed(Exception):
-    """A request does not fit the model's features."""
-
-    hint = "The server's library and the predictor disagree; run make install and restart the server."
 
 
 class Answer(NamedTuple):
@@ -73,9 +62,8 @@ class Version:
         self._numbers = len(preprocessing.numbers)
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
+        self._embedder: Embedder | None = None
         self._padded = True  # texts have as many tokens as in training
-        if preprocessing.text is not None:
-            _ = preprocessing.encoder  # raises if its folder is another one
         values = preprocessing.label_values
         self._label_values = np.array(values, np.float64) if values is not None else None
 
@@ -88,6 +76,12 @@ class Version:
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
         raise NotImplementedError
+
+    def embed(self, frame: Frame) -> tuple[Any, ...]:
+        """Return the buffers of the answer to an EMBED frame. Raises Malformed unless the model reads texts."""
+        if self._embedder is None:
+            raise Malformed("a request for embeddings is about a model that reads no texts")
+        return self._embedder.embed(frame)
 
     def close(self) -> None:
         """Release resources that are not memory."""
@@ -187,6 +181,9 @@ class LoadedModel(Version):
         self._padded = False
         self._module = module.eval()
         self._few_rows = few_rows(module)
+        if preprocessing.text is not None:
+            transformer: Any = module.texts
+            self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
         self._texts = sum(feature.vocabulary is not None for feature in preprocessing.categories)
         self._from_numpy = torch.from_numpy
 
@@ -205,21 +202,6 @@ class LoadedModel(Version):
         tensors = [self._from_numpy(array) for array in arrays]
         outputs: NDArray[Any] = self._module(Features.from_flat(tensors)).numpy()
         return outputs
-
-
-def shorten(arrays: list[NDArray[Any]], texts: int) -> Iterator[tuple[NDArray[np.intp], list[NDArray[Any]]]]:
-    """Yield the rows of `arrays` in parts with texts of similar length, and which rows these are.
-
-    The last `texts` arrays are tokens, which are cut behind the longest text of each part. A transformer needs memory
-    and time for padding as well."""
-    tokens = arrays[-texts:]
-    lengths = np.max([(array != PADDING).sum(1) for array in tokens], axis=0)
-    order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), TEXT_ROWS):
-        chosen = order[start : start + TEXT_ROWS]
-        longest = max(1, int(lengths[chosen].max()))
-        cut = [np.ascontiguousarray(array[chosen, :longest]) for array in tokens]
-        yield chosen, [*(array[chosen] for array in arrays[:-texts]), *cut]
 
 
 class BudgetedModel(Version):
@@ -262,17 +244,21 @@ class BudgetedModel(Version):
         self._device.close()
 
 
-def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
-    """Load the version that a MODEL frame's header describes.
+def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Model:
+    """Load the version that a MODEL frame's header describes, or the model without a version.
 
     `profile` is the device's, and required with a memory budget. Raises TensileError.
     """
+    if header["preprocessing"] is None:
+        return BaseModel(header["architecture"])
     import torch
 
     from pg_tensile.execution import models
     from pg_tensile.execution.training import checkpoint
 
     preprocessing = Preprocessing.from_json(header["preprocessing"])
+    if preprocessing.text is not None:
+        _ = preprocessing.encoder  # raises if its folder is missing or another one
     architecture = models.parse(header["architecture"])
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
     inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
@@ -286,16 +272,19 @@ def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) 
     return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings)
 
 
+Model = Version | BaseModel
+
+
 class ModelCache:
     """Loaded models, the least recently used first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._models: OrderedDict[Key, Version] = OrderedDict()
+        self._models: OrderedDict[Key, Model] = OrderedDict()
         self.nbytes = 0  # of device memory
         self._host_bytes = 0
 
-    def get(self, key: Key) -> Version | None:
+    def get(self, key: Key) -> Model | None:
         model = self._models.get(key)
         if model is not None:
             self._models.move_to_end(key)
@@ -314,7 +303,7 @@ class ModelCache:
             for key, model in self._models.items()
         ]
 
-    def add(self, key: Key, model: Version) -> None:
+    def add(self, key: Key, model: Model) -> None:
         """Keep the model, dropping others to make room for it."""
         self._models[key] = model
         self.nbytes += model.nbytes

@@ -43,7 +43,7 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows
     TO tensile_user;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
@@ -55,7 +55,7 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows
     FROM PUBLIC;
 
 -- Wake the launcher when this transaction commits.

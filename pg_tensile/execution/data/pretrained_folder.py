@@ -28,6 +28,7 @@ MODULES, POOLING = "modules.json", "1_Pooling/config.json"  # of sentence-transf
 OPTIONAL = (TOKENIZER_CONFIG, INDEX, MODULES, POOLING)
 MAX_JSON = 64 << 20  # bytes of a JSON file
 _COMPONENT = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]*")
+_READABLE = "Let the server's operating-system user read it: chmod -R a+rX."
 _NO_CODE = "Only models that the library transformers has itself can be used; their files contain no code."
 
 
@@ -47,6 +48,8 @@ class PretrainedFolder:
         return folder
 
     def _check(self) -> None:
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise ArchitectureError(f'the folder "{self.name}" cannot be read', hint=_READABLE)
         if not (self._has(CONFIG) and self._has(TOKENIZER)):
             missing = TOKENIZER if self._has(CONFIG) else CONFIG
             hint = "Save model and tokenizer with save_pretrained(); only fast tokenizers have a tokenizer.json."
@@ -114,10 +117,12 @@ class PretrainedFolder:
         path = _real(self.path / name)
         if path is None or not path.is_file() or _root() not in path.parents:
             raise ArchitectureError(f'the folder "{self.name}" has no file {name}', hint="Copy the whole folder again.")
+        if not os.access(path, os.R_OK):
+            raise ArchitectureError(f'{name} of the folder "{self.name}" cannot be read', hint=_READABLE)
         return path
 
     def _has(self, name: str) -> bool:
-        return (self.path / name).exists() and bool(self.file(name))
+        return os.path.exists(self.path / name) and bool(self.file(name))
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.file(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,14 @@ class PretrainedArchitecture:
 
     def build(self, inputs: ModelInputs, outputs: int) -> nn.Module:
         return Pretrained(self, PretrainedFolder.open(self.path), inputs, outputs)
+
+    def untrained(self) -> tuple[Texts, TextEncoder, int]:
+        """Return the transformer as the folder has it, its tokenizer, and the most tokens of a text.
+
+        Raises ArchitectureError."""
+        folder = PretrainedFolder.open(self.path)
+        length = self.text_source(folder).length
+        return Texts(replace(self, tune="head"), folder).eval(), TextEncoder(folder), length
 
     def text_columns(self) -> TextColumns:
         """Return the columns to tokenise. Raises ArchitectureError if the folder cannot be used."""
