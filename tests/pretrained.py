@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -25,22 +26,32 @@ def minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def save_bert(folder: Path, **changes: int) -> Path:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **(sizes | changes))
+def save_bert(folder: Path) -> Path:
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **sizes)
     return _save(folder, config, special=True)
 
 
 def save_mpnet(folder: Path) -> Path:
     """Save a model that makes its masks in the way of older versions of transformers."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     config = MPNetConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **sizes)
     return _save(folder, config, special=True)
 
 
 def save_gpt2(folder: Path) -> Path:
     """Save a decoder, whose tokenizer adds no special tokens."""
-    tokens = {"bos_token_id": 3, "eos_token_id": 3}
+    tokens: dict[str, Any] = {"bos_token_id": 3, "eos_token_id": 3}
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=2, **tokens)
     return _save(folder, config, special=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.errors import CaptureError
+from pg_tensile.errors import CaptureError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,9 @@ def job_settings(spec: dict[str, Any]) -> Settings:
 
     options = spec["options"]
     check_options(options)
+    if spec["batch_size"] == 0 and options.get("accumulate", 1) > 1:
+        hint = "Give a batch_size, or leave accumulate out: the batch size is chosen so that whole batches fit."
+        raise OptionError("a job that chooses its batch size cannot accumulate", hint=hint)
     stopping = options.get("early_stopping")
     return Settings(
         epochs=spec["epochs"],
@@ -56,6 +59,8 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         early_stopping=None if stopping is None else EarlyStopping(**stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
+        precision=options.get("precision", "float32"),
+        accumulate=int(options.get("accumulate", 1)),
     )
 
 

@@ -269,14 +269,15 @@ def _add_adapters(base: Any, architecture: PretrainedArchitecture, folder: Pretr
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     from transformers.pytorch_utils import Conv1D
 
-    targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(folder.config["model_type"])
+    targets: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(folder.config["model_type"])
     linear = [name for name, module in base.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     if targets is None:
         targets = linear
     transposed = any(isinstance(module, Conv1D) for module in base.modules())
+    alpha: Any = architecture.lora_alpha  # peft only divides it by the rank
     config = LoraConfig(
         r=architecture.lora_rank,
-        lora_alpha=architecture.lora_alpha,
+        lora_alpha=alpha,
         lora_dropout=architecture.dropout,
         target_modules=targets,
         fan_in_fan_out=transposed,

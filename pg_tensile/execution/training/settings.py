@@ -30,7 +30,9 @@ class Settings:
 
     `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
     (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays. `precision`
+    of forward and backward: float32, or bfloat16 by autocast. `accumulate`: the most parts of a batch for one update.
+    """
 
     epochs: int
     batch_size: int
@@ -44,6 +46,8 @@ class Settings:
     checkpoint_interval_s: float = 60.0
     lead: tuple[int, ...] = ()
     compression: str = "none"
+    precision: str = "float32"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:

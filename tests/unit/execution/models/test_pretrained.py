@@ -201,6 +201,14 @@ def test_training_within_half_of_the_memory_gives_the_same_bits(name: str, tune:
     assert_same(job, steps)
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_transformer_trains_in_bfloat16_and_in_parts(name: str) -> None:
+    prepared, architecture = prepare(reviews(40), name, tune="lora", text=["body"])
+    job = case(prepared, architecture, batch_size=8, epochs=1, precision="bfloat16", accumulate=2)
+    steps, _ = at_half(job)
+    assert_same(job, steps)
+
+
 @pytest.mark.parametrize("tune", ["head", "lora"])
 def test_minilm_learns_sentiment(tune: str) -> None:
     prepared, architecture = prepare(reviews(80), "minilm", tune=tune, text=["body"])
