@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from pg_tensile.execution.data.preprocessing import Preprocessing
 from tests.conftest import sweep
 from tests.pretrained import minilm, save_bert, save_gpt2
 from tests.server.support import Connection, finish, register, submit, value
@@ -87,6 +88,12 @@ def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection)
     arguments = {"epochs": 8, "batch_size": 16, "learning_rate": 1e-2, "policy": "none"}
     finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))
     assert accuracy(conn) > 0.9
+    preprocessing, sizes = conn.execute(
+        "SELECT preprocessing, tensile._model_inputs(preprocessing) FROM tensile.model_versions"
+    ).fetchone() or ({}, {})
+    inputs = Preprocessing.from_json({key: part for key, part in preprocessing.items() if key != "rows"}).model_inputs
+    calibrated = (sizes["numeric"], tuple(sizes["cardinalities"]), tuple(map(tuple, sizes["arrays"])))
+    assert calibrated == tuple(inputs) and inputs.numeric == 2 and len(inputs.arrays) == 2
     long, short = ("it was a film nice " * 20_000, "it was a film nice " * 20)
     predict = "SELECT predict('m', jsonb_build_object('body', %s::text, 'shop', NULL, 'stars', 0))"
     assert value(conn, predict, long) == pytest.approx(value(conn, predict, short))

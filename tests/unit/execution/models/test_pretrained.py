@@ -19,6 +19,7 @@ from pg_tensile.errors import ArchitectureError, CheckpointError, DataError, Ten
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs, Preprocessing
 from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
+from pg_tensile.execution.data.texts import TextSource
 from pg_tensile.execution.models.pretrained import Pretrained
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training.graphs import capture_graphs
@@ -54,6 +55,12 @@ def build(name: str, inputs: ModelInputs = ONE_TEXT, outputs: int = 1, **keys: A
     return model
 
 
+def source_of(name: str, **keys: Any) -> TextSource:
+    columns = models.text_columns(models.parse({"type": "pretrained", "path": name, **keys}))
+    assert columns is not None
+    return columns.source
+
+
 def prepare(rows: Rows, name: str, **keys: Any) -> tuple[Prepared, dict[str, Any]]:
     architecture = {"type": "pretrained", "path": name, **keys}
     return rows.prepare(texts=models.text_columns(models.parse(architecture))), architecture
@@ -82,7 +89,7 @@ def reviews(count: int = 60) -> Rows:
 @pytest.mark.parametrize("length", [8, 128])
 def test_tokens_are_those_of_transformers(folders: Path, length: int) -> None:
     texts = ["Hello, World!", "", "naïve Straße 東京 🙂", "a" * 300, "word " * 400, "[SEP] [PAD] [CLS]"]
-    source = models.text_columns(models.parse({"type": "pretrained", "path": "minilm", "length": length})).source
+    source = source_of("minilm", length=length)
     expected = AutoTokenizer.from_pretrained(folders / "real", local_files_only=True)(
         texts, truncation=True, max_length=length
     )["input_ids"]
@@ -214,7 +221,8 @@ def test_minilm_learns_sentiment(tune: str) -> None:
     prepared, architecture = prepare(reviews(80), "minilm", tune=tune, text=["body"])
     job = case(prepared, architecture, batch_size=16, epochs=6, learning_rate=1e-2, early_stopping=None)
     steps = job.eager()
-    assert job.run(steps).epochs[-2].metrics.accuracy > 0.8
+    accuracy = job.run(steps).epochs[-2].metrics.accuracy
+    assert accuracy is not None and accuracy > 0.8
 
 
 @pytest.mark.long
@@ -250,7 +258,7 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 
 def test_a_folder_that_changes_is_noticed(broken: Path) -> None:
-    source = models.text_columns(models.parse({"type": "pretrained", "path": "bert"})).source
+    source = source_of("bert")
     source.encoder()
     weights = load_file(broken / "model.safetensors")
     weights["embeddings.LayerNorm.bias"] += 1
@@ -303,8 +311,7 @@ def test_a_damaged_tokenizer_is_refused(broken: Path) -> None:
 
 
 def test_a_length_beyond_the_positions_is_the_positions() -> None:
-    columns = models.text_columns(models.parse({"type": "pretrained", "path": "bert", "length": 1000}))
-    assert columns is not None and columns.source.length == 64
+    assert source_of("bert", length=1000).length == 64
 
 
 def test_a_model_that_peft_does_not_know_has_adapters_in_all_linear_layers() -> None:

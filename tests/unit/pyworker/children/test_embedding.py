@@ -41,7 +41,7 @@ def request(bodies: list[str | None]) -> Frame:
     """Return a PREDICT frame with these texts, and with two kinds of shops of which one is unknown."""
     texts, shops = sorted({body for body in bodies if body is not None}), ["a", "never seen"]
     codes = [[-1 if body is None else texts.index(body) for body in bodies], [row % 2 for row in range(len(bodies))]]
-    buffers = [np.zeros((1, len(bodies))), np.array(codes, np.int32)]
+    buffers: list[np.ndarray] = [np.zeros((1, len(bodies))), np.array(codes, np.int32)]
     header = {"rows": len(bodies), "dict": [texts, shops]}
     return Frame(FrameType.PREDICT, 1, 0, header, [memoryview(buffer.tobytes()) for buffer in buffers])
 
