@@ -89,6 +89,8 @@ class Executor:
         """Train, from the rows to the weights."""
         channel = self._channel
         profile = channel.background.submit(self._measure_device)
+        if self._spec["architecture"]["type"] == "pretrained":
+            channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")

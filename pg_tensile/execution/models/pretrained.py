@@ -12,7 +12,6 @@ tokens are padding. transformers and peft are imported when a model is built.
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +26,6 @@ from pg_tensile.execution.data.texts import TextColumns, TextEncoder, TextSource
 from pg_tensile.execution.models.layers import JoinedFeatures, dense
 
 MOST_POSITIONS = 1 << 20  # larger limits of tokenizers mean that there is none
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,6 @@ def _allow_inherited(module: Any, keys: Any) -> None:
 
 def _load(folder: PretrainedFolder) -> Any:
     """Return the transformer with its weights in float32, without a head. Raises ArchitectureError."""
-    os.environ.update(OFFLINE)
     import transformers
     from safetensors import SafetensorError
 

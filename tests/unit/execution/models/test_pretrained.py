@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pg_tensile.execution.training.graphs import capture_graphs
 from pg_tensile.planning.plan.memory import footprint
 from tests.pretrained import VOCABULARY, WORDS, minilm, save_bert, save_gpt2, save_mpnet
 from tests.unit.execution.training.test_steps import Case, assert_same, case, plan_within
+from tests.unit.execution.training.test_training import Recorder, weights
 from tests.unit.rows import Prepared, Rows
 
 RNG = np.random.default_rng(0)
@@ -185,6 +187,17 @@ def test_what_is_not_trained_has_no_dropout() -> None:
     assert not torch.equal(model.texts(tokens), model.texts(tokens))
 
 
+def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **_: Any) -> None:
+        raise AssertionError(f"a connection to {arguments}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for tune in ("head", "lora", "full"):
+        build("bert", tune=tune)
+    source_of("minilm").encoder().encode(["x"], 8)
+
+
 # ---- training ----
 
 
@@ -206,6 +219,22 @@ def test_training_within_half_of_the_memory_gives_the_same_bits(name: str, tune:
     steps, part = at_half(job)
     assert part <= 0.51 or tune == "head", part  # a frozen model takes little more than its weights
     assert_same(job, steps)
+
+
+@pytest.mark.parametrize("tune", ["lora", "full"])
+def test_a_run_is_resumed_from_a_checkpoint_of_what_is_trained(tune: str) -> None:
+    prepared, architecture = prepare(reviews(40), "bert", tune=tune, text=["body"])
+    job = case(prepared, architecture, batch_size=16, epochs=2)
+    expected = job.eager()
+    metrics = job.run(expected).without_seconds()
+    interrupted = job.run(job.planned(0.3), recorder=Recorder(3))
+    data, _ = interrupted.checkpoints[-1]
+    frozen = sum(parameter.nbytes for parameter in expected.model.parameters() if not parameter.requires_grad)
+    assert tune == "full" or len(data) < frozen
+    steps = job.planned(0.3)
+    resumed = job.run(steps, interrupted.checkpoints[-1])
+    assert weights(steps.model) == weights(expected.model)
+    assert interrupted.without_seconds() + resumed.without_seconds() == metrics
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
