@@ -152,14 +152,11 @@ pretrained_model(const char *name, MemoryContext context)
 	return model;
 }
 
-/*
- * The number by which the predictor knows a model: its version or, without one,
- * minus its id.
- */
+/* The number by which the predictor knows a model. */
 static int64
 model_number(const PredictModel *model)
 {
-	return model->version == NO_VERSION ? -model->id : model->version;
+	return model->version == NO_VERSION ? model->base : model->version;
 }
 
 /* ---- embed ---- */

@@ -52,7 +52,8 @@ static uint64 cached_generation;
 
 #define MODEL_QUERY \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
-	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained' " \
+	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
+	"tensile._base_number(m.id, m.architecture) " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
 	"ON v.model = m.id AND v.version = m.deployed_version AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
@@ -248,9 +249,10 @@ read_model(PredictModel *model)
 	else
 		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	model->id = id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
 	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
+	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
 
 	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));

@@ -28,7 +28,7 @@ typedef struct ModelRole
 typedef struct PredictModel
 {
 	const char *name;
-	int64		id;				/* models.id */
+	int64		base;			/* the predictor's number of it without a version */
 	int64		version;		/* model_versions.id, or NO_VERSION */
 	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
 	ModelRole	owner;

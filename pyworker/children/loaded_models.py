@@ -30,7 +30,7 @@ MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT f
 class Key(NamedTuple):
     """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
 
-    A negative number is that of a model, minus its id, as its folder has it: without a version.
+    A negative number (tensile._base_number) is that of a model as its folder has it, without a version.
     """
 
     version: int

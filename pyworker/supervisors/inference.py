@@ -41,7 +41,11 @@ VERSION_QUERY = (
     "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
     " WHERE id = $1 AND weight_bytes IS NOT NULL"
 )
-BASE_QUERY = "SELECT architecture, 'null' AS preprocessing, 0 AS weight_bytes FROM tensile.models WHERE id = $1"
+BASE_QUERY = (
+    "SELECT architecture, 'null' AS preprocessing, 0 AS weight_bytes FROM tensile.models"
+    " WHERE tensile._base_number(id, architecture) = $1"
+)
+NOT_COMMITTED = ("55000", "this model is registered by a transaction that goes on", "Commit it, then embed texts.")
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
@@ -127,7 +131,7 @@ class Inference:
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
         try:
-            rows = server.rows(VERSION_QUERY if version > 0 else BASE_QUERY, ["int8"], abs(version))
+            rows = server.rows(VERSION_QUERY if version > 0 else BASE_QUERY, ["int8"], version)
             profile = self._profile() if memory_budget else None
             limit = self._device_limit() if memory_budget else 0
             server.commit()
@@ -136,7 +140,7 @@ class Inference:
             refuse(*_unreadable_model(error))
             return
         if not rows:
-            refuse(*DELETED)
+            refuse(*(DELETED if version > 0 else NOT_COMMITTED))
             return
         weight_bytes = int(rows[0]["weight_bytes"])
         header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
@@ -237,11 +241,13 @@ class Inference:
             return int((header["preprocessing"].get("text") or {}).get("weight_bytes", 0))
         setting = self._server.setting("pg_tensile.model_path")
         self._server.commit()
-        root = Path(setting or "/nonexistent").resolve()
-        folder = (root / str(header["architecture"].get("path"))).resolve()
-        if root not in folder.parents:
-            return 0  # the predictor refuses it
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+        try:
+            root = Path(setting or "/nonexistent").resolve(strict=True)
+            folder = (root / str(header["architecture"].get("path"))).resolve(strict=True)
+            files = folder.glob("*.safetensors") if root in folder.parents else ()
+            return sum(path.stat().st_size for path in files if path.is_file())
+        except (OSError, RuntimeError, ValueError):
+            return 0  # the predictor says what is wrong
 
     def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str) -> None:
         error = {"sqlstate": sqlstate, "message": message, "hint": hint}

@@ -7,7 +7,7 @@
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tensile._version(), tensile._owned(oid, name),
+    tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_wait(int, int, bool),

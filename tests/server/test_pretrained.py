@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from sentence_transformers import SentenceTransformer
 
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from tests.conftest import sweep
 from tests.pretrained import minilm, save_bert, save_gpt2
-from tests.server.support import Connection, finish, register, submit, value
+from tests.server.support import Connection, Wait, finish, register, submit, value
 
 BERT = {"type": "pretrained", "path": "bert"}
 QUERY = "SELECT body, shop, stars, liked FROM reviews"
@@ -156,6 +157,23 @@ def test_the_deployed_version_embeds_once_there_is_one(conn: Connection) -> None
     finish(conn, submit(conn, "m", query=QUERY, target="liked", batch_size=16, learning_rate=1e-2))
     after = value(conn, "SELECT embed('m', 'it was good')")
     assert len(before) == len(after) == 32 and not np.allclose(before, after)
+
+
+def test_a_model_that_is_replaced_embeds_as_its_new_architecture(conn: Connection, wait_until: Wait) -> None:
+    register(conn, "m", BERT)
+    bert = value(conn, "SELECT embed('m', 'it was good')")
+    shown = "SELECT version IS NULL AND device_bytes > 40000 FROM tensile.loaded_models WHERE model = 'm'"
+    wait_until(lambda: value(conn, shown), what="the predictor reports the model")
+    replace = "SELECT register_model('m', %s, replace => true)"
+    with conn.transaction():
+        conn.execute(replace, (Jsonb(BERT | {"path": "gpt2"}),))
+        error = psycopg.errors.ObjectNotInPrerequisiteState
+        with pytest.raises(error, match="a transaction that goes on"), conn.transaction():
+            conn.execute("SELECT embed('m', 'it was good')")
+    gpt2 = value(conn, "SELECT embed('m', 'it was good')")
+    assert not np.allclose(bert, gpt2)
+    conn.execute(replace, (Jsonb(BERT),))
+    assert value(conn, "SELECT embed('m', 'it was good')") == bert
 
 
 def test_what_cannot_be_embedded_is_an_error(conn: Connection) -> None:
