@@ -91,7 +91,7 @@ class Watch:
 def arguments(seed: int) -> str:
     return (
         f"'SELECT label, image FROM images', 'label', epochs => {EPOCHS}, batch_size => {BATCH_SIZE}, seed => {seed},"
-        """ validation => 0, options => '{"task": "classification"}'"""
+        """ validation => 0, options => '{"task": "classification", "keep": "last"}'"""
     )
 
 

@@ -95,7 +95,8 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
     The speed is in rows per second over EPOCHS epochs after the first.
     """
     row = conn.execute(
-        "SELECT train_model('bench', %s, 'late', epochs => %s, batch_size => %s, validation => 0)",
+        "SELECT train_model('bench', %s, 'late', epochs => %s, batch_size => %s, learning_rate => 0.001,"
+        """ validation => 0, options => '{"keep": "last"}')""",
         (QUERY, EPOCHS + 1, BATCH_SIZE),
     ).fetchone()
     assert row is not None

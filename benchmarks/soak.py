@@ -229,7 +229,8 @@ def short_jobs(conn: Connection, count: int, console: Console) -> None:
 def checkpoints(conn: Connection, minutes: float) -> int:
     """Run one job with a checkpoint every second for `minutes`, and return the number of checkpoints."""
     row = conn.execute(
-        """SELECT train_model('large', %s, 'y', epochs => %s, options => '{"checkpoint_interval": 1}')""",
+        "SELECT train_model('large', %s, 'y', epochs => %s,"
+        """ options => '{"checkpoint_interval": 1, "keep": "last"}')""",
         (MANY_ROWS, FOREVER),
     ).fetchone()
     time.sleep(60 * minutes)

@@ -52,7 +52,7 @@ class FrameType(IntEnum):
     DONE = 13
     ERROR = 14
     REFUSE = 15
-    EXPLANATION = 16
+    RESULT = 16
     SPARSITY = 17
     CHOICE = 18
     SAVED = 19
@@ -61,6 +61,7 @@ class FrameType(IntEnum):
     LOAD = 22
     MODEL = 23
     VERSION = 24
+    SETTINGS = 25
     EMBED = 27
     EMBEDDING = 28
     SCHEDULE = 30

@@ -64,7 +64,8 @@ ERRORS = {
         "Give each column its own name with `AS`.",
     ),
     "42703": (
-        "The target is not a column of the query, or a feature is missing in the row to predict for.",
+        "The target, or the argument `by`, is not a column of the query, or a feature is missing in the row to predict"
+        " for.",
         "The hint has the nearest name, or all names.",
     ),
     "42704": (
@@ -81,8 +82,8 @@ ERRORS = {
         "Register one with the architecture `pretrained`.",
     ),
     "53000": (
-        "No background worker is free for the predictor, no job slot for `explain_training`, or a session has too many"
-        " open files.",
+        "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model` or"
+        " `feature_importance`, or a session has too many open files.",
         "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
     ),
     "53100": (

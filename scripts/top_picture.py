@@ -50,7 +50,7 @@ def picture(folder: Path) -> str:
             conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(MODEL)))
             conn.execute(
                 "SELECT train_model(%s, 'SELECT label, pixels FROM images', 'label', epochs => 60, batch_size => 256,"
-                """ options => '{"task": "classification"}')""",
+                """ options => '{"task": "classification", "keep": "last"}')""",
                 (name,),
             )
         reader, history = Reader(connect(cluster.dsn())), History()

@@ -8,9 +8,10 @@ The two full scripts are split into statements and compared. Functions that are 
 views that are changed, or whose functions or views change, are dropped and created again; functions and views that no
 longer exist are dropped; comments follow, and all grants and DO blocks are repeated, except statements whose comment
 begins with "A fresh installation only:". EXECUTE on a new function outside of schema tensile is revoked from PUBLIC,
-unless the full script grants it. Changes of tables, and of the data in them, cannot be derived: they are written by
-hand, may drop functions and views as well, and stand between what is dropped and what is created. The test in
-tests/server/test_upgrade.py compares the catalogue of an upgraded database with that of a new one.
+unless the full script grants it; one whose signature has changed keeps the rights that roles had on it. Changes of
+tables, and of the data in them, cannot be derived: they are written by hand, may drop functions and views as well, and
+stand between what is dropped and what is created. The test in tests/server/test_upgrade.py compares the catalogue of an
+upgraded database with that of a new one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,31 @@ DROPPED = re.compile(rf"DROP (?:FUNCTION|PROCEDURE|VIEW) (?:IF EXISTS )?{NAME}",
 COMMENT = re.compile(rf"COMMENT ON (?P<kind>\w+) {NAME}(?P<rest>[^']*?)\s+IS\s", re.I)
 REPEATED = re.compile(r"(GRANT|REVOKE|DO)\b", re.I)
 FRESH_ONLY = "-- A fresh installation only:"  # begins the comment of a statement that an upgrade leaves out
+# Rights on functions outside of schema tensile, around the statements that drop them and create others of their names
+SAVE_RIGHTS = """CREATE TEMPORARY TABLE pg_temp.pg_tensile_rights AS
+    SELECT DISTINCT p.proname, a.grantee, a.is_grantable
+    FROM pg_catalog.pg_proc p
+         CROSS JOIN LATERAL pg_catalog.aclexplode(
+             coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) a
+    WHERE p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace
+      AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[{names}]) AND a.grantee OPERATOR(pg_catalog.<>) p.proowner;"""
+RESTORE_RIGHTS = """DO $$
+DECLARE
+    command pg_catalog.text;
+BEGIN
+    FOR command IN
+        SELECT pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s%s', p.oid::pg_catalog.regprocedure,
+                                 CASE WHEN r.rolname IS NULL THEN 'PUBLIC' ELSE pg_catalog.quote_ident(r.rolname) END,
+                                 CASE WHEN s.is_grantable THEN ' WITH GRANT OPTION' END)
+        FROM pg_temp.pg_tensile_rights s
+             JOIN pg_catalog.pg_proc p ON p.proname OPERATOR(pg_catalog.=) s.proname
+                 AND p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace
+             LEFT JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.grantee LOOP
+        EXECUTE command;
+    END LOOP;
+END $$;
+
+DROP TABLE pg_temp.pg_tensile_rights;"""
 CALL = re.compile(r"SELECT tensile\.", re.I)  # calls at the end of a script
 # strings, quoted names, dollar-quoted bodies and comments, as wholes
 TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/|.", re.S)
@@ -168,6 +194,24 @@ class Upgrade:
                 gone.add(name)
         return [name for name in self.old.views if name in gone]
 
+    @property
+    def renewed_for_users(self) -> list[str]:
+        """The names of functions outside of schema tensile that are dropped, and created with another signature."""
+        created = {routine.name for routine, _ in self.new.routines.values()}
+        names = {routine.name for routine in self.dropped_routines} & created
+        return sorted(name for name in names if not name.startswith("tensile."))
+
+    def saved_rights(self) -> Iterator[str]:
+        """Yield the statement before the drops that saves who may execute the functions that are created again."""
+        if self.renewed_for_users:
+            names = ", ".join(f"'{name.partition('.')[2]}'" for name in self.renewed_for_users)
+            yield SAVE_RIGHTS.format(names=names)
+
+    def restored_rights(self) -> Iterator[str]:
+        """Yield the statements at the end that grant these rights again."""
+        if self.renewed_for_users:
+            yield RESTORE_RIGHTS
+
     def drops(self) -> Iterator[str]:
         """Yield the statements before those written by hand."""
         views = [name for name in self.dropped_views if name not in self.dropped_by_hand]
@@ -222,7 +266,8 @@ class Upgrade:
 def generate(old: str, new: str, by_hand: str) -> str:
     """Return the upgrade script from one full script to another, around the statements written by hand."""
     upgrade = Upgrade(Script(old), Script(new), by_hand)
-    return "\n\n".join((GUARD, *upgrade.drops(), by_hand.strip(), *upgrade.creations())) + "\n"
+    before, after = (*upgrade.saved_rights(), *upgrade.drops()), (*upgrade.creations(), *upgrade.restored_rights())
+    return "\n\n".join((GUARD, *before, by_hand.strip(), *after)) + "\n"
 
 
 if __name__ == "__main__":

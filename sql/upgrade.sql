@@ -1,6 +1,16 @@
 -- Models: retention of versions
 ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
 
+-- Architectures that train_model chooses
+ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_reason text;
+
+-- Recipes, divisions of the rows, and limits of time
+ALTER TABLE tensile.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
+    ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval;
+UPDATE tensile.jobs j SET chosen_learning_rate = b.learning_rate
+    FROM tensile.batch_sizes b WHERE b.job OPERATOR(pg_catalog.=) j.id AND b.chosen;
+ALTER TABLE tensile.model_versions ADD training jsonb;
+
 -- Versions are visible when they are complete, and the space of deleted weights and checkpoints is reused soon.
 ALTER POLICY visible ON tensile.model_versions USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));

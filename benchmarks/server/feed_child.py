@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from pg_tensile.execution.data.columns import Chunk, columns_from_header, decode
 from pg_tensile.execution.data.dataset import RowStore, prepare
-from pg_tensile.execution.data.fitting import Split, fit
+from pg_tensile.execution.data.fitting import fit
+from pg_tensile.execution.data.splits import Split
 from pyworker import child
 from pyworker.connection import Connection
 from pyworker.wire import Frame, FrameType
@@ -79,8 +80,7 @@ def measure_prepared(connection: Connection, started: float) -> dict[str, Any]:
     while (frame := receive(connection)).type == FrameType.ROWS:
         store.add(frame.header["rows"], frame.buffers)
     store.finish(frame.header["rows"], frame.header["fingerprint"], frame.buffers)
-    split = Split(spec["seed"], spec["validation"])
-    dataset = prepare(store, fit(store, split), split, cache, spool)
+    dataset = prepare(store, fit(store, Split.of(spec)), cache, spool)
     seconds = time.perf_counter() - started
     return {"seconds": seconds, "rows": dataset.training.rows + dataset.validation.rows}
 

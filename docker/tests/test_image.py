@@ -31,7 +31,7 @@ CNN = """'{"type": "cnn", "shape": [8, 8]}'"""
 # Long epochs, so that checkpoints are made within them: every image twenty times.
 TRAIN_ENDLESS = """
     SELECT train_model('endless', 'SELECT label, image FROM digits, generate_series(1, 20)', 'label',
-                       epochs => 1000000, options => '{"task": "classification"}')
+                       epochs => 1000000, options => '{"task": "classification", "keep": "last"}')
 """
 PREDICTIONS = "SELECT id, predict_class('digit', d), predict('digit', d) FROM digits d WHERE id > 1500 ORDER BY id"
 READ = "SELECT avg((predict_class('digit', d)::int = label)::int) FROM digits d WHERE id > 1500"

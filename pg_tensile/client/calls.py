@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from psycopg import sql
@@ -64,6 +65,10 @@ def _size(value: Any) -> str:
     return value if isinstance(value, str) else f"{_integer(value)}B"
 
 
+def _interval(value: Any) -> timedelta | str:
+    return value if isinstance(value, timedelta | str) else timedelta(seconds=_number(value))
+
+
 def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
@@ -82,14 +87,17 @@ INT4, INT8 = (Kind(name, _integer, "a whole number") for name in ("int4", "int8"
 OPTIONAL_INT4 = Kind("int4", _optional_integer, "a whole number or None")
 FLOAT8 = Kind("float8", _number, "a number")
 SIZE = Kind("text", _size, 'a size such as "8GB", or a number of bytes')
+INTERVAL = Kind("interval", _interval, "a timedelta, a number of seconds, or an interval as a str")
 JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
 
 ARGUMENTS = {
-    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy"), TEXT),
+    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy", "by", "metric"), TEXT),
     **dict.fromkeys(("architecture", "options"), JSON),
-    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds"), INT4),
+    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds", "repeats"), INT4),
     **dict.fromkeys(("seed", "job"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
+    **dict.fromkeys(("split_by", "validation_query"), TEXT),
+    "max_time": INTERVAL,
     "memory_budget": SIZE,
     "keep_versions": OPTIONAL_INT4,
     "replace": FLAG,

@@ -29,7 +29,8 @@ METRICS = Shape(
     ("epoch", "split"),
     {"epoch": INTEGER, "split": TEXT, "samples": OPTIONAL}
     | dict.fromkeys(("loss", "accuracy", "f1", "rmse", "r2", "seconds"), REAL)
-    | {"at": TIME},
+    | {"at": TIME}
+    | dict.fromkeys(("roc_auc", "log_loss", "mae"), REAL),
 )
 PLAN = Shape(
     ("sequence",),
@@ -47,6 +48,11 @@ FOOTPRINT = Shape(
     {"sequence": INTEGER, "operator": INTEGER, "target": TEXT, "planned_bytes": INTEGER, "vanilla_bytes": INTEGER},
 )
 PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
+EVALUATION = Shape(
+    ("metric",),
+    {"metric": TEXT, "group_value": TEXT, "label": TEXT, "predicted": TEXT, "quantile": REAL, "value": REAL},
+)
+IMPORTANCE = Shape(("feature",), {"feature": TEXT, "importance": REAL, "deviation": REAL, "metric_used": TEXT})
 JOBS = Shape(
     ("job",),
     {"job": INTEGER, "kind": TEXT, "model": TEXT, "owner": TEXT, "state": TEXT, "reason": TEXT, "priority": INTEGER}

@@ -37,7 +37,9 @@ PLANNED = """
     FROM tensile.footprints f WHERE f.job = %s
 """
 SUMMARY = """
-    SELECT j.state, j.reason, j.error, j.epochs, m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
+    SELECT j.state, j.reason, j.error, j.epochs, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate,
+           m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
            f.planned_bytes
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.id
@@ -238,6 +240,8 @@ def _facts(row: Row) -> dict[str, str]:
 
     because = row["error"] or row["reason"]
     facts = {"State": f"{row['state']}: {because}" if because else row["state"]}
+    if row["batch_size"] is not None and row["learning_rate"] is not None:
+        facts["Training"] = f"batches of {row['batch_size']:,} rows, learning rate {row['learning_rate']:.4g}"
     if row["epoch"] is not None:
         facts["Epochs"] = f"{row['epoch']} of {row['epochs']}"
         facts |= {

@@ -16,6 +16,7 @@ type, TrainingFailed if a job has failed.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from psycopg import sql
 from pg_tensile.client.calls import ArgumentError, call, noted
 from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.client.connection import connect as open_connection
-from pg_tensile.client.frames import JOBS, MODELS, PREDICTIONS, frame
+from pg_tensile.client.frames import EVALUATION, IMPORTANCE, JOBS, MODELS, PREDICTIONS, Shape, frame
 from pg_tensile.client.job import Job
 from pg_tensile.client.session import Session
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any] | str  # a dict, or JSON as text
 SETTINGS = (
     *("epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", "policy", "memory_budget"),
-    *("priority", "options"),
+    *("priority", "options", "split_by", "validation_query", "max_time"),
 )
 
 JOBS_OF_ROLE = """
@@ -95,10 +96,14 @@ class Client:
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, architecture: Json, description: str | None = None, replace: bool = False) -> None:
-        """Register a model, or with `replace` give one of yours another architecture (SQL: register_model)."""
-        optional = {"description": description, "replace": replace}
-        self._session.answer("register_model", {"name": name, "architecture": architecture}, optional)
+    def register(
+        self, name: str, architecture: Json | None = None, description: str | None = None, replace: bool = False
+    ) -> None:
+        """Register a model, or with `replace` give one of yours another architecture (SQL: register_model).
+
+        Without an architecture the first `train` chooses one."""
+        optional = {"architecture": architecture, "description": description, "replace": replace}
+        self._session.answer("register_model", {"name": name}, optional)
 
     def deploy(self, model: str, version: int) -> None:
         """Use `version` for predictions from now on (SQL: deploy_model)."""
@@ -139,10 +144,13 @@ class Client:
         memory_budget: str | int | None = None,
         priority: int | None = None,
         options: Json | None = None,
+        split_by: str | None = None,
+        validation_query: str | None = None,
+        max_time: timedelta | float | str | None = None,
     ) -> Job:
         """Submit a job that trains the model on the rows of a query, and return at once (SQL: train_model).
 
-        `memory_budget` is a size such as "2GB", or a number of bytes."""
+        `memory_budget` is a size such as "2GB", or a number of bytes; `max_time` an interval, or seconds."""
         settings = {
             "epochs": epochs,
             "batch_size": batch_size,
@@ -154,6 +162,9 @@ class Client:
             "memory_budget": memory_budget,
             "priority": priority,
             "options": options,
+            "split_by": split_by,
+            "validation_query": validation_query,
+            "max_time": max_time,
         }
         return Job(self._session, self._submitted("train_model", model, query, target, settings)[0])
 
@@ -193,6 +204,33 @@ class Client:
         A prediction is the number, or for classes the label and its probability. The index is the number of the row,
         from 1. `memory_budget` is the device memory that the model may take, in bytes or as '200MB'; None means the
         model's own budget, or all that it needs."""
-        optional = {"memory_budget": memory_budget}
-        called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query}, optional)
-        return frame(PREDICTIONS, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))
+        return self._table("predict_rows", PREDICTIONS, model, query, {"memory_budget": memory_budget})
+
+    def evaluate(
+        self,
+        model: str,
+        query: str,
+        by: str | None = None,
+        version: int | None = None,
+        memory_budget: int | str | None = None,
+    ) -> pd.DataFrame:
+        """Return scores of the model's predictions for the rows of a query, which returns the target as well (SQL:
+        evaluate_model).
+
+        The index is the name of the metric; metrics that the rows do not define are NaN. With `by`, a column of the
+        query, each of its values has scores of its own."""
+        optional = {"by": by, "version": version, "memory_budget": memory_budget}
+        return self._table("evaluate_model", EVALUATION, model, query, optional)
+
+    def importance(
+        self, model: str, query: str, repeats: int | None = None, metric: str | None = None, seed: int | None = None
+    ) -> pd.DataFrame:
+        """Return how much worse the model's predictions for the rows of a query become when the values of a feature are
+        shuffled (SQL: feature_importance). The index is the name of the feature, the most important one first."""
+        optional = {"repeats": repeats, "metric": metric, "seed": seed}
+        return self._table("feature_importance", IMPORTANCE, model, query, optional)
+
+    def _table(self, function: str, shape: Shape, model: str, query: str, optional: dict[str, Any]) -> pd.DataFrame:
+        """Return the rows of a function of a model and a query."""
+        called, parameters = call(self._session.schema, function, {"model": model, "query": query}, optional)
+        return frame(shape, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

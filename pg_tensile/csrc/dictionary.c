@@ -11,6 +11,7 @@
  */
 #include "postgres.h"
 
+#include "utils/builtins.h"
 #include "utils/memutils.h"
 
 #include "dictionary.h"
@@ -55,9 +56,10 @@ dictionary_allocate_slots(Dictionary *dictionary, uint32 nslots)
 }
 
 void
-dictionary_init(Dictionary *dictionary, MemoryContext context)
+dictionary_init(Dictionary *dictionary, const char *name, MemoryContext context)
 {
 	memset(dictionary, 0, sizeof(*dictionary));
+	dictionary->name = name;
 	dictionary->context = context;
 	pack_buffer_init(&dictionary->bytes, context);
 	pack_buffer_init(&dictionary->lengths, context);
@@ -121,8 +123,10 @@ dictionary_code(Dictionary *dictionary, const char *string, int length, uint64 h
 	if (code >= DICTIONARY_MAX_STRINGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("a text column has more than %d distinct values", DICTIONARY_MAX_STRINGS),
-				 errhint("Leave the column out, or group its values into fewer categories.")));
+				 errmsg("text column \"%s\" has more than %d distinct values",
+						dictionary->name, DICTIONARY_MAX_STRINGS),
+				 errhint("Leave the column out, or group its values into fewer categories, for "
+						 "example by hashtext(%s) %% 1000.", quote_identifier(dictionary->name))));
 	dictionary->slots[slot] = code;
 	dictionary->count++;
 	memcpy(pack_buffer_extend(&dictionary->bytes, length), string, length);

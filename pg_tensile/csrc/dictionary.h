@@ -40,6 +40,7 @@ pack_buffer_extend(PackBuffer *buffer, Size size)
 /* Gives each string a code, in order of first appearance. */
 typedef struct Dictionary
 {
+	const char *name;			/* of the column */
 	int32		count;
 	PackBuffer	bytes;			/* of the strings, one after the other */
 	PackBuffer	lengths;		/* int32 each */
@@ -56,7 +57,7 @@ bytes_hash(const char *string, int length)
 	return hash_bytes_extended((const unsigned char *) string, length, length);
 }
 
-extern void dictionary_init(Dictionary *dictionary, MemoryContext context);
+extern void dictionary_init(Dictionary *dictionary, const char *name, MemoryContext context);
 
 /* Forgets the strings and keeps the memory. */
 extern void dictionary_clear(Dictionary *dictionary);

@@ -35,7 +35,7 @@
 #include "utils/memutils.h"
 #include "utils/portal.h"
 
-#include "explain.h"
+#include "feed.h"
 #include "guc.h"
 #include "training_rows.h"
 #include "process.h"
@@ -52,7 +52,7 @@
 typedef struct FeedReceiver
 {
 	DestReceiver pub;
-	const char *target;
+	const TrainingQuery *training;
 	int			fd;
 	int64		job;
 	TrainingPacker *packer;
@@ -64,16 +64,21 @@ typedef struct FeedReceiver
 PG_FUNCTION_INFO_V1(tensile_feed);
 PG_FUNCTION_INFO_V1(tensile_take_interrupt);
 
-/*
- * Lets a whole frame wait in the socket while the executor decodes the one
- * before.  The kernel may allow less.
- */
-static void
-widen_socket(int fd)
+void
+feed_widen_socket(int fd)
 {
 	int			size = SEND_BUFFER;
 
 	(void) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+}
+
+void
+feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job, const char *header,
+				Size header_length, const WireBuffer *buffers, int nbuffers)
+{
+	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
+
+	wire_send(writer, fd, EXECUTOR, timeout_ms, type, job, header, header_length, buffers, nbuffers);
 }
 
 /* Sends a frame, whose header is in the server's encoding. */
@@ -83,11 +88,10 @@ feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const W
 {
 	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
 	Size		length = utf8 == json->data ? json->len : strlen(utf8);
-	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
 
 	receiver->sending = true;
-	wire_send(&receiver->writer, receiver->fd, EXECUTOR, timeout_ms, type, receiver->job,
-			  utf8, length, buffers, nbuffers);
+	feed_send_frame(&receiver->writer, receiver->fd, type, receiver->job, utf8, length,
+					buffers, nbuffers);
 	receiver->sending = false;
 }
 
@@ -115,7 +119,7 @@ feed_startup(DestReceiver *self, int operation, TupleDesc desc)
 
 	receiver->packer = training_packer_create(desc, receiver->context);
 	initStringInfo(&json);
-	training_packer_describe(receiver->packer, receiver->target, &json);
+	training_packer_describe(receiver->packer, receiver->training->target, &json);
 	feed_send(receiver, FRAME_COLUMNS, &json, NULL, 0);
 }
 
@@ -165,11 +169,11 @@ rethrow_with_row(const FeedReceiver *receiver)
 }
 
 static void
-feed_query(FeedReceiver *receiver, const char *sql)
+feed_query(FeedReceiver *receiver)
 {
-	Query	   *query = tensile_analyze_select(sql, TRAINING_QUERY);
+	const char *sql;
+	Query	   *query = tensile_analyze_training(receiver->training, &sql);
 
-	tensile_check_columns(query, receiver->target);
 	PG_TRY();
 	{
 		tensile_run_select(query, sql, &receiver->pub);
@@ -248,34 +252,27 @@ tensile_take_interrupt(PG_FUNCTION_ARGS)
  * read only for the rest of this GUC nest level.
  */
 static uint64
-feed_socket(int fd, int64 job, const char *query, const char *target)
+feed_socket(int fd, int64 job, const TrainingQuery *training)
 {
 	FeedReceiver receiver = {
 		.pub = tensile_dest_receiver(feed_row, feed_startup),
 		.fd = fd,
 		.job = job,
-		.target = target,
+		.training = training,
 		.context = CurrentMemoryContext,
 	};
 
 	frame_writer_init(&receiver.writer, CurrentMemoryContext);
-	widen_socket(fd);
+	feed_widen_socket(fd);
 	tensile_set_read_only();
-	feed_query(&receiver, query);
+	feed_query(&receiver);
 	return receiver.packer->total_rows;
 }
 
 int64
-tensile_feed_session(int fd, const char *query, const char *target, const char *search_path)
+tensile_feed_session(int fd, const TrainingQuery *training)
 {
-	int			nest_level = NewGUCNestLevel();
-	int64		rows;
-
-	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	rows = feed_socket(fd, 0, query, target);
-	AtEOXact_GUC(false, nest_level);
-	return rows;
+	return feed_socket(fd, 0, training);
 }
 
 /*
@@ -291,10 +288,20 @@ forget_session(void)
 	DropAllPreparedStatements();
 }
 
-/* tensile._feed(fd, query, target, settings) -> number of rows */
+static const char *
+text_argument(FunctionCallInfo fcinfo, int number)
+{
+	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
+}
+
+/*
+ * tensile._feed(fd, query, target, settings, split_by, validation_query) ->
+ * number of rows; the last two may be null
+ */
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
 {
+	TrainingQuery training;
 	int			nest_level;
 	volatile int64 rows = 0;
 
@@ -304,16 +311,23 @@ tensile_feed(PG_FUNCTION_ARGS)
 				 errmsg("tensile._feed is for the workers of pg_tensile only"),
 				 errhint("Use train_model to train on a query.")));
 	tensile_require_process(TENSILE_WORKER);
+	for (int i = 0; i < 4; i++)
+		if (PG_ARGISNULL(i))
+			PG_RETURN_NULL();
 
+	training = (TrainingQuery) {
+		.query = text_argument(fcinfo, 1),
+		.target = text_argument(fcinfo, 2),
+		.split_by = text_argument(fcinfo, 4),
+		.validation_query = text_argument(fcinfo, 5)
+	};
 	nest_level = NewGUCNestLevel();
 	apply_settings(PG_GETARG_JSONB_P(3));
 	tensile_my_slot->feeding = true;
 	PG_TRY();
 	{
 		interrupt_if_woken();
-		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job,
-						   text_to_cstring(PG_GETARG_TEXT_PP(1)),
-						   text_to_cstring(PG_GETARG_TEXT_PP(2)));
+		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job, &training);
 	}
 	PG_FINALLY();
 	{

@@ -55,7 +55,8 @@ static uint64 cached_generation;
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
 	"tensile._base_number(m.id, m.architecture) " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
-	"ON v.model = m.id AND v.version = m.deployed_version AND v.weight_bytes IS NOT NULL " \
+	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
+	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
@@ -170,6 +171,10 @@ read_labels(PredictModel *model, JsonbContainer *preprocessing)
 static void
 read_preprocessing(PredictModel *model, const char *task, Jsonb *preprocessing)
 {
+	JsonbContainer *target = required_key(&preprocessing->root, "target",
+										  jbvBinary)->val.binary.data;
+
+	model->target = string_of(required_key(target, "name", jbvString), model->context);
 	model->task = strcmp(task, "regression") == 0 ? TASK_REGRESSION
 		: strcmp(task, "binary") == 0 ? TASK_BINARY : TASK_MULTICLASS;
 	read_features(model, required_list(&preprocessing->root, "features"));
@@ -218,25 +223,30 @@ read_role(SPITupleTable *table, int row, MemoryContext context)
 	};
 }
 
+/* `nulls` is as for SPI_execute_with_args. */
 static uint64
-spi_select(const char *query, Oid type, Datum argument)
+spi_select(const char *query, int nargs, Oid *types, Datum *arguments, const char *nulls)
 {
-	if (SPI_execute_with_args(query, 1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
+	if (SPI_execute_with_args(query, nargs, types, arguments, nulls, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read the catalogue of models");
 	return SPI_processed;
 }
 
 /*
- * Fills in the model; the version is NO_MODEL or NO_VERSION if there is none.
+ * Fills in the model with this version, or with the deployed one (0); the
+ * version is NO_MODEL or NO_VERSION if there is none.
  */
 static void
-read_model(PredictModel *model)
+read_model(PredictModel *model, int32 version)
 {
+	Oid			types[] = {TEXTOID, INT4OID};
+	Datum		arguments[] = {CStringGetTextDatum(model->name), Int32GetDatum(version)};
+	Oid			id_type = INT8OID;
 	SPITupleTable *table;
-	int64		id;
+	Datum		id;
 	bool		no_version;
 
-	if (spi_select(MODEL_QUERY, TEXTOID, CStringGetTextDatum(model->name)) == 0)
+	if (spi_select(MODEL_QUERY, 2, types, arguments, version == 0 ? " n" : "  ") == 0)
 	{
 		model->version = NO_MODEL;
 		return;
@@ -249,12 +259,12 @@ read_model(PredictModel *model)
 	else
 		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	id = spi_value(table, 0, 6, NULL);
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
 	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
 	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
 
-	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
+	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
 	for (int i = 0; i < model->ngrants; i++)
 		model->grants[i] = read_role(SPI_tuptable, i, model->context);
@@ -283,7 +293,7 @@ unknown_model(const char *name)
 
 /* Calls read_model with the rights, search_path and snapshot that it needs. */
 static void
-read_model_as_owner(PredictModel *model)
+read_model_as_owner(PredictModel *model, int32 version)
 {
 	Oid			user;
 	int			security_context;
@@ -295,7 +305,7 @@ read_model_as_owner(PredictModel *model)
 	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
 	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
 	SPI_connect();
-	read_model(model);
+	read_model(model, version);
 	SPI_finish();
 	PopActiveSnapshot();
 	SetUserIdAndSecContext(user, security_context);
@@ -304,16 +314,18 @@ read_model_as_owner(PredictModel *model)
 	AtEOXact_GUC(true, nest_level);
 }
 
-/* The model, which may have no version. */
+/*
+ * The model with that version (0: the deployed one) if there is one, which its `version` says.
+ */
 static PredictModel *
-load_model(const char *name, MemoryContext parent)
+load_model(const char *name, int32 version, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
 	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
 
 	model->context = context;
 	model->name = MemoryContextStrdup(context, name);
-	read_model_as_owner(model);
+	read_model_as_owner(model, version);
 	predict_model_check_privilege(model);
 	return model;
 }
@@ -331,9 +343,22 @@ with_version(PredictModel *model)
 }
 
 PredictModel *
+predict_model_load_version(const char *name, int32 version, MemoryContext parent)
+{
+	PredictModel *model = load_model(name, version, parent);
+
+	if (model->version == NO_VERSION && version != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("model \"%s\" has no version %d", name, version),
+				 errhint("See tensile.model_versions.")));
+	return with_version(model);
+}
+
+PredictModel *
 predict_model_load(const char *name, MemoryContext parent)
 {
-	return with_version(load_model(name, parent));
+	return with_version(load_model(name, 0, parent));
 }
 
 /* ---- the cache ---- */
@@ -381,7 +406,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 		predict_model_check_privilege(model);
 		return model;
 	}
-	model = load_model(name, call_context);
+	model = load_model(name, 0, call_context);
 	if (!IsInParallelMode())
 	{
 		MemoryContextSetParent(model->context, cache_context);

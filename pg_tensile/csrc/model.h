@@ -24,7 +24,7 @@ typedef struct ModelRole
 	const char *name;
 } ModelRole;
 
-/* The deployed version of a model. */
+/* A version of a model, usually the deployed one. */
 typedef struct PredictModel
 {
 	const char *name;
@@ -35,6 +35,7 @@ typedef struct PredictModel
 	int			ngrants;
 	ModelRole  *grants;			/* roles that may predict besides the owner */
 	ModelTask	task;
+	const char *target;			/* name of the column */
 	bool		numeric_labels;
 	int			nlabels;
 	const char **labels;		/* in the server's encoding */
@@ -56,6 +57,10 @@ extern PredictModel *predict_model_find(const char *name, MemoryContext call_con
 
 /* A copy of the caller's own, in `context`. */
 extern PredictModel *predict_model_load(const char *name, MemoryContext context);
+
+/* The same for this version (42704 if there is none), or the deployed one (0). */
+extern PredictModel *predict_model_load_version(const char *name, int32 version,
+												MemoryContext context);
 
 /* Raises 42501 unless the current user may predict with it; cheap. */
 extern void predict_model_check_privilege(const PredictModel *model);

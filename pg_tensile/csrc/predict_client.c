@@ -166,7 +166,7 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 {
 	const WireBuffer *buffers = frame->buffers;
 
-	if (frame->type != FRAME_PREDICTION || frame->nbuffers != 4 ||
+	if (frame->type != FRAME_PREDICTION || frame->nbuffers < 4 ||
 		buffers[0].length != sizeof(int64) || buffers[1].length != buffers[2].length ||
 		buffers[1].length != 2 * buffers[3].length)
 		predict_client_went_away(client, "Its answer is not a prediction.");
@@ -175,6 +175,8 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 	answer->prediction = buffers[1].data;
 	answer->probability = buffers[2].data;
 	answer->label = buffers[3].data;
+	answer->nextras = frame->nbuffers - 4;
+	answer->extras = buffers + 4;
 }
 
 bool

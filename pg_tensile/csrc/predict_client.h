@@ -31,6 +31,8 @@ typedef struct Predictions
 	const double *prediction;
 	const double *probability;
 	const int32 *label;
+	int			nextras;		/* what the request wished for besides */
+	const WireBuffer *extras;
 } Predictions;
 
 /* The answer to an EMBED frame, likewise. */

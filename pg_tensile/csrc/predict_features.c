@@ -38,8 +38,9 @@ feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context)
 	batch->codes = MemoryContextAllocHuge(context, sizeof(int32) * set->ncategories * capacity);
 	batch->dictionaries = MemoryContextAlloc(context, sizeof(Dictionary) * set->ncategories);
 	batch->arrays = MemoryContextAlloc(context, sizeof(FeatureArrays) * set->narrays);
-	for (int i = 0; i < set->ncategories; i++)
-		dictionary_init(&batch->dictionaries[i], context);
+	for (int i = 0; i < set->count; i++)
+		if (set->features[i].kind == FEATURE_CATEGORY)
+			dictionary_init(&batch->dictionaries[set->features[i].index], set->names[i], context);
 	for (int i = 0; i < set->narrays; i++)
 	{
 		batch->arrays[i].lengths = MemoryContextAlloc(context, sizeof(int32) * capacity);
@@ -198,8 +199,8 @@ compact(void *matrix, int count, int rows, int capacity, Size width)
 }
 
 int
-feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
-					WireBuffer **buffers)
+feature_batch_frame(FeatureBatch *batch, int64 memory_budget, const char *wish,
+					StringInfo header, WireBuffer **buffers)
 {
 	const FeatureSet *set = batch->set;
 	WireBuffer *next = palloc(sizeof(WireBuffer) * (2 + 2 * set->narrays));
@@ -211,10 +212,12 @@ feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
 			appendStringInfoCharMacro(header, ',');
 		append_dictionary(header, &batch->dictionaries[i]);
 	}
+	appendStringInfoCharMacro(header, ']');
 	if (memory_budget > 0)
-		appendStringInfo(header, "],\"memory_budget\":" INT64_FORMAT "}", memory_budget);
-	else
-		appendStringInfoString(header, "]}");
+		appendStringInfo(header, ",\"memory_budget\":" INT64_FORMAT, memory_budget);
+	if (wish != NULL)
+		appendStringInfo(header, ",%s", wish);
+	appendStringInfoCharMacro(header, '}');
 
 	*buffers = next;
 	*next++ = compact(batch->scalars, set->nscalars, batch->row, batch->capacity, sizeof(double));

@@ -147,9 +147,11 @@ extern void feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb);
  * Appends the header of a PREDICT frame (in UTF-8), sets its buffers and
  * returns their number.  They are valid until the batch changes.
  * `memory_budget`: bytes of device memory to execute the model in; 0: none.
+ * `wish`: the member of the header that asks for more than predictions, or
+ * NULL.
  */
-extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
-								WireBuffer **buffers);
+extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, const char *wish,
+								StringInfo header, WireBuffer **buffers);
 
 /* The names of all features, with commas between them. */
 extern char *feature_names(const FeatureSet *set);

@@ -97,7 +97,8 @@ send_chunk(RowsReceiver *receiver)
 	int			nbuffers;
 
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(receiver->batch, receiver->memory_budget, &header, &buffers);
+	nbuffers = feature_batch_frame(receiver->batch, receiver->memory_budget, NULL, &header,
+								   &buffers);
 	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header,
 								 buffers, nbuffers, answer_due ? &answer : NULL, deadline))
 		predict_client_went_away(&receiver->client, NULL);

@@ -134,6 +134,19 @@ tensile_analyze_select(const char *sql, const char *what)
 }
 
 /*
+ * The line break ends a comment at the end of the query.  The text is a whole
+ * statement to the parser, so nothing in it can end the parenthesis.
+ */
+const char *
+tensile_subquery(const Query *query, const char *sql)
+{
+	const char *statement = sql + Max(query->stmt_location, 0);
+	int			length = query->stmt_len > 0 ? query->stmt_len : strlen(statement);
+
+	return psprintf("(%.*s\n)", length, statement);
+}
+
+/*
  * GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and
  * later.
  */

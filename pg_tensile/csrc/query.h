@@ -16,6 +16,12 @@
  */
 extern Query *tensile_analyze_select(const char *sql, const char *what);
 
+/*
+ * "(...)": the text of a query that was analysed from `sql`, without its
+ * semicolon, as a part of another query.
+ */
+extern const char *tensile_subquery(const Query *query, const char *sql);
+
 /* Sets transaction_read_only for the rest of the current GUC nest level. */
 extern void tensile_set_read_only(void);
 

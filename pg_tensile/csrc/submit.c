@@ -17,6 +17,9 @@
  * Memory: the checks have a context that is deleted afterwards.  Locks: those
  * of planning the query, until the end of the transaction.
  *
+ * A validation query is checked in the same way.  The rows of both queries are
+ * read by one statement, which is composed here (tensile_analyze_training).
+ *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
@@ -30,6 +33,7 @@
 #include "nodes/nodeFuncs.h"
 #include "optimizer/optimizer.h"
 #include "tcop/tcopprot.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -48,13 +52,14 @@ PG_FUNCTION_INFO_V1(tensile_train_model);
 PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
+#define VALIDATION_QUERY_NAME "validation query"
 
 /*
  * The arguments of train_model and explain_training; those without a name may
- * be null.
+ * be null, as may those behind them.
  */
 static const char *const not_null[] = {
-	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation",
+	"model", "query", "target", "epochs", NULL, "optimizer", NULL, "validation",
 	"seed", NULL, NULL, "priority", "options"
 };
 
@@ -106,36 +111,68 @@ check_type(const char *name, Oid type, bool is_target)
 						 "with extract(epoch FROM ...).")));
 }
 
-/* feed.c calls this again, because a table may have changed since. */
-void
-tensile_check_columns(Query *query, const char *target)
+/* The columns that a query returns: a list of TargetEntry. */
+static List *
+returned_columns(const Query *query)
 {
-	const char **names = palloc(list_length(query->targetList) * sizeof(char *));
-	int			n = 0;
-	bool		has_target = false;
+	List	   *columns = NIL;
 	ListCell   *cell;
 
 	foreach(cell, query->targetList)
-	{
-		TargetEntry *entry = lfirst_node(TargetEntry, cell);
+		if (!lfirst_node(TargetEntry, cell)->resjunk)
+			columns = lappend(columns, lfirst(cell));
+	return columns;
+}
 
-		if (!entry->resjunk)
-			names[n++] = entry->resname;
-	}
+static bool
+has_name(const char *const *names, int n, const char *name)
+{
+	for (int i = 0; i < n; i++)
+		if (strcmp(names[i], name) == 0)
+			return true;
+	return false;
+}
+
+static void
+check_split_column(const char *const *names, int n, const TrainingQuery *training)
+{
+	const char *split_by = training->split_by;
+
+	if (split_by == NULL)
+		return;
+	if (!has_name(names, n, split_by))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("split_by \"%s\" is not a column of the " QUERY_NAME, split_by),
+				 tensile_hint_nearest(split_by, names, n,
+									  "The query must return the column that divides its rows.")));
+	if (strcmp(split_by, training->target) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("split_by \"%s\" is the target", split_by),
+				 errhint("Name another column: a time, or a group whose rows belong together.")));
+}
+
+static void
+check_columns(List *columns, const TrainingQuery *training)
+{
+	const char *target = training->target;
+	const char **names = palloc(list_length(columns) * sizeof(char *));
+	int			n = 0;
+	ListCell   *cell;
+
+	foreach(cell, columns)
+		names[n++] = lfirst_node(TargetEntry, cell)->resname;
 	check_duplicates(names, n);
 
-	foreach(cell, query->targetList)
+	foreach(cell, columns)
 	{
 		TargetEntry *entry = lfirst_node(TargetEntry, cell);
-		bool		is_target;
 
-		if (entry->resjunk)
-			continue;
-		is_target = strcmp(entry->resname, target) == 0;
-		has_target |= is_target;
-		check_type(entry->resname, exprType((Node *) entry->expr), is_target);
+		check_type(entry->resname, exprType((Node *) entry->expr),
+				   strcmp(entry->resname, target) == 0);
 	}
-	if (!has_target)
+	if (!has_name(names, n, target))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("target \"%s\" is not a column of the " QUERY_NAME, target),
@@ -146,13 +183,89 @@ tensile_check_columns(Query *query, const char *target)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the " QUERY_NAME " has no column besides the target"),
 				 errhint("Select at least one feature, too.")));
+	check_split_column(names, n, training);
+	if (training->validation_query != NULL && has_name(names, n, TENSILE_VALIDATION_COLUMN))
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_COLUMN),
+				 errmsg("column name \"" TENSILE_VALIDATION_COLUMN "\" is reserved"),
+				 errhint("It marks the rows of the validation query: "
+						 "give the column another name with AS.")));
+}
+
+/* ---- the validation query ---- */
+
+static void
+check_same_column(const TargetEntry *entry, const TargetEntry *expected)
+{
+	Oid			type = exprType((Node *) entry->expr);
+	Oid			expected_type = exprType((Node *) expected->expr);
+
+	if (strcmp(entry->resname, expected->resname) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column %d of the " VALIDATION_QUERY_NAME
+						" is \"%s\", but that of the " QUERY_NAME " is \"%s\"",
+						entry->resno, entry->resname, expected->resname),
+				 errhint("Select the same columns in the same order.")));
+	if (getBaseType(type) != getBaseType(expected_type))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" has type %s in the " VALIDATION_QUERY_NAME
+						", but %s in the " QUERY_NAME,
+						entry->resname, format_type_be(type), format_type_be(expected_type)),
+				 errhint("Cast it to %s.", format_type_be(expected_type))));
+}
+
+static void
+check_same_columns(List *columns, List *expected)
+{
+	ListCell   *cell;
+	ListCell   *expected_cell;
+
+	forboth(cell, columns, expected_cell, expected)
+		check_same_column(lfirst_node(TargetEntry, cell),
+						  lfirst_node(TargetEntry, expected_cell));
+	if (list_length(columns) < list_length(expected))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" is missing in the " VALIDATION_QUERY_NAME,
+						list_nth_node(TargetEntry, expected, list_length(columns))->resname),
+				 errhint("Select the same columns in the same order.")));
+	if (list_length(columns) > list_length(expected))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" of the " VALIDATION_QUERY_NAME
+						" is not one of the " QUERY_NAME,
+						list_nth_node(TargetEntry, columns, list_length(expected))->resname),
+				 errhint("Select the same columns in the same order.")));
+}
+
+/* feed.c calls this again, because a table may have changed since. */
+Query *
+tensile_analyze_training(const TrainingQuery *training, const char **sql)
+{
+	Query	   *query = tensile_analyze_select(training->query, QUERY_NAME);
+	Query	   *validation;
+
+	check_columns(returned_columns(query), training);
+	*sql = training->query;
+	if (training->validation_query == NULL)
+		return query;
+
+	validation = tensile_analyze_select(training->validation_query, VALIDATION_QUERY_NAME);
+	check_same_columns(returned_columns(validation), returned_columns(query));
+	*sql = psprintf("SELECT q.*, false AS " TENSILE_VALIDATION_COLUMN " FROM %s q"
+					" UNION ALL SELECT v.*, true FROM %s v",
+					tensile_subquery(query, training->query),
+					tensile_subquery(validation, training->validation_query));
+	return tensile_analyze_select(*sql, QUERY_NAME);
 }
 
 /* ---- planning and privileges ---- */
 
 /* The worker is another session, which cannot read temporary tables. */
 static void
-refuse_temporary_tables(PlannedStmt *plan)
+refuse_temporary_tables(PlannedStmt *plan, const char *what)
 {
 	ListCell   *cell;
 
@@ -160,7 +273,7 @@ refuse_temporary_tables(PlannedStmt *plan)
 		if (get_rel_persistence(lfirst_oid(cell)) == RELPERSISTENCE_TEMP)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("the " QUERY_NAME " reads the temporary table \"%s\"",
+					 errmsg("the %s reads the temporary table \"%s\"", what,
 							get_rel_name(lfirst_oid(cell))),
 					 errhint("The job runs in another session, which cannot see it: "
 							 "use an ordinary or an unlogged table.")));
@@ -169,7 +282,7 @@ refuse_temporary_tables(PlannedStmt *plan)
 static void
 query_context(void *arg)
 {
-	errcontext(QUERY_NAME);
+	errcontext("%s", (const char *) arg);
 }
 
 /*
@@ -177,16 +290,17 @@ query_context(void *arg)
  * the current user may not read or call.
  */
 static void
-check_privileges(Query *query, const char *sql)
+check_privileges(const char *sql, const char *what)
 {
-	ErrorContextCallback context = {error_context_stack, query_context, NULL};
+	ErrorContextCallback context = {error_context_stack, query_context, unconstify(char *, what)};
+	Query	   *query = tensile_analyze_select(sql, what);
 	PlannedStmt *plan;
 	QueryDesc  *desc;
 
 	error_context_stack = &context;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
-	refuse_temporary_tables(plan);
+	refuse_temporary_tables(plan, what);
 	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver,
 						   NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
@@ -196,42 +310,88 @@ check_privileges(Query *query, const char *sql)
 	error_context_stack = context.previous;
 }
 
-void
+static const char *
+text_argument(FunctionCallInfo fcinfo, int number)
+{
+	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
+}
+
+TrainingQuery
+tensile_training_query(FunctionCallInfo fcinfo)
+{
+	return (TrainingQuery) {
+		.query = text_argument(fcinfo, TENSILE_ARG_QUERY),
+		.target = text_argument(fcinfo, TENSILE_ARG_TARGET),
+		.split_by = text_argument(fcinfo, TENSILE_ARG_SPLIT_BY),
+		.validation_query = text_argument(fcinfo, TENSILE_ARG_VALIDATION_QUERY)
+	};
+}
+
+/* A target is no array, and the flag of validation rows neither. */
+static ArrayType *
+array_columns(const Query *query)
+{
+	List	   *columns = returned_columns(query);
+	Datum	   *texts = palloc(2 * list_length(columns) * sizeof(Datum));
+	int			n = 0;
+	ListCell   *cell;
+
+	foreach(cell, columns)
+	{
+		TargetEntry *entry = lfirst_node(TargetEntry, cell);
+		const char *wire = tensile_wire_type(exprType((Node *) entry->expr));
+
+		if (strchr(wire, '[') == NULL)
+			continue;
+		texts[n++] = CStringGetTextDatum(entry->resname);
+		texts[n++] = CStringGetTextDatum(wire);
+	}
+	return construct_array(texts, n, TEXTOID, -1, false, TYPALIGN_INT);
+}
+
+Datum
 tensile_check_submission(FunctionCallInfo fcinfo)
 {
 	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission",
 												 ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(checks);
-	char	   *sql;
+	TrainingQuery training;
+	const char *sql;
 	Query	   *query;
+	Datum		arrays;
 
 	tensile_require_version();
 	check_nulls(fcinfo);
-	sql = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));
-	query = tensile_analyze_select(sql, QUERY_NAME);
-	tensile_check_columns(query, text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_TARGET)));
-	check_privileges(query, sql);
+	training = tensile_training_query(fcinfo);
+	query = tensile_analyze_training(&training, &sql);
+	check_privileges(training.query, QUERY_NAME);
+	if (training.validation_query != NULL)
+		check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
 	MemoryContextSwitchTo(caller);
+	arrays = PointerGetDatum(array_columns(query));
 	MemoryContextDelete(checks);
+	return arrays;
 }
 
 Datum
-tensile_forward_submission(FunctionCallInfo fcinfo)
+tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays)
 {
-	Oid			type = TEXTOID;
-	NullableDatum search_path = {CStringGetTextDatum(namespace_search_path), false};
+	Oid			types[] = {TEXTOID, TEXTARRAYOID};
+	NullableDatum extra[] = {
+		{CStringGetTextDatum(namespace_search_path), false},
+		{arrays, false}
+	};
 
-	return tensile_forward_with(fcinfo, 1, &type, &search_path);
+	return tensile_forward_with(fcinfo, 2, types, extra);
 }
 
 /* train_model(model, query, target, ...) -> job */
 Datum
 tensile_train_model(PG_FUNCTION_ARGS)
 {
-	int64		job;
+	Datum		arrays = tensile_check_submission(fcinfo);
+	int64		job = DatumGetInt64(tensile_forward_submission(fcinfo, arrays));
 
-	tensile_check_submission(fcinfo);
-	job = DatumGetInt64(tensile_forward_submission(fcinfo));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
 }

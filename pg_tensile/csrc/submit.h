@@ -12,20 +12,47 @@
 /* Arguments of train_model and explain_training by position. */
 #define TENSILE_ARG_QUERY 1
 #define TENSILE_ARG_TARGET 2
+#define TENSILE_ARG_SPLIT_BY 13
+#define TENSILE_ARG_VALIDATION_QUERY 14
 
-/* Checks the arguments as the caller, and raises the errors of train_model. */
-extern void tensile_check_submission(FunctionCallInfo fcinfo);
+/*
+ * The column that marks the rows of the validation query, among those of the
+ * training query.
+ */
+#define TENSILE_VALIDATION_COLUMN "tensile_validation"
+
+/* What determines the rows of a training; the last two may be NULL. */
+typedef struct TrainingQuery
+{
+	const char *query;
+	const char *target;
+	const char *split_by;
+	const char *validation_query;
+} TrainingQuery;
+
+/* Those of the arguments of train_model or explain_training. */
+extern TrainingQuery tensile_training_query(FunctionCallInfo fcinfo);
+
+/*
+ * Checks the arguments as the caller, and raises the errors of train_model.
+ * Returns the features that are arrays: a text[] of name and type on the wire
+ * of each.
+ */
+extern Datum tensile_check_submission(FunctionCallInfo fcinfo);
 
 /*
  * In a public function f(args): calls tensile._f(caller's OID, args,
- * search_path).
+ * search_path, arrays).
  */
-extern Datum tensile_forward_submission(FunctionCallInfo fcinfo);
+extern Datum tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays);
 
 /*
- * Raises an error for names that appear twice, types that cannot be trained
- * on, a missing or unusable target, and a query without features.
+ * Analyses the queries, each by itself, and returns the one that reads all
+ * rows, and its text.  Raises an error unless each is one SELECT that changes
+ * nothing, for names that appear twice, types that cannot be trained on, a
+ * missing or unusable target or split column, a training query without
+ * features, and a validation query with other columns.
  */
-extern void tensile_check_columns(Query *query, const char *target);
+extern Query *tensile_analyze_training(const TrainingQuery *training, const char **sql);
 
 #endif

@@ -272,7 +272,7 @@ pack_column_init(PackColumn *column, int number, Form_pg_attribute attribute,
 		case WIRE_TEXT:
 			column->width = sizeof(int32);
 			text_converter_init(&column->text, base, context);
-			dictionary_init(&column->dictionary, context);
+			dictionary_init(&column->dictionary, column->name, context);
 			break;
 		case WIRE_ARRAY:
 			column->width = sizeof(int32);

@@ -185,12 +185,12 @@ class TimedSteps:
         self._steps = steps
         self._times_us: defaultdict[int, list[float]] = defaultdict(list)
 
-    def train(self, batch: Batch) -> StepResult:
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
         times = self._times_us[batch.rows]
         if len(times) == LATENCIES:
             self._steps.measure_step(batch.rows)
         began = time.perf_counter()
-        result = self._steps.train(batch)  # returns the loss, so the device has ended the step
+        result = self._steps.train(batch, learning_rate)  # returns the loss, so the device has ended the step
         times.append((time.perf_counter() - began) * 1e6)
         return result
 

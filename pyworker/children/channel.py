@@ -57,10 +57,14 @@ class Channel:
         """Return the checkpoint to resume from (safetensors file and meta), or None."""
         if self.spec["resume"] is None:
             return None
+        return self.receive_state(), self.spec["resume"]
+
+    def receive_state(self) -> bytes:
+        """Return the state that comes next, a safetensors file."""
         collector = StateCollector()
         while (state := collector.add(self._next({FrameType.STATE}))) is None:
             pass
-        return state.data, self.spec["resume"]
+        return state.data
 
     def receive_rows(self) -> RowStore:
         columns = columns_from_header(self._next({FrameType.COLUMNS}).header["columns"])

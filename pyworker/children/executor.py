@@ -4,7 +4,8 @@ Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, whi
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
 honoured in every phase: between frames, between blocks of rows, between steps (channel.py).
 
-A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py.
+A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py, and those of
+evaluate_model and feature_importance to evaluate.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, DataError
+from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import Job, job_settings, least_batch_size, with_hint
+from pyworker.children.job import Job, fit_rows, job_recipe, job_settings, least_batch_size, with_hint
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
     from pg_tensile.execution.training.trainer import Steps, Trainer
     from pyworker.children.memory import MemoryClient
 
-OTHER_KINDS = {"calibrate": "pyworker.children.calibrate", "explain": "pyworker.children.explain"}
+OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in ("calibrate", "explain", "evaluate")}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
+State = tuple[bytes, dict[str, Any]]  # of a checkpoint: its safetensors file and meta
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 
 
@@ -79,6 +83,8 @@ class Executor:
     def __init__(self, channel: Channel, libraries: Future[None]) -> None:
         self._channel = channel
         self._spec = channel.spec
+        self._identity = {key: self._spec[key] for key in IDENTITY}  # with what the job leaves open, as None
+        self._recipe: dict[str, Any] = {}
         self._libraries = libraries
         self._load = LoadMeter()
         self._memory: MemoryClient | None = None
@@ -94,7 +100,8 @@ class Executor:
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
-        prepared = self._prepare(store)
+        checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
+        prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
         from pg_tensile.execution.training import checkpoint as ckpt
 
@@ -112,15 +119,28 @@ class Executor:
 
     # ---- preparing ----
 
-    def _prepare(self, store: RowStore) -> Prepared:
+    def _own_checkpoint(self, checkpoint: State | None, fingerprint: str) -> State | None:
+        """Return the checkpoint, or None, with a warning, if it belongs to other data or settings."""
         from pg_tensile.execution import models
+        from pg_tensile.execution.training.trainer import disagreement
+
+        texts = models.text_columns(models.parse(self._spec["architecture"]))
+        if texts is not None:
+            self._identity["folder"] = texts.source.sha256
+        reason = None if checkpoint is None else disagreement(checkpoint[1], fingerprint, self._identity)
+        if reason is None:
+            return checkpoint
+        self._warnings.append(reason)
+        return None
+
+    def _prepare(self, store: RowStore, recorded: dict[str, Any] | None) -> Prepared:
+        """Fit and apply the preprocessing; complete the spec by the recipe, or by the one that a checkpoint records."""
         from pg_tensile.execution.training.settings import check_batch_size
 
         spec = self._spec
-        split = Split(spec["seed"], spec["validation"])
-        architecture = models.parse(spec["architecture"])
-        tokens, texts = models.token_limits(architecture), models.text_columns(architecture)
-        fitted = fit(store, split, spec["options"].get("task"), tokens, texts)
+        fitted = fit_rows(store, spec)
+        self._recipe = recorded or job_recipe(spec, fitted)
+        spec.update(self._recipe)
         check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
@@ -128,7 +148,10 @@ class Executor:
             message = f"the distinct strings of all features take {size} bytes, more than {MAX_PREPROCESSING}"
             raise DataError(message, hint=hint)
         self._warn(store, fitted)
-        return Prepared(fitted, prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"]))
+        if spec["batch_size"]:  # otherwise CHOICE has the settings
+            chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
+            self._channel.send(FrameType.SETTINGS, chosen)
+        return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
 
     def _build(self, prepared: Prepared) -> Job:
         """Return the job with its model, built on the CPU from generators seeded with the job's seed."""
@@ -166,8 +189,7 @@ class Executor:
         if fitted.skipped_rows:
             target = fitted.preprocessing.target.name
             self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
-        if self._spec["validation"] > 0 and fitted.validation_rows == 0:
-            self._warnings.append("no row fell into the validation part, so there are no validation metrics")
+        self._warnings += cautions(store, fitted, Split.of(self._spec))
 
     # ---- training ----
 
@@ -177,24 +199,16 @@ class Executor:
         load = self._load if job.device.type == "cpu" else LoadMeter("cuda", job.device.index or 0)
         return MemoryClient(self._channel, job, profile, load)
 
-    def _begin(self, job: Job, prepared: Prepared, checkpoint: tuple[bytes, dict[str, Any]] | None) -> Trainer:
+    def _begin(self, job: Job, prepared: Prepared, checkpoint: State | None) -> Trainer:
         """Return the run, at its beginning or in the checkpoint's state."""
         from pg_tensile.execution.training import checkpoint as ckpt
-        from pg_tensile.execution.training.trainer import Trainer, disagreement
+        from pg_tensile.execution.training.trainer import Trainer
 
         dataset, preprocessing = prepared.dataset, prepared.fitted.preprocessing
-        identity = {key: self._spec[key] for key in IDENTITY}
-        if preprocessing.text is not None:
-            identity["folder"] = preprocessing.text.sha256
 
         def trainer(job: Job, steps: Steps) -> Trainer:
-            return Trainer(job.settings, steps, dataset, preprocessing, self, identity)
+            return Trainer(job.settings, steps, dataset, preprocessing, self, self._identity)
 
-        if checkpoint is not None:
-            reason = disagreement(checkpoint[1], dataset, identity)
-            if reason is not None:
-                self._warnings.append(reason)
-                checkpoint = None
         state = None if checkpoint is None else ckpt.Checkpoint.from_bytes(*checkpoint)
         if self._spec["batch_size"]:
             run = trainer(job, self._plan(job))
@@ -245,13 +259,31 @@ class Executor:
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""
+        from pg_tensile.execution.training.uncertainty import derive
+
         fitted = prepared.fitted
-        preprocessing = fitted.preprocessing.to_json()
+        calibrate = self._spec["options"].get("calibrate", True)
+        derived = derive(fitted.preprocessing, outcome.validation, calibrate)
+        preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
-        version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
-        self._channel.send(
-            FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
-        )
+        split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
+        version = {
+            "task": preprocessing["task"],
+            "preprocessing": preprocessing | {"rows": rows},
+            "metrics": outcome.metrics,
+            "fingerprint": prepared.dataset.fingerprint,
+            "training": derived.notes | self._training(outcome) | {"split": split},
+        }
+        self._channel.send(FrameType.VERSION, version)
+
+    def _training(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the settings and the course of the training, for `model_versions.training`."""
+        assert self._memory is not None
+        settings = self._memory.job.settings
+        chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
+        schedule = {"learning_rate_schedule": settings.learning_rate_schedule}
+        course = {"epochs": outcome.epochs, "stopped": outcome.reason}
+        return chosen | schedule | {"keep": settings.keep} | course
 
     # ---- observing ----
 
@@ -269,6 +301,7 @@ class Executor:
 
     def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
         choice = {"choice": self._choice} if self._choice else {}
+        choice["recipe"] = self._recipe
         self._channel.checkpoint_stored = written
         meta = checkpoint.meta | {"threads": self._channel.threads} | choice
         self._channel.send_state("checkpoint", checkpoint.to_bytes(), meta)

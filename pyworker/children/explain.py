@@ -3,8 +3,8 @@
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
 if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
-another device that takes memory that has not been granted. One EXPLANATION frame ends it, with the numbers as JSON
-(planning/explain/numbers.py) and as lines of text. An error that would fail the job while it starts fails the
+another device that takes memory that has not been granted. One RESULT frame ends it, with the numbers as JSON
+(planning/explain/numbers.py) or as lines of text. An error that would fail the job while it starts fails the
 explanation in the same way.
 """
 
@@ -16,12 +16,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.cautions import cautions
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
+    fit_rows,
+    job_recipe,
     job_settings,
     least_batch_size,
     overhead_bytes,
@@ -44,23 +48,22 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     """Run the explanation: the rest of the process after JOB."""
     store = channel.receive_rows()
     channel.wait_for(libraries, "preparing")
-    from pg_tensile.execution import models
     from pg_tensile.execution.training.settings import check_batch_size
     from pg_tensile.planning.explain.numbers import explain
     from pg_tensile.planning.explain.text import render
 
     spec = channel.spec
-    architecture = models.parse(spec["architecture"])
-    split = Split(spec["seed"], spec["validation"])
-    tokens, texts = models.token_limits(architecture), models.text_columns(architecture)
-    fitted = fit(store, split, spec["options"].get("task"), tokens, texts)
+    fitted = fit_rows(store, spec)
+    spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
-    request = _request(spec, subject)._replace(choice=choice)
+    warnings = tuple(cautions(store, fitted, Split.of(spec)))
+    request = _request(spec, subject)._replace(choice=choice, warnings=warnings)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))
-    channel.send(FrameType.EXPLANATION, {"explanation": explanation.to_json(), "lines": render(explanation)})
+    lines = render(explanation) if spec["format"] == "text" else [explanation.to_json()]
+    channel.send(FrameType.RESULT, {"rows": [[line] for line in lines], "last": True})
 
 
 class _TargetDevice(NamedTuple):
@@ -139,7 +142,8 @@ def _job(subject: _Subject) -> Job:
     from pg_tensile.execution.training.graphs import Sizes
 
     fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
-    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    rows = fitted.training_rows, fitted.validation_rows
+    sizes = Sizes(*rows, tuple(preprocessing.layout()), fitted.weights is not None)
     return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.target.device)
 
 
@@ -181,7 +185,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
 
     fitted, target = subject.fitted, subject.target
     state = state_bytes(subject.model, subject.settings)
-    architecture = spec["architecture"]
+    architecture, stopping = spec["architecture"], subject.settings.early_stopping
     return Request(
         model=spec["model"],
         architecture=architecture.get("callable", architecture["type"]),
@@ -193,6 +197,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         training_rows=fitted.training_rows,
         validation_rows=fitted.validation_rows,
         skipped_rows=fitted.skipped_rows,
+        split=described(fitted.division, fitted.training_rows, fitted.validation_rows),
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
@@ -202,6 +207,8 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         open_job_s=spec["open_job_s"],
         approximate=target.approximate,
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
+        learning_rate=subject.settings.learning_rate,
+        patience=stopping.patience if stopping else None,
     )
 
 

@@ -9,14 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, OptionError
+from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
+from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.weights import Weighting
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pg_tensile.execution.data.dataset import RowStore
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
-    from pg_tensile.execution.training.settings import Settings
+    from pg_tensile.execution.training.settings import EarlyStopping, Settings
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.trace.trace import Trace
 
@@ -36,9 +40,42 @@ class Job(NamedTuple):
         return self._replace(settings=replace(self.settings, batch_size=batch_size))
 
 
+def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
+    """Return the preprocessing fitted to a job's rows. Raises DataError and OptionError."""
+    from pg_tensile.execution import models
+
+    architecture = models.parse(spec["architecture"])
+    options = spec["options"]
+    fitted = fit(
+        store,
+        Split.of(spec),
+        options.get("task"),
+        models.token_limits(architecture),
+        Weighting.of(options),
+        options.get("target_transform", "none"),
+        models.takes_ranks(architecture),
+        models.text_columns(architecture),
+    )
+    return with_quantiles(fitted, options)
+
+
+def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
+    """Return the fields of a recipe for the job's spec, those that the spec gives included."""
+    from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
+
+    preprocessing = fitted.preprocessing
+    architecture, rows, features = spec["architecture"], fitted.training_rows, len(preprocessing.features)
+    tune = architecture.get("tune") if architecture["type"] == "pretrained" else None
+    subject = Subject(architecture["type"], preprocessing.task, rows, features, tune)
+    options = spec["options"]
+    patience = options.get("early_stopping", {}).get("patience")
+    explicit = Explicit(spec["batch_size"], spec["learning_rate"], patience, options.get("learning_rate_schedule"))
+    return recipe(subject, explicit)._asdict()
+
+
 def job_settings(spec: dict[str, Any]) -> Settings:
-    """Return the library's settings for the job's spec. Raises OptionError."""
-    from pg_tensile.execution.training.settings import EarlyStopping, Settings
+    """Return the library's settings for the job's spec with its recipe. Raises OptionError."""
+    from pg_tensile.execution.training.settings import Settings
     from pg_tensile.rules import check_options
 
     options = spec["options"]
@@ -46,7 +83,6 @@ def job_settings(spec: dict[str, Any]) -> Settings:
     if spec["batch_size"] == 0 and options.get("accumulate", 1) > 1:
         hint = "Give a batch_size, or leave accumulate out: the batch size is chosen so that whole batches fit."
         raise OptionError("a job that chooses its batch size cannot accumulate", hint=hint)
-    stopping = options.get("early_stopping")
     return Settings(
         epochs=spec["epochs"],
         batch_size=spec["batch_size"],
@@ -56,12 +92,41 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         weight_decay=options.get("weight_decay"),
         momentum=options.get("momentum"),
         clip=options.get("clip"),
-        early_stopping=None if stopping is None else EarlyStopping(**stopping),
+        early_stopping=_early_stopping(spec),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
+        keep=options.get("keep", "best"),
+        max_time_s=spec["max_time_s"],
+        learning_rate_schedule=spec["learning_rate_schedule"],
+        quantiles=tuple(options.get("quantiles", ())),
         precision=options.get("precision", "float32"),
         accumulate=int(options.get("accumulate", 1)),
     )
+
+
+def _early_stopping(spec: dict[str, Any]) -> EarlyStopping | None:
+    """Return the rule of early stopping, or None: by default it is on where the best epoch is kept."""
+    from pg_tensile.execution.training.settings import EarlyStopping
+
+    options = spec["options"]
+    off = "early_stopping" not in options and options.get("keep", "best") == "last"
+    if off or spec["patience"] == 0:
+        return None
+    return EarlyStopping(spec["patience"], options.get("early_stopping", {}).get("min_delta", 0.0))
+
+
+def with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> FittedPreprocessing:
+    """Return what was fitted, with the quantiles that the job's options ask for.
+
+    Raises OptionError for a classification."""
+    quantiles, preprocessing = options.get("quantiles"), fitted.preprocessing
+    if quantiles is None:
+        return fitted
+    if preprocessing.labels is not None:
+        hint = "Leave it out, or set the option task to regression if the target is a number."
+        name = preprocessing.target.name
+        raise OptionError(f'the option quantiles is for regressions, but "{name}" has labels', hint)
+    return replace(fitted, preprocessing=replace(preprocessing, quantiles=tuple(quantiles)))
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
+from pg_tensile.execution.data.answers import Answers, answers, explained, interval
+from pg_tensile.execution.data.attributions import attributions
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pyworker.children.embedding import BaseModel, Embedder, shorten
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
@@ -37,13 +39,12 @@ class Key(NamedTuple):
     memory_budget: int = 0
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """Contents of a PREDICTION frame; docs/internals.md, "Features (PREDICT)"."""
 
-    unknown: int
-    prediction: NDArray[np.float64]  # [rows]
-    probability: NDArray[np.float64]  # [rows]
-    label: NDArray[np.int32]  # [rows]
+    unknown: int  # categories never seen in training
+    answers: Answers
+    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows], or attributions [features]
 
 
 class Version:
@@ -64,14 +65,30 @@ class Version:
         self._arrays = len(preprocessing.arrays)
         self._embedder: Embedder | None = None
         self._padded = True  # texts have as many tokens as in training
-        values = preprocessing.label_values
-        self._label_values = np.array(values, np.float64) if values is not None else None
 
-    def predict(self, frame: Frame) -> Answer:
-        """Return the answer to a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
-        inputs, unknown = self._inputs(frame)
-        features = self._preprocessing.apply(inputs)
-        return self._answer(self._execute(features, inputs.rows).astype(np.float64), unknown)
+    def predict(self, frame: Frame) -> Reply:
+        """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
+        inputs, unknown = self.inputs(frame)
+        outputs = self.outputs(inputs)
+        reply = Reply(unknown, answers(outputs, self._preprocessing))
+        coverage = frame.header.get("coverage")
+        if coverage is not None:
+            return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
+        if frame.header.get("explain"):
+            return reply._replace(extras=(self._attributions(inputs, int(reply.answers.label[0])),))
+        return reply
+
+    def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
+        """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
+        return self._execute(self._preprocessing.apply(inputs), inputs.rows).astype(np.float64)
+
+    def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
+        preprocessing = self._preprocessing
+        return attributions(preprocessing, inputs, lambda mixed: explained(self.outputs(mixed), preprocessing, label))
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self._preprocessing
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
@@ -86,7 +103,10 @@ class Version:
     def close(self) -> None:
         """Release resources that are not memory."""
 
-    def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
+    def inputs(self, frame: Frame) -> tuple[Inputs, int]:
+        """Return the features in a PREDICT frame, and the number of categories never seen in training.
+
+        Raises Malformed."""
         rows, buffers = frame.header.get("rows"), frame.buffers
         if not isinstance(rows, int) or rows < 0 or len(buffers) != 2 + 2 * self._arrays:
             raise Malformed(f"a request has {len(buffers)} buffers and {rows} rows")
@@ -115,11 +135,12 @@ class Version:
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
         unknown = end = 0
-        for indices, limit, known_codes in zip(codes, limits, codes_of_strings, strict=True):
+        for number, (indices, limit, known_codes) in enumerate(zip(codes, limits, codes_of_strings, strict=True)):
             start, end = end, end + limit + 1
             category = CategoryInput(indices, tables[start:end])
-            if 0 in known_codes:
-                unknown += int(((indices >= 0) & (category.table[indices] == 0)).sum())
+            unknown_strings = self._preprocessing.unknown(number, known_codes)
+            if True in unknown_strings:
+                unknown += int(np.array([*unknown_strings, False])[indices].sum())
             categories.append(category)
         return categories, unknown
 
@@ -130,9 +151,10 @@ class Version:
             for number, (indices, strings) in enumerate(zip(codes, dictionaries, strict=True))
         ]
         unknown = 0
-        for feature, category in zip(self._preprocessing.categories, categories, strict=True):
-            if not feature.vocabulary:
-                unknown += int(((category.places >= 0) & (category.table[category.places] == 0)).sum())
+        for number, (indices, table) in enumerate(categories):
+            if not self._preprocessing.categories[number].vocabulary:
+                unknown_strings = self._preprocessing.unknown(number, table[:-1].tolist())
+                unknown += int(np.array([*unknown_strings, False])[indices].sum())
         return categories, unknown
 
     @staticmethod
@@ -145,29 +167,6 @@ class Version:
             raise Malformed(f"a request's array elements do not fit {rows} rows")
         return array
 
-    def _answer(self, outputs: NDArray[np.float64], unknown: int) -> Answer:
-        """Return the answer for the model's outputs [rows, outputs]."""
-        rows = len(outputs)
-        task = self._preprocessing.task
-        if task == Task.REGRESSION:
-            target = self._preprocessing.target
-            prediction = outputs[:, 0] * target.std + target.mean
-            return Answer(unknown, prediction, np.full(rows, np.nan), np.full(rows, -1, np.int32))
-        if task == Task.BINARY:
-            positive = _sigmoid(outputs[:, 0])
-            label = positive > 0.5
-            return Answer(unknown, positive, np.where(label, positive, 1.0 - positive), label.astype(np.int32))
-        odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        label = outputs.argmax(axis=1)
-        values = self._label_values
-        prediction = values[label] if values is not None else np.full(rows, np.nan)
-        return Answer(unknown, prediction, odds.max(axis=1) / odds.sum(axis=1), label.astype(np.int32))
-
-
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 / (1 + e^−x), with x clipped to ±700 against overflow: beyond, it is 0 or 1 to within 1e-304."""
-    return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-x, -700.0), 700.0)))
-
 
 class LoadedModel(Version):
     """Version that is executed in one piece."""
@@ -175,11 +174,11 @@ class LoadedModel(Version):
     def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
         import torch
 
-        from pg_tensile.execution.models import few_rows
+        from pg_tensile.execution.models import few_rows, fused
 
         super().__init__(preprocessing, nbytes)
         self._padded = False
-        self._module = module.eval()
+        self._module = fused(module).eval()
         self._few_rows = few_rows(module)
         if preprocessing.text is not None:
             transformer: Any = module.texts
@@ -251,6 +250,11 @@ def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) 
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
+    return load_version(header, weights, profile)
+
+
+def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
+    """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 
     from pg_tensile.execution import models

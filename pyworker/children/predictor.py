@@ -181,12 +181,11 @@ class Predictor:
 
     def _predict(self, session: Session, frame: Frame, model: Model) -> None:
         try:
-            answer = model.predict(frame)
+            unknown, answers, extras = model.predict(frame)
         except Exception as error:  # anything that a user's model raises is that request's error
             self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
             return
-        buffers = (_INT64.pack(answer.unknown), answer.prediction, answer.probability, answer.label)
-        self._send(session, FrameType.PREDICTION, frame.job, None, buffers)
+        self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers, *extras))
 
     def _embed(self, session: Session, frame: Frame, model: Model) -> None:
         try:

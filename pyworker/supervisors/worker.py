@@ -173,9 +173,9 @@ class Worker:
         plpy = self._server.plpy
         row = self._row
         try:
-            rows = self._server.call(
-                "tensile._feed(int4,text,text,jsonb)", self._child.fd, row["query"], row["target"], row["settings"]
-            )
+            columns = ("query", "target", "settings", "split_by", "validation_query")
+            feed = "tensile._feed(int4,text,text,jsonb,text,text)"
+            rows = self._server.call(feed, self._child.fd, *(row[column] for column in columns))
             self._server.commit()
         except plpy.spiexceptions.QueryCanceled:
             raise
@@ -265,6 +265,8 @@ class Worker:
                 results.begin_version(frame.header)
             case FrameType.LATENCY:
                 results.keep_latency(frame)
+            case FrameType.SETTINGS:
+                results.keep_settings(frame)
             case FrameType.CHOICE:
                 results.keep_choice(frame)
             case FrameType.SPARSITY:

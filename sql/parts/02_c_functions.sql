@@ -50,8 +50,9 @@ CREATE FUNCTION tensile._fetch_plan(after bigint, OUT generation bigint, OUT eve
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_fetch_plan';
 CREATE FUNCTION tensile._acknowledge_plan(generation bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_acknowledge_plan';
-CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb) RETURNS bigint
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_feed';
+CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb, split_by text DEFAULT NULL,
+                              validation_query text DEFAULT NULL) RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_feed';
 
 -- Scheduler and predictor
 CREATE FUNCTION tensile._publish_plan(job bigint, events bytea, planned_bytes bigint, granted_bytes bigint,

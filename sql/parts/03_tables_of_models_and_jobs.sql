@@ -7,17 +7,21 @@ CREATE TABLE tensile.models (
     name             text NOT NULL UNIQUE,
     owner            oid,
     owner_name       name NOT NULL,
-    architecture     jsonb NOT NULL,
+    architecture     jsonb,
     description      text,
     deployed_version int,
     memory_budget    bigint CHECK (memory_budget OPERATOR(pg_catalog.>) 0),
     created_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0)
+    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
+    architecture_reason text
 );
 COMMENT ON TABLE tensile.models IS
     'models; visible to their owners and to roles with a grant; dumped by superusers and BYPASSRLS roles only';
 COMMENT ON COLUMN tensile.models.owner IS 'OID of the owning role; null while no role has the name owner_name';
+COMMENT ON COLUMN tensile.models.architecture IS 'type and keys; null: chosen by the first train_model';
+COMMENT ON COLUMN tensile.models.architecture_reason IS
+    'reason for the architecture if train_model has chosen it; null: given to register_model, or not chosen yet';
 COMMENT ON COLUMN tensile.models.deployed_version IS
     'version that predictions use; null while none is deployed';
 COMMENT ON COLUMN tensile.models.memory_budget IS
@@ -37,6 +41,7 @@ CREATE TABLE tensile.model_versions (
     rows          bigint,
     weight_bytes  bigint,
     created_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    training      jsonb,
     UNIQUE (model, version)
 );
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
@@ -51,6 +56,9 @@ COMMENT ON COLUMN tensile.model_versions.metrics IS
 COMMENT ON COLUMN tensile.model_versions.rows IS 'number of rows returned by the training query';
 COMMENT ON COLUMN tensile.model_versions.weight_bytes IS
     'size of the weights in bytes; null while they are being written';
+COMMENT ON COLUMN tensile.model_versions.training IS
+    'settings and course of the training: {"batch_size", "learning_rate", "epochs", "stopped"}; "stopped" is the '
+    'reason for its end: epochs, early_stopping or max_time';
 
 CREATE TABLE tensile.model_weights (
     version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
@@ -94,9 +102,9 @@ CREATE TABLE tensile.jobs (
     query            text NOT NULL,
     target           text NOT NULL,
     epochs           int NOT NULL,
-    batch_size       int NOT NULL,
+    batch_size       int,
     optimizer        text NOT NULL,
-    learning_rate    float8 NOT NULL,
+    learning_rate    float8,
     validation       float8 NOT NULL,
     seed             bigint NOT NULL,
     policy           text,
@@ -126,6 +134,10 @@ CREATE TABLE tensile.jobs (
     detail           text,
     traceback        text,
     warnings         text[],
+    chosen_learning_rate float8,
+    split_by         text,
+    validation_query text,
+    max_time         interval,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
@@ -149,11 +161,19 @@ COMMENT ON COLUMN tensile.jobs.not_before IS
 COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows returned by the query';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
 COMMENT ON COLUMN tensile.jobs.batch_size IS
-    'requested batch size; 0: chosen automatically, see chosen_batch_size';
+    'requested batch size; null: chosen by the number of rows, 0: chosen by plans; see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS
-    'requested learning rate; for batches of 64 rows if the batch size is chosen automatically';
+    'requested learning rate; for batches of 64 rows if the batch size is chosen by plans; null: chosen '
+    'automatically, see chosen_learning_rate';
 COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
-    'batch size chosen automatically; its learning rate is in batch_sizes; null: none was chosen (yet)';
+    'batch size chosen automatically; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.chosen_learning_rate IS
+    'learning rate chosen automatically, or for the chosen batch size; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.split_by IS
+    'column of the query by which rows are divided into training and validation; null: by their content';
+COMMENT ON COLUMN tensile.jobs.validation_query IS
+    'query of the rows for validation; null: a share of the rows of the training query';
+COMMENT ON COLUMN tensile.jobs.max_time IS 'longest time of training; null: no limit';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS
     'device memory available to the job, in bytes; null: no limit but the device''s';
 COMMENT ON COLUMN tensile.jobs.settings IS
@@ -229,7 +249,8 @@ COMMENT ON TABLE tensile.metrics IS
 COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
 COMMENT ON COLUMN tensile.metrics.metric IS
-    'loss, accuracy, f1, rmse or r2: the columns of epoch_metrics; later versions may add others';
+    'loss; accuracy, balanced_accuracy, f1, precision, recall, mcc, log_loss, brier, roc_auc and pr_auc of labels; '
+    'rmse, mae and r2 of numbers; epoch_metrics has columns for the most used';
 COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric over all rows of the split';
 
 CREATE TABLE tensile.batch_sizes (

@@ -68,12 +68,10 @@ DECLARE
     m tensile.models;
     model bigint;
 BEGIN
-    PERFORM tensile._not_null('name', name, 'architecture', architecture::text, 'replace', replace::text);
-    IF length(name) NOT BETWEEN 1 AND 200 OR name ~ '[[:cntrl:]]' THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid model name',
-            HINT = 'A name has 1 to 200 characters and no control characters.';
+    PERFORM tensile._not_null('name', name, 'replace', replace::text), tensile._check_model_name(name);
+    IF architecture IS NOT NULL THEN -- otherwise the first train_model chooses one
+        PERFORM tensile._check_architecture(architecture);
     END IF;
-    PERFORM tensile._check_architecture(architecture);
     IF (tensile._rules()->'architectures'->(architecture->>'type')->>'code')::bool
        AND NOT pg_has_role(caller, 'pg_execute_server_program', 'USAGE') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
@@ -84,11 +82,7 @@ BEGIN
                            FROM json_each(tensile._rules()->'architectures') a WHERE a.value->'code' IS NULL));
     END IF;
 
-    INSERT INTO tensile.models (name, owner_name, architecture, description)
-        SELECT _register_model.name, r.rolname, _register_model.architecture, _register_model.description
-        FROM pg_roles r WHERE r.oid = caller
-        ON CONFLICT DO NOTHING
-        RETURNING id INTO model;
+    model := tensile._insert_model(caller, name, architecture, NULL, description);
     IF model IS NOT NULL THEN
         RETURN model;
     ELSIF NOT replace THEN
@@ -98,10 +92,31 @@ BEGIN
 
     m := tensile._own_model(caller, name);
     PERFORM tensile._no_open_job(m);
-    UPDATE tensile.models SET architecture = _register_model.architecture, description = _register_model.description,
-        updated_at = clock_timestamp() WHERE id = m.id;
+    UPDATE tensile.models SET architecture = _register_model.architecture, architecture_reason = NULL,
+        description = _register_model.description, updated_at = clock_timestamp() WHERE id = m.id;
     RETURN m.id;
 END $$;
+
+CREATE FUNCTION tensile._check_model_name(name text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF length(name) NOT BETWEEN 1 AND 200 OR name ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid model name',
+            HINT = 'A name has 1 to 200 characters and no control characters.';
+    END IF;
+END $$;
+
+-- Id of the new model; null if there is one of that name
+CREATE FUNCTION tensile._insert_model(caller oid, name text, architecture jsonb, reason text, description text)
+    RETURNS bigint
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.models (name, owner_name, architecture, architecture_reason, description)
+        SELECT $2, r.rolname, $3, $4, $5 FROM pg_roles r WHERE r.oid = $1
+        ON CONFLICT DO NOTHING
+        RETURNING id
+$$;
 
 CREATE FUNCTION tensile._no_open_job(model tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -5,27 +5,33 @@
 -- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
 CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
                                      optimizer text, learning_rate float8, validation float8, seed bigint,
-                                     policy text, memory_budget text, priority int, options jsonb, search_path text)
+                                     policy text, memory_budget text, priority int, options jsonb, split_by text,
+                                     validation_query text, max_time interval, search_path text, arrays text[])
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options);
+                                                  validation, policy, priority, options, split_by, validation_query,
+                                                  max_time, arrays);
     job bigint;
     budget bigint;
+    model_id bigint;
 BEGIN
     budget := tensile._parse_budget(memory_budget);
+    model_id := tensile._store_architecture(caller, m);
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
-                              learning_rate, validation, seed, policy, memory_budget, priority, options, settings)
-        VALUES (m.id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
+                              learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
+                              split_by, validation_query, max_time)
+        VALUES (model_id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
                 _train_model.batch_size, _train_model.optimizer, _train_model.learning_rate, _train_model.validation,
                 _train_model.seed, coalesce(_train_model.policy, current_setting('pg_tensile.policy')), budget,
                 _train_model.priority, _train_model.options,
                 jsonb_build_object('search_path', _train_model.search_path, 'TimeZone', current_setting('TimeZone'),
                                    'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')))
+                                   'IntervalStyle', current_setting('IntervalStyle')),
+                _train_model.split_by, _train_model.validation_query, _train_model.max_time)
         ON CONFLICT DO NOTHING
         RETURNING id INTO job;
     IF job IS NULL THEN
@@ -37,10 +43,70 @@ BEGIN
     RETURN job;
 END $$;
 
--- Return the model to train; raise the errors that train_model and explain_training have in common.
+-- Store the architecture that was chosen for a model, if it has none, and tell the client; return the model's id. A model
+-- that does not exist is registered to the caller.
+CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    model_id bigint := m.id;
+BEGIN
+    IF model_id IS NULL AND NOT EXISTS (
+            SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+                 JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+            WHERE p.proname = 'register_model' AND e.extname = 'pg_tensile'
+              AND has_function_privilege(caller, p.oid, 'EXECUTE')) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied to register model "%s"', m.name),
+            HINT = 'A role that may call register_model can register it and grant you ''train''.';
+    ELSIF model_id IS NULL THEN
+        model_id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
+        IF model_id IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+                MESSAGE = format('model "%s" has just been registered by another session', m.name),
+                HINT = 'Call train_model again.';
+        END IF;
+    ELSE
+        UPDATE tensile.models SET architecture = m.architecture, architecture_reason = m.architecture_reason,
+            updated_at = clock_timestamp() WHERE id = model_id AND architecture IS NULL;
+        IF NOT FOUND THEN
+            RETURN model_id;
+        END IF;
+    END IF;
+    RAISE NOTICE 'model "%" is registered with the architecture %: %', m.name, m.architecture->>'type',
+        m.architecture_reason;
+    RETURN model_id;
+END $$;
+
+-- The architecture for a query, and the reason; `arrays`: name and type on the wire of each feature that is an array
+CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jsonb, OUT architecture_reason text)
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    type_of_tables CONSTANT text := 'tabular';
+    number int := cardinality(arrays) / 2;
+    type text := type_of_tables;
+BEGIN
+    IF number = 0 THEN
+        architecture_reason := 'no column is an array';
+    ELSIF number > 1 THEN
+        architecture_reason := format('%s columns are arrays, which are taken as numbers', number);
+    ELSIF arrays[2] IN ('int4[]', 'int8[]') THEN
+        type := 'transformer';
+        architecture_reason := format('"%s" is the only array, of integers, which are taken as tokens', arrays[1]);
+    ELSE
+        type := 'cnn';
+        architecture_reason := format('"%s" is the only array, which is taken as an image', arrays[1]);
+    END IF;
+    architecture := jsonb_build_object('type', type);
+END $$;
+
+-- Return the model to train; raise the errors that train_model and explain_training have in common. A model that does
+-- not exist has no id; one without an architecture gets the one that its query suggests. Neither is stored.
 CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
                                           learning_rate float8, validation float8, policy text, priority int,
-                                          options jsonb) RETURNS tensile.models
+                                          options jsonb, split_by text, validation_query text, max_time interval,
+                                          arrays text[]) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -48,8 +114,8 @@ DECLARE
 BEGIN
     SELECT * INTO m FROM tensile.models WHERE name = model;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
-            HINT = 'Create it with register_model(name, architecture); existing models are listed in tensile.models.';
+        PERFORM tensile._check_model_name(model);
+        m := jsonb_populate_record(m, jsonb_build_object('name', model));
     ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', model),
@@ -57,9 +123,13 @@ BEGIN
                           pg_get_userbyid(caller));
     END IF;
     PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
+            tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
             tensile._check_compression(policy, options),
             tensile._check_can_start(caller);
+    IF m.architecture IS NULL THEN
+        m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
+    END IF;
     RETURN m;
 END $$;
 
@@ -88,13 +158,13 @@ BEGIN
         hint := 'Use 1 to 1000000.';
     ELSIF batch_size NOT BETWEEN 0 AND 10000000 THEN
         message := format('batch_size is out of range: %s', batch_size);
-        hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen.';
+        hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen by plans.';
     ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
         message := format('unknown optimizer "%s"', optimizer);
         hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
     ELSIF NOT (learning_rate > 0 AND learning_rate < 'Infinity') THEN
         message := format('learning_rate is out of range: %s', learning_rate);
-        hint := 'Use a positive, finite number such as 0.001.';
+        hint := 'Use a positive, finite number such as 0.001, or leave it out to have it chosen.';
     ELSIF NOT (validation >= 0 AND validation < 1) THEN
         message := format('validation is out of range: %s', validation);
         hint := 'Use the share of rows kept for validation: 0 or more, and less than 1.';
@@ -109,18 +179,46 @@ BEGIN
     PERFORM tensile._check_priority(priority);
 END $$;
 
+-- The rows for validation are a share of the query's rows, or those of a query of their own. 0.2 is the default share.
+CREATE FUNCTION tensile._check_split(validation float8, split_by text, validation_query text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF validation_query IS NOT NULL AND split_by IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'split_by and validation_query contradict each other',
+            HINT = 'Leave split_by out to validate on the rows of the validation query.';
+    ELSIF validation_query IS NOT NULL AND validation <> 0.2 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('validation is %s, but the validation query decides which rows are for validation',
+                             validation),
+            HINT = 'Leave validation out, or validation_query.';
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._check_max_time(max_time interval) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT (extract(epoch FROM max_time) > 0 AND extract(epoch FROM max_time)::float8 < 'Infinity') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('max_time is out of range: %s', max_time),
+            HINT = 'Use a positive time such as ''10 minutes'', or leave it out for no limit.';
+    END IF;
+END $$;
+
 -- batch_size => 0: the batch size is chosen by plans, which show what fits.
 CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    option text := CASE WHEN batch_size <> 0 THEN (SELECT k FROM jsonb_object_keys(options) k
+    option text := CASE WHEN batch_size IS DISTINCT FROM 0 THEN (SELECT k FROM jsonb_object_keys(options) k
                         WHERE k IN ('batch_size_range', 'learning_rate_scaling') ORDER BY k LIMIT 1) END;
 BEGIN
     IF option IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('option "%s" requires an automatically chosen batch size, but batch_size is %s', option,
-                             batch_size),
+            MESSAGE = format('option "%s" requires a batch size chosen by plans, but batch_size is %s', option,
+                             coalesce(batch_size::text, 'null')),
             HINT = 'Use batch_size => 0, or leave the option out.';
     ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',

@@ -21,7 +21,7 @@ BEGIN
     DELETE FROM tensile.traces t WHERE t.job = j.id;
     PERFORM tensile._notify(j.id), tensile._log_event(j.id, 'started');
     RETURN to_jsonb(j) - '{owner,owner_name,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
-        || jsonb_build_object('attempt', j.attempts,
+        || jsonb_build_object('attempt', j.attempts, 'max_time_s', extract(epoch FROM j.max_time),
                'running', (SELECT count(*) FROM tensile.jobs o
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')),
                'architecture', (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model),
@@ -88,7 +88,8 @@ $$;
 
 -- Add a version of the job's model, which is not visible yet: its weights follow in chunks, each in its own
 -- transaction, and it is complete when the job has finished. Any other end of the attempt deletes it.
-CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text) RETURNS bigint
+CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text,
+                                     training jsonb DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -98,10 +99,11 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile.jobs WHERE id = tensile._my_job();
     m := tensile._trained_model(j);
-    INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows)
+    INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training)
         VALUES (m.id, 1 + greatest((SELECT max(o.version) FROM tensile.model_versions o WHERE o.model = m.id),
                                    (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = m.id), 0),
-                j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows)
+                j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows,
+                _job_version.training)
         RETURNING id INTO result;
     UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;
     RETURN result;
@@ -182,6 +184,16 @@ BEGIN
     END LOOP;
 END $$;
 
+-- SETTINGS frame: what the executor has chosen of the settings that the job leaves open
+CREATE FUNCTION tensile._job_settings(settings jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile.jobs
+        SET chosen_batch_size = CASE WHEN batch_size IS NULL THEN ($1->>'batch_size')::int END,
+            chosen_learning_rate = CASE WHEN learning_rate IS NULL THEN ($1->>'learning_rate')::float8 END
+        WHERE id = tensile._my_job()
+$$;
+
 -- CHOICE frame: the batch size chosen for the job, and those that it was compared with
 CREATE FUNCTION tensile._job_choice(choice jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -189,7 +201,9 @@ AS $$
 DECLARE
     j bigint := tensile._my_job();
 BEGIN
-    UPDATE tensile.jobs SET chosen_batch_size = (choice->>'batch_size')::int WHERE id = j;
+    UPDATE tensile.jobs SET chosen_batch_size = (choice->>'batch_size')::int,
+            chosen_learning_rate = (choice->>'learning_rate')::float8
+        WHERE id = j;
     DELETE FROM tensile.batch_sizes b WHERE b.job = j;
     INSERT INTO tensile.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s, iteration_us,
                                      stall_us, device_bytes, measured_us, reason)

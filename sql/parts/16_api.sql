@@ -2,7 +2,7 @@
 -- Public functions: models, jobs and predictions
 ------------------------------------------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, description text DEFAULT NULL,
+CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb DEFAULT NULL, description text DEFAULT NULL,
                                            replace bool DEFAULT false) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.register_model(text, jsonb, text, bool) IS
@@ -47,15 +47,16 @@ COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
     'version; null: all; for the model''s owner';
 
 CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
-        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
-        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
         policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
-        options jsonb DEFAULT '{}') RETURNS bigint
+        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL,
+        max_time interval DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_train_model';
 COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
-                                            jsonb) IS
+                                            jsonb, text, text, interval) IS
     'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
-    'commit; for the model''s owner and roles granted ''train''';
+    'commit; for the model''s owner and roles granted ''train''; a model that does not exist is registered';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS
@@ -104,3 +105,36 @@ COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb, text) IS
     'predict the most probable class for an object {"feature": value, ...}';
 COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS
     'predict for every row of a query, in batches';
+CREATE FUNCTION @extschema@.predict_interval(model text, features record, coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_record';
+CREATE FUNCTION @extschema@.predict_interval(model text, features float8[], coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_array';
+CREATE FUNCTION @extschema@.predict_interval(model text, features jsonb, coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_jsonb';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, record, float8, text) IS
+    'predict for a row, with columns matched by name, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, float8[], float8, text) IS
+    'predict for features in the order of the training query, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, jsonb, float8, text) IS
+    'predict for an object {"feature": value, ...}, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+CREATE FUNCTION @extschema@.explain_prediction(model text, features record, memory_budget text DEFAULT NULL)
+    RETURNS TABLE (feature text, value text, attribution float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_record';
+CREATE FUNCTION @extschema@.explain_prediction(model text, features jsonb, memory_budget text DEFAULT NULL)
+    RETURNS TABLE (feature text, value text, attribution float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_jsonb';
+COMMENT ON FUNCTION @extschema@.explain_prediction(text, record, text) IS
+    'attribute the prediction for a row, with columns matched by name, to the features; the attribution without a feature '
+    'is the prediction for average features, and all together are the prediction';
+COMMENT ON FUNCTION @extschema@.explain_prediction(text, jsonb, text) IS
+    'attribute the prediction for an object {"feature": value, ...}, to the features; the attribution without a feature '
+    'is the prediction for average features, and all together are the prediction';

@@ -211,19 +211,24 @@ COMMENT ON COLUMN tensile.loaded_models.host_bytes IS
     'bytes of the weights in host memory, besides those on the device';
 
 CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
-    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
+    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at,
+           m.roc_auc, m.log_loss, m.mae
     FROM tensile.epochs e
          CROSS JOIN LATERAL (
              SELECT pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'loss') AS loss,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'accuracy') AS accuracy,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'f1') AS f1,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'rmse') AS rmse,
-                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'roc_auc') AS roc_auc,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'log_loss') AS log_loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'mae') AS mae
              FROM tensile.metrics x
              WHERE x.job OPERATOR(pg_catalog.=) e.job AND x.epoch OPERATOR(pg_catalog.=) e.epoch
                AND x.split OPERATOR(pg_catalog.=) e.split) m;
 COMMENT ON VIEW tensile.epoch_metrics IS
-    'training and validation metrics of every epoch, one column each; null if not applicable to the task';
+    'training and validation metrics of every epoch, one column each; null if not applicable to the task; metrics has '
+    'others';
 COMMENT ON COLUMN tensile.epoch_metrics.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.epoch_metrics.split IS 'training (summed up during the epoch) or validation (after it)';
 COMMENT ON COLUMN tensile.epoch_metrics.samples IS 'number of rows behind the metrics';
@@ -237,6 +242,10 @@ COMMENT ON COLUMN tensile.epoch_metrics.r2 IS
     'share of the target''s variance that is explained: 1 is perfect, 0 as good as the mean';
 COMMENT ON COLUMN tensile.epoch_metrics.seconds IS 'duration in seconds';
 COMMENT ON COLUMN tensile.epoch_metrics.at IS 'end time';
+COMMENT ON COLUMN tensile.epoch_metrics.roc_auc IS
+    'probability that a row of a class gets a higher probability of it than a row of another class; validation only';
+COMMENT ON COLUMN tensile.epoch_metrics.log_loss IS 'cross-entropy of the probabilities';
+COMMENT ON COLUMN tensile.epoch_metrics.mae IS 'mean absolute error, in the target''s unit';
 
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
@@ -246,7 +255,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.sqlstate, j.error, j.hint,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
                AS batch_size,
-           coalesce(b.learning_rate, j.learning_rate) AS learning_rate
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
@@ -254,7 +263,6 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
-         LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS
     'ended jobs with their waiting and running times, and the metrics of their last epoch';
@@ -265,7 +273,8 @@ COMMENT ON COLUMN tensile.job_history.attempts IS 'number of attempts: workers s
 COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows returned by the query';
 COMMENT ON COLUMN tensile.job_history.batch_size IS
     'rows per step; null: none was chosen before the job ended';
-COMMENT ON COLUMN tensile.job_history.learning_rate IS 'learning rate of the training';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS
+    'learning rate of the training; null: none was chosen before the job ended';
 COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
 COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
 COMMENT ON COLUMN tensile.job_history.validation_loss IS

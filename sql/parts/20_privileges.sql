@@ -10,16 +10,17 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_wait(int, int, bool),
+    tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
+    tensile._session_weights(bigint, int),
     tensile._explain_latency_models(), tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
-    tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb),
+    tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb, text, text),
     tensile._fetch_plan(bigint),
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
     tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8,
                     bigint),
-    tensile._job_choice(jsonb),
+    tensile._job_choice(jsonb), tensile._job_settings(jsonb),
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
@@ -28,7 +29,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
-    tensile._job_version(text, jsonb, jsonb, text), tensile._job_weights(bigint, int, bytea),
+    tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
     tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
@@ -43,7 +44,11 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows,
+    @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
+    @extschema@.predict_interval(text, jsonb, float8, text),
+    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     TO tensile_user;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
@@ -55,7 +60,11 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows,
+    @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
+    @extschema@.predict_interval(text, jsonb, float8, text),
+    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     FROM PUBLIC;
 
 -- Wake the launcher when this transaction commits.

@@ -32,6 +32,7 @@ ARGUMENTS: dict[str, Any] = {
     "query": "SELECT label, image FROM images",
     "target": "label",
     "batch_size": BATCH_SIZE,
+    "learning_rate": 1e-3,
     "validation": 0.0,
 }
 TRAINED = (("mlp", 1), ("mlp", 2), ("cnn", 1))  # network and seed of the jobs that end: with known weights
@@ -119,7 +120,7 @@ class Lab:
         self._models += 1
         model = f"{network}{self._models}"
         register(self.conn, model, NETWORKS[network])
-        options = {"task": "classification"} | arguments.pop("options", {})
+        options = {"task": "classification", "keep": "last"} | arguments.pop("options", {})
         arguments = ARGUMENTS | {"epochs": EPOCHS, "seed": seed, "options": options} | arguments
         return int(value(self.conn, f"SELECT train_model('{model}', {_named(arguments)})"))
 

@@ -39,7 +39,11 @@ def terminate(conn: Connection, kind: str) -> int:
 
 
 def train(conn: Connection, model: str = "m") -> int:
-    return int(value(conn, "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y')", model))
+    sql = (
+        "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y', epochs => 10, batch_size => 64,"
+        """ learning_rate => 0.001, options => '{"keep": "last"}')"""
+    )
+    return int(value(conn, sql, model))
 
 
 # The body of tensile._step on a stage: the processes named in {staged} execute orders, the others run the real

@@ -25,6 +25,14 @@ ROWS = """
     FROM generate_series(1, 400) i
 """
 FOREVER = 1_000_000  # epochs
+SMALL_JOB: dict[str, Any] = {  # arguments of train_model; no number is left to the recipe
+    "query": ROWS,
+    "target": "y",
+    "epochs": 2,
+    "batch_size": 64,
+    "learning_rate": 1e-3,
+    "options": {},
+}
 SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
 
 BY_CANCEL_JOB = "cancelled by cancel_job"
@@ -79,13 +87,17 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Register the model if there is an architecture, call train_model with small defaults and return the job.
 
-    Python models get policy "none": side effects of a captured model do not run in every pass."""
+    `options` None: the function's default. Python models get policy "none": side effects of a captured model do not run
+    in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
         if architecture["type"] == "python":
             arguments = {"policy": "none"} | arguments
-    arguments = {"query": ROWS, "target": "y", "epochs": 2, "options": {}} | arguments
-    arguments["options"] = Jsonb(arguments["options"])
+    arguments = SMALL_JOB | arguments
+    options = arguments.pop("options")
+    if options is not None:
+        every_epoch = {} if "early_stopping" in options else {"keep": "last"}
+        arguments["options"] = Jsonb(every_epoch | options)
     named = ", ".join(f"{key} => %({key})s" for key in arguments)
     row = conn.execute(f"SELECT train_model(%(model)s, {named})", arguments | {"model": model}).fetchone()
     assert row is not None

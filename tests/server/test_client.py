@@ -39,6 +39,7 @@ TARGET = 'the "answer";'
 DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # its minimum is well below its memory without a plan
 SETTINGS: dict[str, Any] = {"batch_size": 50, "validation": 0.25}
 EPOCHS = 20
+LAST = {"keep": "last"}  # no early stopping
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,9 @@ def budget(server: Any) -> int:
 def trained(server: Any, budget: int) -> int:
     """The id of a finished job."""
     with connect(server.dsn(user="alice")) as client:
-        job = client.train(MODEL, QUERY, TARGET, epochs=EPOCHS, learning_rate=3e-3, memory_budget=budget, **SETTINGS)
+        job = client.train(
+            MODEL, QUERY, TARGET, epochs=EPOCHS, learning_rate=3e-3, memory_budget=budget, options=LAST, **SETTINGS
+        )
         assert job.wait(progress=False, timeout=90) == "finished"
         return job.number
 
@@ -98,7 +101,7 @@ def endless(client: Client, budget: int, wait_until: Wait) -> Job:
     if rows:
         job = client.job(rows[0]["job"])
     else:
-        job = client.train("endless", QUERY, TARGET, epochs=FOREVER, memory_budget=budget, **SETTINGS)
+        job = client.train("endless", QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS)
     wait_until(lambda: phase(client, job) == "training", what=lambda: job.state)
     return job
 
@@ -371,7 +374,7 @@ def test_a_failed_job_raises_its_own_error(client: Client) -> None:
         ({"target": "b"}, "b"),
         ({"query": "SELECT"}, ""),
         ({"query": "DROP TABLE x"}, ""),
-        ({"model": "nobody's"}, 'model "nobody\'s" does not exist'),
+        ({"model": "two\nlines"}, "invalid model name"),
         ({"model": "a\0b"}, "NUL"),
         ({"model": "\ud800"}, "a text cannot be sent"),
     ],
@@ -399,6 +402,19 @@ def test_arguments_of_a_wrong_name_or_type(client: Client, trained: int) -> None
     for number in (0, -1, 2**63, 10**30):
         with pytest.raises(ServerError, match="there is no job"):
             client.job(number)
+
+
+def test_evaluations_and_importances_are_tables(client: Client, trained: int) -> None:
+    scores = client.evaluate(MODEL, QUERY)
+    assert scores.loc["rows", "value"] == 400
+    assert 0.5 < scores.loc["accuracy", "value"] <= 1
+    assert set(scores.loc["confusion", "label"]) == {"yes", "no"}
+    groups = client.evaluate(MODEL, QUERY, by="c", version=1)
+    assert set(groups["group_value"]) == {f"c{number}" for number in range(5)}
+    assert groups.loc["rows", "value"].sum() == 400
+    features = client.importance(MODEL, QUERY, repeats=2, metric="accuracy", seed=1)
+    assert set(features.index) == {"100%", "it's", "c"} and features["importance"].iloc[0] > 0
+    assert list(features["importance"]) == sorted(features["importance"], reverse=True)
 
 
 def test_explain_is_what_explain_training_prints(client: Client, trained: int) -> None:
@@ -442,7 +458,7 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
     cluster = fresh_cluster()
     with connect(cluster.dsn()) as client:
         client.register("m", MLP)
-        job = client.train("m", ROWS, "y", epochs=FOREVER)
+        job = client.train("m", ROWS, "y", epochs=FOREVER, options=LAST)
 
         def restart() -> None:
             with connect(cluster.dsn()) as other:

@@ -50,7 +50,7 @@ class Lab:
             "SELECT train_model(%s, 'SELECT label, image FROM images', 'label', epochs => %s, batch_size => %s,"
             " validation => 0, optimizer => 'sgd', policy => %s, memory_budget => %s, options => %s)"
         )
-        options |= {"task": "classification"}
+        options |= {"task": "classification", "keep": "last"}
         return int(value(self.conn, query, model, epochs, ROWS, policy, budget, json.dumps(options)))
 
     def losses(self, job: int) -> list[Any]:

@@ -150,13 +150,14 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
 
 def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connection) -> None:
     spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain"):
-        grantee.execute("SELECT tensile._explain(%s, '/tmp')", (spec,))
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _session_run"):
+        grantee.execute("SELECT tensile._session_run(%s, '/tmp')", (spec,))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
         grantee.execute(
-            "SELECT tensile._explain_training(0, 'm', '', '', 1, 1, 'sgd', 1, 0, 0, NULL, NULL, 0, '{}', '')"
+            "SELECT tensile._explain_training(0, 'm', '', '', 1, 1, 'sgd', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL,"
+            " NULL, '', '{}')"
         )
-    for private in ("tensile._explain_wait(-1, 0, false)", "tensile._explain_feed(0)"):
+    for private in ("tensile._session_wait(-1, 0, false)", "tensile._session_feed(0)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             grantee.execute(f"SELECT {private}")
 
@@ -164,8 +165,8 @@ def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connecti
 @pytest.mark.parametrize(
     ("attempt", "sqlstate"),
     [
-        ("tensile._explain_wait(-1, 0, false)", "42501"),
-        ("tensile._explain_feed(3)", "42501"),
+        ("tensile._session_wait(-1, 0, false)", "42501"),
+        ("tensile._session_feed(3)", "42501"),
         ("explain_training('m', 'SELECT 1 AS a, 2 AS y', 'y')", "55000"),
     ],
 )

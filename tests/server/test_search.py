@@ -71,7 +71,7 @@ class Searching(Lab):
         self._models += 1
         model = f"{name}{self._models}"
         register(self.conn, model, ARCHITECTURES[name])
-        given = json.dumps({"task": "classification", "deploy": False} | options)
+        given = json.dumps({"task": "classification", "deploy": False, "keep": "last"} | options)
         budget = "NULL" if policy == "none" else f"'{self.budgets[name] // 1024}kB'"
         arguments = f"{QUERY}, policy => '{policy}', epochs => {epochs}, seed => 3, memory_budget => {budget}"
         return int(value(self.conn, f"SELECT train_model('{model}', {arguments}, options => '{given}')"))

@@ -56,6 +56,7 @@ WORKERS_ONLY = {
     "_job_weights": "1, 0, ''",
     "_job_trace": "'{}', '{}', NULL",
     "_job_choice": "'{}'",
+    "_job_settings": "'{}'",
     "_job_admitted": "",
     "_job_refusal": "",
     "_job_latency": "'{}', '{}', '{}', '{}'",
@@ -66,8 +67,9 @@ WORKERS_ONLY = {
     "_job_profiles": "",
     "_job_latency_models": "",
     "_calibration_workloads": "",
-    "_explain_feed": "0",
-    "_explain_wait": "-1, 0, false",
+    "_session_feed": "0",
+    "_session_wait": "-1, 0, false",
+    "_session_weights": "1, 0",
     "_calibrate_done": "'cpu', '{}', '', 1, 1, 0",
     "_job_end": "'finished'",
     "_job_interrupt": "'x', false",
@@ -157,7 +159,8 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._register_model(10::oid, 'm', '{}', NULL, false)",
         "SELECT tensile._cancel_job(10::oid, %(job)s)",
         "SELECT tensile._granted(10::oid, 1, 'train')",
-        "SELECT tensile._train_model(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', '')",
+        "SELECT tensile._train_model(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL, NULL,"
+        " '', '{}')",
     ],
 )
 def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> None:

@@ -15,7 +15,7 @@ from tests.server.support import MLP, ROWS, Connection, register, submit, value
 RATE = 0.0014999  # 0.001 with fewer digits
 SUBMISSION = """
     SELECT tensile._explain_training('postgres'::regrole, 'm', '', 'y', 1, 8, 'sgd', %s, 0.1, 0, 'joint', NULL, 0,
-                                     '{}', '') ->> 'learning_rate'
+                                     '{}', NULL, NULL, NULL, '', '{}') ->> 'learning_rate'
 """
 
 

@@ -28,6 +28,7 @@ CLASS = f"SELECT string_agg(predict_class('m', r), '' ORDER BY a), sum(predict('
 MANY = f"SELECT count(*), sum(prediction) FROM predict_rows('m', $q${ROWS}$q$)"
 
 ONE = f"SELECT predict('m', r) FROM ({ROWS} LIMIT 1) r"
+WHY = f"SELECT e.* FROM ({ROWS} LIMIT 1) r, explain_prediction('m', r) e"
 
 
 def train(conn: Connection, **arguments: Any) -> None:
@@ -36,7 +37,7 @@ def train(conn: Connection, **arguments: Any) -> None:
 
 
 def answers(conn: Connection) -> list[tuple[Any, ...]]:
-    return [*conn.execute(CLASS).fetchall(), *conn.execute(MANY).fetchall()]
+    return [*conn.execute(CLASS).fetchall(), *conn.execute(MANY).fetchall(), *conn.execute(WHY).fetchall()]
 
 
 def backup(server: TestCluster, folder: Path, *options: str) -> str:
@@ -89,7 +90,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         first = answers(up)
         assert answers(down) == first == answers(other)
         wait_until(lambda: down.execute(loaded).fetchall() == [("m", 1, None, None)])
-        assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2400
+        assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2402
         kinds = "SELECT backend_type FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%' ORDER BY 1"
         assert [kind for (kind,) in down.execute(kinds)] == ["pg_tensile inference", "pg_tensile launcher"]
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):

@@ -117,7 +117,8 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
 @pytest.mark.parametrize(
     ("arguments", "sqlstate", "message", "hint"),
     [
-        ({"model": "lat"}, "42704", 'model "lat" does not exist', "register_model"),
+        ({"model": ""}, "22023", "invalid model name", "1 to 200"),
+        ({"model": "la\nte"}, "22023", "invalid model name", "control characters"),
         ({"model": None}, "22004", '"model"', ""),
         ({"query": None}, "22004", '"query"', ""),
         ({"target": None}, "22004", '"target"', ""),
@@ -132,13 +133,13 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         (
             {"options": Jsonb({"batch_size_range": [1, 2]})},
             "22023",
-            'option "batch_size_range" requires an automatically chosen batch size, but batch_size is 64',
+            'option "batch_size_range" requires a batch size chosen by plans, but batch_size is null',
             "batch_size => 0",
         ),
         (
             {"options": Jsonb({"learning_rate_scaling": "none"})},
             "22023",
-            'option "learning_rate_scaling" requires an automatically chosen batch size',
+            'option "learning_rate_scaling" requires a batch size chosen by plans',
             "leave the option out",
         ),
         (
@@ -159,6 +160,11 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"learning_rate": 0.0}, "22023", "learning_rate is out of range: 0", "0.001"),
         ({"learning_rate": float("nan")}, "22023", "learning_rate is out of range: NaN", "finite"),
         ({"learning_rate": float("inf")}, "22023", "learning_rate is out of range: Infinity", "finite"),
+        ({"max_time": "0 s"}, "22023", "max_time is out of range: 00:00:00", "10 minutes"),
+        ({"max_time": "-1 min"}, "22023", "max_time is out of range: -00:01:00", "10 minutes"),
+        ({"split_by": "lates"}, "42703", 'split_by "lates" is not a column', '"late"'),
+        ({"split_by": "zzzzzz"}, "42703", 'split_by "zzzzzz" is not a column', "must return the column"),
+        ({"split_by": "late"}, "22023", 'split_by "late" is the target', "another column"),
         ({"validation": 1.0}, "22023", "validation is out of range: 1", "less than 1"),
         ({"validation": -0.1}, "22023", "validation is out of range: -0.1", "less than 1"),
         ({"validation": float("nan")}, "22023", "validation is out of range: NaN", "less than 1"),
@@ -175,7 +181,8 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"options": Jsonb({"zzzzzzzzz": 1})}, "22023", 'unknown key "zzzzzzzzz" in the options', '"weight_decay"'),
         ({"options": Jsonb({"task": "clustering"})}, "22023", 'key "task"', '"classification"'),
         ({"options": Jsonb({"early_stopping": 3})}, "22023", 'key "early_stopping"', "object"),
-        ({"options": Jsonb({"early_stopping": {"patience": 0}})}, "22023", 'key "early_stopping.patience"', "from 1"),
+        ({"options": Jsonb({"early_stopping": {"patience": -1}})}, "22023", 'key "early_stopping.patience"', "from 0"),
+        ({"options": Jsonb({"keep": "first"})}, "22023", 'key "keep" in the options: "first"', '"best", "last"'),
         ({"options": Jsonb({"early_stopping": {"patient": 1}})}, "22023", '"early_stopping.patient"', '"patience"'),
         ({"options": Jsonb({"momentum": 1})}, "22023", 'key "momentum"', "less than 1"),
         ({"options": Jsonb({"clip": 0})}, "22023", 'key "clip"', "greater than 0"),
@@ -226,7 +233,7 @@ def test_a_job_stores_its_arguments_and_settings(flights: Connection) -> None:
         ).fetchone()
         path = flights.execute("SHOW search_path").fetchone()
     assert row is not None and path is not None
-    assert row[:-1] == ("queued", "late", "postgres", True, 3, 64, "adamw", 1e-3, 0.2, 0, "joint", -7, {"clip": 1}, 0)
+    assert row[:-1] == ("queued", "late", "postgres", True, 3, None, "adamw", None, 0.2, 0, "joint", -7, {"clip": 1}, 0)
     assert row[-1] == {
         "search_path": path[0],
         "TimeZone": "Europe/Paris",

@@ -11,9 +11,11 @@ import numpy as np
 
 from pg_tensile.execution.data.columns import ARRAY_TYPES, SCALAR_TYPES, Column
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.preprocessing import TokenLimits
+from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.texts import TextColumns
+from pg_tensile.execution.data.weights import Weighting
 
 
 class Prepared(NamedTuple):
@@ -75,10 +77,15 @@ class Rows:
         tokens: TokenLimits | None = None,
         texts: TextColumns | None = None,
         order: Sequence[int] | None = None,
+        split_by: str | None = None,
+        flagged: bool = False,
+        weighting: Weighting | None = None,
+        transform: str = "none",
+        ranks: bool = False,
     ) -> Prepared:
-        store, split = self.store(order), Split(seed, validation)
-        fitted = fit(store, split, task, tokens, texts)
-        return Prepared(store, fitted, prepare(store, fitted, split, self.cache_bytes, self.spool_directory))
+        store, split = self.store(order), Split(seed, validation, split_by, flagged)
+        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform, ranks, texts)
+        return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:
         content = repr([values[row] for _, values in self.columns.values()]).encode()

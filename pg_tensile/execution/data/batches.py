@@ -29,10 +29,18 @@ MAX_BLOCK_ROWS = 4096
 
 
 class Batch(NamedTuple):
-    """Features and target of some rows, as tensors on the device for which the batches are made."""
+    """Features and target of some rows, as tensors on the device for which the batches are made.
+
+    `weight`: float32 [rows], or None if every row counts the same."""
 
     features: Features
     target: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def targets(self) -> tuple[Tensor, ...]:
+        """Arguments of the loss besides the outputs: the target, and the weight if there is one."""
+        return (self.target,) if self.weight is None else (self.target, self.weight)
 
     @property
     def rows(self) -> int:
@@ -66,7 +74,8 @@ class Batches:
 
         `lead`: rows of the first batches of the first epoch, in total at most those of the table. The remaining rows of
         that epoch are divided like any other epoch."""
-        self._arrays: list[NDArray[Any]] = [*table.features.flat(), table.target]
+        self._arrays: list[NDArray[Any]] = table.arrays
+        self._features = len(table.features.flat())
         self._rows = table.rows
         self._batch_size = batch_size
         self._lead = lead
@@ -157,6 +166,5 @@ class Batches:
     def _to_device(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(array).to(self._device) for array in arrays]
 
-    @staticmethod
-    def _batch(tensors: list[Tensor]) -> Batch:
-        return Batch(Features(tensors[0], tensors[1], tuple(tensors[2:-1])), tensors[-1])
+    def _batch(self, tensors: list[Tensor]) -> Batch:
+        return Batch(Features.from_flat(tensors[: self._features]), *tensors[self._features :])

@@ -3,12 +3,11 @@
 Phases: `RowStore.add` takes chunks as they arrive, in any order of the scan. When half of the cache is full, they
 become a *run*: sorted by row hash and moved to a packed file. `finish` sorts the rest; from then on `RowStore.blocks`
 returns all rows in hash order, any number of times: the runs are cut at the same hash values and merged block by block,
-so the result depends neither on the arrival order nor on the number of runs. `fitting.fit` reads the blocks twice,
-`prepare` a third time to fill the tables.
+so the result depends neither on the arrival order nor on the number of runs. `fitting.fit` reads the blocks twice (and
+a few times more to divide them by a column), `prepare` once more to fill the tables.
 
 Order and split depend on content and seed alone: rows are ordered by the hash of their content and dictionary codes by
-their strings, and a hash of (row hash, seed) assigns each row to training or validation, so equal rows are on the same
-side.
+their strings, and splits.py assigns each row to training or validation.
 
 Memory: at most about one and a half times the cache, plus a block. Tables larger than the cache are packed files, too.
 All files are mapped into memory and have no name from the start, so none is left behind however the process ends; their
@@ -39,7 +38,7 @@ from pg_tensile.execution.data.columns import (
     decode_dictionary,
     take,
 )
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split
+from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.preprocessing import Features
 
 HASHES = 1 << 64
@@ -166,10 +165,13 @@ class RowStore:
 
 
 class Table(NamedTuple):
-    """Preprocessed rows: features as numpy arrays and the target, float32 [rows] or int64 labels [rows]."""
+    """Preprocessed rows: features as numpy arrays and the target, float32 [rows] or int64 labels [rows].
+
+    `weight`: float32 [rows], or None if every row counts the same."""
 
     features: Features
     target: NDArray[Any]
+    weight: NDArray[np.float32] | None = None
 
     @property
     def rows(self) -> int:
@@ -178,7 +180,13 @@ class Table(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return sum(_row_bytes(array) for array in (*self.features.flat(), self.target))
+        return sum(_row_bytes(array) for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Flat features, the target, and the weight if there is one."""
+        weight = [] if self.weight is None else [self.weight]
+        return [*self.features.flat(), self.target, *weight]
 
 
 @dataclass(frozen=True)
@@ -191,15 +199,15 @@ class Dataset:
     spooled: bool  # the tables are mapped files, not memory
 
 
-def prepare(
-    store: RowStore, fitted: FittedPreprocessing, split: Split, cache_bytes: int, spool_directory: str
-) -> Dataset:
+def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spool_directory: str) -> Dataset:
     """Preprocess all rows with a target and divide them into the training and the validation table.
 
     The tables are in mapped files in `spool_directory` if both together exceed `cache_bytes`."""
     preprocessing = fitted.preprocessing
     counts = (fitted.training_rows, fitted.validation_rows)
     layout = preprocessing.layout()
+    if fitted.weights is not None:
+        layout.append(((), np.float32))
     total = sum(counts) * sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype in layout)
     directory = spool_directory if total > cache_bytes else None
     flat = [allocate([((rows, *shape), dtype) for shape, dtype in layout], directory) for rows in counts]
@@ -207,14 +215,18 @@ def prepare(
     for block in store.blocks():
         block = fitted.with_target(block)
         features = preprocessing.apply(fitted.inputs(block))
-        arrays = [*features.flat(), fitted.encode_target(block)]
-        validation = split.validation_rows(block.hashes)
+        target = fitted.encode_target(block)
+        arrays = [*features.flat(), target]
+        if fitted.weights is not None:
+            arrays.append(fitted.weights.of(block, target))
+        validation = fitted.division.validation_rows(block)
         for side, chosen in enumerate((np.flatnonzero(~validation), np.flatnonzero(validation))):
             end = filled[side] + len(chosen)
-            for target, source in zip(flat[side], arrays, strict=True):
-                target[filled[side] : end] = source[chosen]
+            for part, source in zip(flat[side], arrays, strict=True):
+                part[filled[side] : end] = source[chosen]
             filled[side] = end
-    tables = [Table(Features.from_flat(arrays[:-1]), arrays[-1]) for arrays in flat]
+    width = len(preprocessing.layout()) - 1  # of the features
+    tables = [Table(Features.from_flat(arrays[:width]), *arrays[width:]) for arrays in flat]
     return Dataset(tables[0], tables[1], store.fingerprint, directory is not None)
 
 

@@ -5,8 +5,10 @@ Needs numpy only.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +16,18 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.columns import Column, Values, float_elements
-from pg_tensile.execution.data.preprocessing import DAY_US, Feature, Kind, Target, TokenLimits
+from pg_tensile.execution.data.cycles import DAY_US
+from pg_tensile.execution.data.preprocessing import Feature, Kind, TokenLimits
+from pg_tensile.execution.data.ranks import rank_scale
+from pg_tensile.execution.data.targets import Target, choose_transform, quantiles_of
 
-MAX_CATEGORIES = 50_000
+MAX_CATEGORIES = 50_000  # strings of a column with codes of their own
+MAX_STRINGS_BYTES = 8 << 20  # of these strings of all columns, as JSON
+LEAST_ROWS = 2  # of a string that has a code of its own: one row says nothing about others
+HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a limit
 MAX_LABELS = 10_000
+SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
+RANKED_ROWS = 100_000  # from which rank scales of features are computed
 
 
 class Fitter(Protocol):
@@ -65,16 +75,23 @@ class _Moments:
 
 
 class NumberFitter:
-    """Fitter of numeric, boolean and timestamp columns, and of a regression's target."""
+    """Fitter of numeric, boolean and timestamp columns; with `ranks`, of their rank scales as well.
 
-    def __init__(self, column: Column) -> None:
+    Rows come in hash order, so the first ones are a random sample."""
+
+    def __init__(self, column: Column, ranks: bool = False) -> None:
         self._column = column
+        self._ranks = ranks
+        self._sample: list[NDArray[np.float64]] = []
         self._moments = _Moments()
         self._rows = 0
         self._hour = False
 
     def observe(self, values: Values) -> None:
         x = _finite(values)
+        room = RANKED_ROWS - self._moments.count
+        if self._ranks and room > 0:
+            self._sample.append(x[:room])
         self._moments.observe(x)
         self._rows += len(values.nulls)
         if self._column.type == "timestamp":
@@ -87,19 +104,70 @@ class NumberFitter:
         mean, std = self._moments.result()
         kind = Kind.TIMESTAMP if self._column.type == "timestamp" else Kind.NUMERIC
         nulls = self._rows - self._moments.count
-        return Feature(self._column.name, kind, self._column.type, nulls, mean, std, self._hour)
+        feature = Feature(self._column.name, kind, self._column.type, nulls, mean, std, self._hour)
+        if self._moments.count:
+            feature = replace(feature, low=self._moments.low, high=self._moments.high)
+        if self._sample:
+            feature = replace(feature, ranks=rank_scale(np.concatenate(self._sample)))
+        return feature
+
+
+class TargetFitter:
+    """Fitter of a regression's target.
+
+    `transform` is none, log, quantile or auto. Rows come in hash order, so the first ones are a random sample."""
+
+    def __init__(self, column: Column, transform: str) -> None:
+        self._target = Target(column.name, column.type)
+        self._requested = transform
+        self._moments = _Moments()
+        self._sample: list[NDArray[np.float64]] = []
+        self._second = False
+
+    def observe(self, values: Values) -> None:
+        x = _finite(values)
+        room = SAMPLE_ROWS - self._moments.count
+        if self._requested in ("quantile", "auto") and room > 0:
+            self._sample.append(x[:room])
+        self._moments.observe(x)
+
+    def observe_again(self, values: Values) -> None:
+        if not self._second:
+            self._second = True
+            self._begin()
+        self._moments.observe_again(self._target.transformed(_finite(values)))
+
+    def _begin(self) -> None:
+        """Choose the transform before the second pass. Raises DataError if the target is constant."""
+        low, high, count = self._moments.low, self._moments.high, self._moments.count
+        if low == high and count > 1:
+            message = f'the target "{self._target.name}" is {low:g} in all {count} training rows'
+            raise DataError(message, hint="There is nothing to learn; check the query's WHERE clause and the target.")
+        sample = np.concatenate(self._sample) if self._sample else np.empty(0)
+        transform = choose_transform(sample) if self._requested == "auto" else self._requested
+        self._sample = []
+        if transform in (None, "none") or count < 2:
+            return
+        quantiles = quantiles_of(sample, low, high) if transform == "quantile" else None
+        self._target = replace(self._target, transform=transform, quantiles=quantiles)
+        self._moments = _Moments()
+        self._moments.observe(self._target.transformed(np.array([low, high])))  # transforms are monotonic
+        self._moments.count = count
 
     def target(self) -> Target:
         mean, std = self._moments.result()
-        return Target(self._column.name, self._column.type, mean, std or 1.0)
+        return replace(self._target, mean=mean, std=std or 1.0)
 
 
 class CategoryFitter:
-    """Fitter of text columns. Codes refer to the sorted dictionary, so they are ordered as the strings."""
+    """Fitter of text columns. Codes refer to the sorted dictionary, so they are ordered as the strings.
 
-    def __init__(self, column: Column, strings: Sequence[str]) -> None:
+    `most_bytes` limits the strings with codes of their own, as JSON."""
+
+    def __init__(self, column: Column, strings: Sequence[str], most_bytes: int = MAX_STRINGS_BYTES) -> None:
         self._column = column
         self._strings = strings
+        self._most_bytes = most_bytes
         self._counts = np.zeros(len(strings) + 1, np.int64)  # nulls first
 
     def observe(self, values: Values) -> None:
@@ -109,9 +177,20 @@ class CategoryFitter:
         pass
 
     def feature(self) -> Feature:
-        kept = _most_frequent(self._counts[1:], MAX_CATEGORIES)
-        categories = tuple(self._strings[code] for code in kept.tolist())
-        return Feature(self._column.name, Kind.CATEGORY, "text", int(self._counts[0]), categories=categories)
+        """Return the feature; strings are in the order of their frequency, equally frequent ones sorted."""
+        counts = self._counts[1:]
+        order = np.argsort(-counts, kind="stable")
+        distinct, frequent = int((counts > 0).sum()), int((counts >= LEAST_ROWS).sum())
+        categories = [self._strings[code] for code in order[: min(frequent, MAX_CATEGORIES)].tolist()]
+        sizes = np.cumsum([len(json.dumps(text)) + 2 for text in categories])
+        categories = categories[: int(np.searchsorted(sizes, self._most_bytes, side="right"))]
+        many = distinct > MAX_CATEGORIES or len(categories) < frequent
+        buckets = HASH_BUCKETS if many else int(len(categories) < distinct)
+        nulls, most = int(self._counts[0]), int(self._counts.argmax())
+        mode = self._strings[most - 1] if most else None
+        return Feature(
+            self._column.name, Kind.CATEGORY, "text", nulls, categories=tuple(categories), buckets=buckets, mode=mode
+        )
 
     def labels(self) -> list[str]:
         return [self._strings[code] for code in np.flatnonzero(self._counts[1:]).tolist()]

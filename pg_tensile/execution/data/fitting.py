@@ -2,7 +2,7 @@
 
 `fit` reads the rows twice: first ranges and counts, then sums of values scaled by these ranges to −1…1, so that large
 numbers do not overflow and a large mean does not cancel the variance. All statistics are float64 and taken from the
-training rows alone; which rows these are depends only on their content and the seed (`Split`).
+training rows alone; splits.py decides which rows these are.
 
 Needs numpy only.
 """
@@ -10,9 +10,9 @@ Needs numpy only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,11 @@ from pg_tensile.execution.data.columns import (
     take,
 )
 from pg_tensile.execution.data.fitters import (
+    MAX_STRINGS_BYTES,
     ArrayFitter,
     CategoryFitter,
     NumberFitter,
+    TargetFitter,
     TextFitter,
     TokenFitter,
     ValueFitter,
@@ -42,34 +44,18 @@ from pg_tensile.execution.data.preprocessing import (
     Inputs,
     Preprocessing,
     Scaling,
-    Target,
     Task,
     TokenLimits,
     standardise,
 )
+from pg_tensile.execution.data.roles import Roles
+from pg_tensile.execution.data.splits import Division, Rows, Split, divide, no_target
+from pg_tensile.execution.data.targets import Target
 from pg_tensile.execution.data.texts import TextColumns
+from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
+NO_WEIGHTS = Weighting()
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
-
-
-class Split(NamedTuple):
-    """Assignment of rows to training or validation; about `fraction` of them (0 ≤ fraction < 1) are for validation."""
-
-    seed: int
-    fraction: float
-
-    def validation_rows(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return whether each row [rows] belongs to validation: a function of its hash and the seed alone."""
-        salt = _mix(np.array([self.seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
-        return _mix(hashes ^ salt) < np.uint64(int(self.fraction * 2.0**64))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the splitmix64 hash of each number."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -83,15 +69,21 @@ class FittedPreprocessing:
     skipped_rows: int
     tables: tuple[NDArray[Any], ...]  # of CategoryInputs: for each category by sorted dictionary code, then null
     label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
+    roles: Roles
+    division: Division
+    weights: Weights | None = None
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
-        has_target = _has_target(self.columns, chunk)
-        return chunk if has_target.all() else take(chunk, np.flatnonzero(has_target))
+        return self.roles.with_target(chunk)
+
+    def training_part(self, chunk: Chunk) -> Chunk:
+        """Return the chunk's training rows."""
+        return take(chunk, np.flatnonzero(self.roles.has_target(chunk) & ~self.division.validation_rows(chunk)))
 
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
-        features = [(c, v) for c, v in zip(self.columns, chunk.columns, strict=True) if not c.target]
+        features = [(self.columns[index], chunk.columns[index]) for index in self.roles.features]
         numbers = [float_values(v) for c, v in features if c.type != "text" and not c.is_array]
         text = [v.data for c, v in features if c.type == "text"]
         arrays = [ArraysInput(np.where(v.nulls, -1, v.lengths), float_elements(v)) for c, v in features if c.is_array]
@@ -103,10 +95,11 @@ class FittedPreprocessing:
 
         The chunk must have no row without a target (`with_target`)."""
         preprocessing = self.preprocessing
-        values = chunk.columns[[column.target for column in self.columns].index(True)]
+        values = chunk.columns[self.roles.target]
         if preprocessing.task == Task.REGRESSION:
             target = preprocessing.target
-            return standardise(float_values(values), Scaling.of(target.mean, target.std)).astype(np.float32)
+            x = target.transformed(float_values(values))
+            return standardise(x, Scaling.of(target.mean, target.std)).astype(np.float32)
         if self.label_codes is not None:
             labels = self.label_codes[values.data]
         else:
@@ -114,91 +107,95 @@ class FittedPreprocessing:
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
-def _has_target(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
-    """Return whether each row [rows] has a target: not null and, if it is a float, finite."""
-    values = chunk.columns[[column.target for column in columns].index(True)]
-    if values.data.dtype.kind == "f":
-        return ~values.nulls & np.isfinite(values.data)
-    return ~values.nulls
-
-
-class Rows(Protocol):
-    """Interface of the rows that `fit` reads; `dataset.RowStore` implements it."""
-
-    columns: tuple[Column, ...]
-    rows: int
-    dictionaries: list[list[str] | None]
-
-    def blocks(self) -> Iterable[Chunk]: ...
-
-
 def fit(
     rows: Rows,
     split: Split,
     task: str | None = None,
     tokens: TokenLimits | None = None,
+    weighting: Weighting = NO_WEIGHTS,
+    transform: str = "none",
+    ranks: bool = False,
     texts: TextColumns | None = None,
 ) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
-    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `texts`: the text columns
-    that are tokenised; None means that all are categories. Raises DataError if there is no target or no training row,
-    if there is only one label or too many, and for columns that cannot be used.
+    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
+    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). `texts`: the
+    text columns that are tokenised; None means that all are categories. Raises DataError if there is no target or no
+    training row, if the rows cannot be divided or weighted, if the target has only one value or too many labels, and
+    for columns that cannot be used.
     """
     columns = rows.columns
-    target = next(column for column in columns if column.target)
-    classify = _is_classification(target, task)
-    encoded = {} if texts is None else _encode(rows, texts)
-    fitters = [
-        TextFitter(column, *encoded[i])
-        if i in encoded
-        else _fitter(column, rows.dictionaries[i] or [], classify, tokens)
-        for i, column in enumerate(columns)
-    ]
+    roles = Roles.of(columns, split.by, weighting.column, split.flagged)
+    classify = _is_classification(columns[roles.target], task)
+    division = divide(rows, split, roles)
+    encoded = {} if texts is None else _encode(rows, roles, texts)
+    used_text = sum(columns[index].type == "text" and index not in encoded for index in roles.features)
+    fitters = {
+        index: TextFitter(columns[index], *encoded[index])
+        if index in encoded
+        else _fitter(columns[index], rows.dictionaries[index], used_text, tokens, ranks)
+        for index in roles.features
+    }
+    fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
     known_rows = validation_rows = 0
     for block in rows.blocks():
-        has_target = _has_target(columns, block)
-        validation = split.validation_rows(block.hashes) & has_target
+        has_target = roles.has_target(block)
+        validation = division.validation_rows(block) & has_target
         known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
         _observe(columns, fitters, block, has_target, validation, classify)
     if known_rows == 0:
-        raise DataError(f'the target "{target.name}" is null in all {rows.rows} rows', hint="Choose another target.")
-    if validation_rows == known_rows:
-        hint = "Select more distinct rows, or set validation to 0."
-        raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
+        raise no_target(rows, roles)
+    _check_sides(division, known_rows, validation_rows)
     for block in rows.blocks():
-        training = take(block, np.flatnonzero(_has_target(columns, block) & ~split.validation_rows(block.hashes)))
-        for fitter, values in zip(fitters, training.columns, strict=True):
-            fitter.observe_again(values)
-    preprocessing = _preprocessing(columns, fitters, classify)
+        training = take(block, np.flatnonzero(roles.has_target(block) & ~division.validation_rows(block)))
+        for index, fitter in fitters.items():
+            fitter.observe_again(training.columns[index])
+    preprocessing = _preprocessing(columns, roles, fitters, classify)
     if texts is not None:
         preprocessing = replace(preprocessing, text=texts.source)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
-    token_tables = {i: table for i, (table, _) in encoded.items()}
-    return FittedPreprocessing(preprocessing, columns, *counts, *_tables(rows, preprocessing, token_tables))
+    tables = _tables(rows, roles, preprocessing, {index: table for index, (table, _) in encoded.items()})
+    fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    labels = len(preprocessing.labels or ())
+    return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
 
-def _encode(rows: Rows, texts: TextColumns) -> dict[int, tuple[NDArray[np.int32], int]]:
-    """Return the table of each column that is tokenised, by index, and the vocabulary of its tokens.
+def _check_sides(division: Division, known_rows: int, validation_rows: int) -> None:
+    """Raise DataError if no row is left to train on, or if a validation query has no row with a target."""
+    if division.by == "query" and validation_rows == 0:
+        hint = "Check the WHERE clause of validation_query, or leave it out."
+        raise DataError("the validation query returned no row with a target", hint=hint)
+    if validation_rows == known_rows:
+        if division.by == "query":
+            hint = "Check the query's WHERE clause and joins."
+            raise DataError("the training query returned no row with a target", hint=hint)
+        hint = "Select more distinct rows, or set validation to 0."
+        raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
+
+
+def _encode(rows: Rows, roles: Roles, texts: TextColumns) -> dict[int, tuple[NDArray[np.int32], int]]:
+    """Return the table of each feature that is tokenised, by index, and the vocabulary of its tokens.
 
     Raises DataError if a column that is named is no text, or if there is no column to tokenise."""
-    features = {column.name: column for column in rows.columns if not column.target}
+    features = {rows.columns[index].name: rows.columns[index] for index in roles.features}
     for name in texts.names or ():
         if name not in features or features[name].type != "text":
-            given = f"of type {features[name].type}" if name in features else "not in the query, or its target"
+            given = f"of type {features[name].type}" if name in features else "not in the query, or no feature"
             hint = 'Correct the key "text" of the architecture, or select a column of type text.'
             raise DataError(f'the text column "{name}" is {given}', hint=hint)
-    chosen = [i for i, c in enumerate(rows.columns) if not c.target and c.type == "text" and texts.include(c.name)]
+    text = [index for index in roles.features if rows.columns[index].type == "text"]
+    chosen = [index for index in text if texts.include(rows.columns[index].name)]
     if not chosen:
         hint = "Select a column of type text, or use another architecture."
         raise DataError("a pretrained model needs a text column, the query has none", hint=hint)
     encoder = texts.source.encoder()
     length = texts.source.length
     return {
-        i: (encoder.encode([*(rows.dictionaries[i] or []), ""], length, padded=False), encoder.vocabulary)
-        for i in chosen
+        index: (encoder.encode([*(rows.dictionaries[index] or []), ""], length, padded=False), encoder.vocabulary)
+        for index in chosen
     }
 
 
@@ -212,17 +209,29 @@ def _is_classification(target: Column, task: str | None) -> bool:
     return task == "classification" if task is not None else target.type in ("text", "bool")
 
 
-def _fitter(column: Column, strings: Sequence[str], classify: bool, tokens: TokenLimits | None) -> Any:
+def _fitter(
+    column: Column, strings: Sequence[str] | None, text_columns: int, tokens: TokenLimits | None, ranks: bool
+) -> Any:
+    """Return the fitter of a feature; `text_columns` share the bytes for strings."""
     if column.type == "text":
-        return CategoryFitter(column, strings)
+        return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
         return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
-    return ValueFitter(column) if column.target and classify else NumberFitter(column)
+    return NumberFitter(column, ranks)
+
+
+def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str) -> Any:
+    if not classify:
+        return TargetFitter(column, transform)
+    if transform in ("log", "quantile"):
+        hint = "Leave target_transform out, or set the option task to regression."
+        raise DataError(f"target_transform {transform} is for a regression, but this is a classification", hint=hint)
+    return CategoryFitter(column, strings or []) if column.type == "text" else ValueFitter(column)
 
 
 def _observe(
     columns: Sequence[Column],
-    fitters: Sequence[Any],
+    fitters: Mapping[int, Any],
     block: Chunk,
     has_target: NDArray[np.bool_],
     validation: NDArray[np.bool_],
@@ -231,17 +240,19 @@ def _observe(
     """Observe one block in the first pass: features of training rows, labels and array lengths of all known rows."""
     training = take(block, np.flatnonzero(has_target & ~validation))
     rest = take(block, np.flatnonzero(validation))
-    for column, fitter, values, others in zip(columns, fitters, training.columns, rest.columns, strict=True):
-        fitter.observe(values)
-        if column.target and classify:
-            fitter.observe(others)
+    for index, fitter in fitters.items():
+        fitter.observe(training.columns[index])
+        if columns[index].target and classify:
+            fitter.observe(rest.columns[index])
         elif isinstance(fitter, ArrayFitter):
-            fitter.observe_lengths(others)
+            fitter.observe_lengths(rest.columns[index])
 
 
-def _preprocessing(columns: Sequence[Column], fitters: Sequence[Any], classify: bool) -> Preprocessing:
-    features = tuple(f.feature() for c, f in zip(columns, fitters, strict=True) if not c.target)
-    column, fitter = next((c, f) for c, f in zip(columns, fitters, strict=True) if c.target)
+def _preprocessing(
+    columns: Sequence[Column], roles: Roles, fitters: Mapping[int, Any], classify: bool
+) -> Preprocessing:
+    features = tuple(fitters[index].feature() for index in roles.features)
+    column, fitter = columns[roles.target], fitters[roles.target]
     if not classify:
         return Preprocessing(Task.REGRESSION, fitter.target(), None, None, features)
     labels, values = _labels(column, fitter)
@@ -270,16 +281,15 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
 
 
 def _tables(
-    rows: Rows, preprocessing: Preprocessing, tokens: Mapping[int, NDArray[np.int32]]
+    rows: Rows, roles: Roles, preprocessing: Preprocessing, tokens: Mapping[int, NDArray[np.int32]]
 ) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64] | None]:
     """Return `tables` and `label_codes` of a `FittedPreprocessing`. `tokens`: tables of text features, by column."""
-    text = [(i, c, rows.dictionaries[i] or []) for i, c in enumerate(rows.columns) if c.type == "text"]
-    features = [(i, dictionary) for i, column, dictionary in text if not column.target]
+    text = [index for index in roles.features if rows.columns[index].type == "text"]
     tables = tuple(
-        tokens[i] if i in tokens else preprocessing.table(category, dictionary)
-        for category, (i, dictionary) in enumerate(features)
+        tokens[index] if index in tokens else preprocessing.table(category, rows.dictionaries[index] or [])
+        for category, index in enumerate(text)
     )
-    target = next((dictionary for _, column, dictionary in text if column.target), None)
+    target = rows.dictionaries[roles.target]
     if target is None:
         return tables, None
     label_of = {label: number for number, label in enumerate(preprocessing.labels or ())}

@@ -1,30 +1,51 @@
-"""Loss, accuracy, F1, RMSE and R² of an epoch, accumulated batch by batch in float64 or integers. Needs numpy only.
+"""Loss and metrics of an epoch, accumulated batch by batch in float64: the scores of scores.py by the same names.
 
-F1 is that of `labels[1]` for two labels; for more it is the unweighted mean over the labels that occur in target or
-prediction, as scikit-learn's "macro". RMSE is in the target's own unit; the reference of R² is the mean target of the
-same rows.
+Those that are sums over rows, or follow from counts, are exact for any number of rows. The rankings (roc_auc, pr_auc)
+need all outputs at once: they are computed from the first rows of an epoch's order, and only if `ranks`. A metric that
+the rows do not define is None. Regressions are measured in the target's own unit.
+
+Rows may have weights. Needs numpy only: scores.py imports scikit-learn when it is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.data.answers import predictions, probabilities, target_values
+from pg_tensile.execution.data.preprocessing import Preprocessing, Task
+from pg_tensile.execution.data.scores import Classified, rankings
+
+RANKED_ROWS = 100_000
+RANKED_OUTPUTS = 1 << 19  # each label is ranked by itself
+RANKED_LABELS = 100
+EPSILON = float(np.finfo(np.float64).eps)  # least probability in log_loss, as in scikit-learn
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics over `samples` rows; those that do not apply to the task are None."""
+    """Metrics over `samples` rows; those that do not apply to the task, or are not defined, are None."""
 
     samples: int
     loss: float | None
     accuracy: float | None = None
+    balanced_accuracy: float | None = None
     f1: float | None = None
+    precision: float | None = None
+    recall: float | None = None
+    mcc: float | None = None
+    log_loss: float | None = None
+    brier: float | None = None
+    roc_auc: float | None = None
+    pr_auc: float | None = None
     rmse: float | None = None
+    mae: float | None = None
     r2: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -34,43 +55,115 @@ class Metrics:
 class MetricSums:
     """Sums from which metrics are computed.
 
-    `std` is the standard deviation of a regression's target, the unit of its encoded values. `arrays` is the complete
-    state, to be stored and restored."""
+    `arrays` is the complete state, to be stored and restored, except that of rankings."""
 
-    def __init__(self, task: Task, labels: int, std: float) -> None:
-        self._task = task
-        self._std = std
-        if task == Task.REGRESSION:  # squared errors, sum and squares of the target
-            self.arrays = {"sums": np.zeros(3, np.float64)}
+    def __init__(self, preprocessing: Preprocessing, ranks: bool = False) -> None:
+        """Prepare for outputs and encoded targets of this preprocessing."""
+        self._preprocessing = preprocessing
+        labels = len(preprocessing.labels or ())
+        self.arrays: dict[str, Numbers]
+        if preprocessing.task == Task.REGRESSION:  # weights, squared and absolute errors, target and its square
+            self.arrays = {"sums": np.zeros(5)}
+            self._origin = target_values(np.zeros(1), preprocessing)  # near the targets, whose squares stay small
+        else:  # weights of each label's hits, predictions and targets; sums of weights, log losses and Brier scores
+            self.arrays = {name: np.zeros(labels) for name in ("hits", "predicted", "actual")} | {"sums": np.zeros(3)}
+        self._ranked: list[tuple[NDArray[Any], NDArray[Any], Numbers | None]] = []
+        width = labels if preprocessing.task == Task.MULTICLASS else 1
+        self._unranked = min(RANKED_ROWS, RANKED_OUTPUTS // width) if ranks and 2 <= labels <= RANKED_LABELS else 0
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from `arrays`. What an earlier version did not store is not a number."""
+        for name, array in self.arrays.items():
+            stored = arrays.get(name)
+            if stored is None or stored.shape != array.shape:
+                stored = np.full_like(array, np.nan)
+            self.arrays[name] = stored.astype(np.float64)
+
+    def add(self, outputs: NDArray[Any], target: NDArray[Any], weight: NDArray[Any] | None = None) -> None:
+        """Add a batch: outputs [rows, outputs], encoded targets [rows], weights [rows].
+
+        Outputs of an ensemble in training are [rows, members, outputs]; their mean counts."""
+        if outputs.ndim == 3:
+            outputs = outputs.mean(axis=1)
+        exact = outputs.astype(np.float64)
+        weights = np.ones(len(target)) if weight is None else weight.astype(np.float64)
+        if self._preprocessing.task == Task.REGRESSION:
+            self._add_numbers(exact, target, weights)
         else:
-            self.arrays = {name: np.zeros(labels, np.int64) for name in ("hits", "predicted", "actual")}
+            self._add_labels(exact, target.astype(np.int64), weights)
+        rows = min(len(target), self._unranked)
+        if rows:
+            self._unranked -= rows
+            self._ranked.append(
+                (outputs[:rows].copy(), target[:rows].copy(), None if weight is None else weights[:rows])
+            )
 
-    def add(self, outputs: NDArray[np.float32], target: NDArray[Any]) -> None:
-        """Add a batch: model outputs [rows, outputs] and encoded targets [rows]."""
-        if self._task == Task.REGRESSION:
-            y = target.astype(np.float64)
-            error = outputs[:, 0].astype(np.float64) - y
-            self.arrays["sums"] += (error @ error, y.sum(), y @ y)
-            return
-        predicted = (outputs[:, 0] > 0).astype(np.int64) if self._task == Task.BINARY else outputs.argmax(axis=1)
-        actual = target.astype(np.int64)
+    def _add_numbers(self, outputs: Numbers, target: NDArray[Any], weights: Numbers) -> None:
+        y = target_values(target.astype(np.float64), self._preprocessing) - self._origin
+        error = predictions(outputs, self._preprocessing) - self._origin - y
+        weighted = (weights.sum(), weights @ error**2, weights @ np.abs(error), weights @ y, weights @ y**2)
+        self.arrays["sums"] += weighted
+
+    def _add_labels(self, outputs: Numbers, actual: NDArray[np.int64], weights: Numbers) -> None:
+        chances = probabilities(outputs, self._preprocessing)
+        binary = self._preprocessing.task == Task.BINARY
+        predicted = (outputs[:, 0] > 0).astype(np.int64) if binary else outputs.argmax(axis=1)
         labels = len(self.arrays["hits"])
-        self.arrays["hits"] += np.bincount(actual[predicted == actual], minlength=labels)
-        self.arrays["predicted"] += np.bincount(predicted, minlength=labels)
-        self.arrays["actual"] += np.bincount(actual, minlength=labels)
+        hit = predicted == actual
+        self.arrays["hits"] += np.bincount(actual[hit], weights[hit], labels)
+        self.arrays["predicted"] += np.bincount(predicted, weights, labels)
+        self.arrays["actual"] += np.bincount(actual, weights, labels)
+        true = chances[np.arange(len(actual)), actual]
+        log_losses = -np.log(np.clip(true, EPSILON, 1.0 - EPSILON))
+        scores = (1.0 - true) ** 2 if binary else (chances**2).sum(axis=1) - 2.0 * true + 1.0
+        self.arrays["sums"] += (weights.sum(), weights @ log_losses, weights @ scores)
 
-    def result(self, samples: int, loss_sum: float) -> Metrics:
-        """Return the metrics of the `samples` rows added, whose losses sum to `loss_sum`."""
+    def result(self, samples: int, loss: float | None) -> Metrics:
+        """Return the metrics of the `samples` rows added, whose mean loss is `loss`."""
         if samples == 0:
             return Metrics(0, None)
-        loss = loss_sum / samples
-        if self._task == Task.REGRESSION:
-            squared_error, total, squares = self.arrays["sums"].tolist()
-            spread = squares - total * total / samples
-            r2 = 1.0 - squared_error / spread if spread > 1e-12 * squares else None
-            return Metrics(samples, loss, rmse=self._std * float(np.sqrt(squared_error / samples)), r2=r2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = (
+                self._numbers() if self._preprocessing.task == Task.REGRESSION else self._labels() | self._rankings()
+            )
+        finite = {name: float(value) for name, value in values.items() if value is not None and np.isfinite(value)}
+        return Metrics(samples, loss, **finite)
+
+    def _numbers(self) -> dict[str, Any]:
+        weight, squares, errors, total, target_squares = self.arrays["sums"]
+        spread = target_squares - total * total / weight
+        r2 = 1.0 - squares / spread if spread > 1e-12 * target_squares else None
+        return {"rmse": np.sqrt(squares / weight), "mae": errors / weight, "r2": r2}
+
+    def _labels(self) -> dict[str, Any]:
         hits, predicted, actual = (self.arrays[name] for name in ("hits", "predicted", "actual"))
-        either = predicted + actual
-        f1 = 2.0 * hits / np.maximum(either, 1)
-        mean_f1 = f1[1] if self._task == Task.BINARY else f1[either > 0].mean()
-        return Metrics(samples, loss, accuracy=float(hits.sum()) / samples, f1=float(mean_f1))
+        weight, log_loss, brier = self.arrays["sums"]
+        right = hits.sum()
+        spread = (weight**2 - (predicted**2).sum()) * (weight**2 - (actual**2).sum())
+        return {
+            "accuracy": right / weight,
+            "balanced_accuracy": (hits / actual)[actual > 0].mean() if (actual > 0).any() else None,
+            "f1": self._of_labels(2.0 * hits, predicted + actual),
+            "precision": self._of_labels(hits, predicted),
+            "recall": self._of_labels(hits, actual),
+            "mcc": (right * weight - predicted @ actual) / np.sqrt(spread) if spread > 1e-12 * weight**4 else None,
+            "log_loss": log_loss / weight,
+            "brier": brier / weight,
+        }
+
+    def _of_labels(self, numerator: Numbers, denominator: Numbers) -> Any:
+        """Return the quotient of labels[1] of two, else the mean over the labels that occur in target or prediction."""
+        quotient = numerator / denominator
+        if self._preprocessing.task == Task.BINARY:
+            return quotient[1]
+        occurs = self.arrays["predicted"] + self.arrays["actual"] > 0
+        return np.where(denominator > 0, quotient, 0.0)[occurs].mean()
+
+    def _rankings(self) -> dict[str, Any]:
+        if not self._ranked:
+            return {}
+        outputs, target, weights = zip(*self._ranked, strict=True)
+        chances = probabilities(np.concatenate(outputs).astype(np.float64), self._preprocessing)
+        weight = None if weights[0] is None else np.concatenate(weights)
+        actual = np.concatenate(target).astype(np.int64)
+        return rankings(Classified(actual, chances, actual, weight))

@@ -5,17 +5,19 @@ It is fitted once on the training rows (fitting.py) and applied in the same way 
 `Inputs` to `Features`: the executor and the predictor both call it with the same float64 inputs, so a model gets the
 same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds); only the result is float32.
 
-    numeric     standardised; nulls and non-finite numbers become the mean, plus an indicator column of such values if
-                the training rows have any
+    numeric     limited (`Feature.limits`) and standardised; nulls and non-finite numbers become the mean, plus an
+                indicator column of such values if the training rows have any
+                With ranks (ranks.py): robustly scaled instead, nulls as the median, plus a column of ranks
     timestamp   the same, plus sine and cosine of the day in the week and in the year, and of the time of day unless
                 all are midnight
-    category    code of the string in sorted order from 1; 0 = unknown or null
+    category    code of the string from 1, the most frequent one first; 0 = null; rare strings share a code or, of a
+                column with too many strings, are hashed to codes
     text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
                 empty text, plus an indicator column of nulls if the training rows have any
     array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
                 column of null arrays if the training rows have any
     tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
-    target      standardised for regression, position in the sorted labels for classification
+    target      transformed (targets.py) and standardised for regression, position in sorted labels for classification
 
 Needs numpy only.
 """
@@ -32,15 +34,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.calibration import Calibration
+from pg_tensile.execution.data.conformal import Conformal
+from pg_tensile.execution.data.cycles import cycle_width, cycles
+from pg_tensile.execution.data.hashing import string_hash
+from pg_tensile.execution.data.ranks import RankScale, RankScales
+from pg_tensile.execution.data.targets import Target
 from pg_tensile.execution.data.texts import TextEncoder, TextSource
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
 # an extreme value at prediction time from becoming infinite in float32.
 LIMIT = 1e6
 HUGE = 1e300
-DAY_US = 86_400e6
-EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01
-_RADIANS = 2.0 * np.pi / np.array([[7.0], [365.25], [1.0]])  # per day, for the cycles of the week, year and day
 PADDING, UNKNOWN_TOKEN, FIRST_TOKEN = 0, 1, 2
 
 
@@ -75,11 +80,14 @@ class ArrayInput(NamedTuple):
 
 
 class ModelInputs(NamedTuple):
-    """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays."""
+    """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays.
+
+    `bins` are the edges of bins for each of the last numeric columns, which are ranks (ranks.py)."""
 
     numeric: int
     cardinalities: tuple[int, ...]
     arrays: tuple[ArrayInput, ...]
+    bins: tuple[tuple[float, ...], ...] = ()
 
 
 class Features(NamedTuple):
@@ -157,7 +165,9 @@ class Scaling(NamedTuple):
 class Feature:
     """One fitted feature.
 
-    `nulls` is the number of training rows that are null (or not finite, for numbers); a `std` of 0 means constant."""
+    `nulls` is the number of training rows that are null (or not finite, for numbers); a `std` of 0 means constant.
+    `categories` have the codes from 1; the codes behind theirs are `buckets`, over which all other strings are divided
+    by a hash. Without buckets, as if no string of the training rows was rare, other strings have the code of null."""
 
     name: str
     kind: Kind
@@ -168,45 +178,56 @@ class Feature:
     hour: bool = False  # timestamps: whether some are not at midnight
     length: int | None = None  # arrays: elements per row; text features: tokens per row
     categories: tuple[str, ...] | None = None
+    mode: str | None = None  # categories: the most frequent one, None if that is null
     tokens: tuple[int, ...] | None = None
+    low: float | None = None  # numbers and timestamps: range of the training rows
+    high: float | None = None
+    buckets: int = 0
+    ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
     vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
+        value = {key: value for key, value in vars(self).items() if value is not None}
+        return value if self.ranks is None else value | {"ranks": self.ranks.to_json()}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Feature:
         lists = {key: tuple(value[key]) for key in ("categories", "tokens") if value.get(key) is not None}
-        return Feature(**{**value, "kind": Kind(value["kind"]), **lists})
+        ranks = RankScale.from_json(value["ranks"]) if value.get("ranks") else None
+        return Feature(**{**value, "kind": Kind(value["kind"]), **lists, "ranks": ranks})
 
     @property
     def scaling(self) -> Scaling:
         return Scaling.of(self.mean, self.std)
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Range to which numbers are limited: that of the training rows, widened by its width on both sides."""
+        if self.low is None or self.high is None:
+            return -np.inf, np.inf
+        return self.low - (self.high - self.low), self.high + (self.high - self.low)
 
-@dataclass(frozen=True)
-class Target:
-    """The fitted target; mean and standard deviation are those of a regression."""
-
-    name: str
-    type: str
-    mean: float = 0.0
-    std: float = 1.0
+    @property
+    def cardinality(self) -> int:
+        """Number of codes of a category."""
+        return len(self.categories or ()) + 1 + self.buckets
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A fitted preprocessing; `features` are in the order of the query's columns."""
+    """A fitted preprocessing: features in the query's order; `calibration` and `conformal` follow from validation."""
 
     task: Task
     target: Target
     labels: tuple[str, ...] | None
     label_values: tuple[float, ...] | None
     features: tuple[Feature, ...]
+    calibration: Calibration | None = None
+    conformal: Conformal | None = None
+    quantiles: tuple[float, ...] = ()  # of a regression's target that are learned besides the mean
     text: TextSource | None = None  # of the text features
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
-
     @cached_property
     def numbers(self) -> tuple[Feature, ...]:
         """Numeric and timestamp features: the rows of `Inputs.numeric`."""
@@ -223,15 +244,26 @@ class Preprocessing:
 
     @cached_property
     def model_inputs(self) -> ModelInputs:
-        cycles = sum(_cycle_width(feature) for _, feature in self._timestamps)
+        cycle_columns = sum(cycle_width(feature.hour) for _, feature in self._timestamps)
         texts = [f for f in self.categories if f.vocabulary]
         indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
-        cardinalities = tuple(len(f.categories or ()) + 1 for f in self.categories if not f.vocabulary)
+        cardinalities = tuple(f.cardinality for f in self.categories if not f.vocabulary)
         arrays = [
             ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
         ]
         arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
-        return ModelInputs(len(self.numbers) + cycles + indicators, cardinalities, tuple(arrays))
+        bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
+        numeric = len(self.numbers) + cycle_columns + indicators + len(bins)
+        return ModelInputs(numeric, cardinalities, tuple(arrays), bins)
+
+    @cached_property
+    def _ranked(self) -> NDArray[np.intp]:
+        """Indices of the numbers that are taken as ranks, too."""
+        return np.array([i for i, f in enumerate(self.numbers) if f.ranks is not None], np.intp)
+
+    @cached_property
+    def _rank_scales(self) -> RankScales:
+        return RankScales([feature.ranks for feature in self.numbers if feature.ranks is not None])
 
     @cached_property
     def encoder(self) -> TextEncoder:
@@ -259,6 +291,12 @@ class Preprocessing:
         return Scaling(None if (units == 1.0).all() else units, centers, scales)
 
     @cached_property
+    def _limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Least and largest of the numbers, [numbers, 1] each."""
+        limits = np.array([feature.limits for feature in self.numbers], np.float64).reshape(-1, 2, 1)
+        return limits[:, 0], limits[:, 1]
+
+    @cached_property
     def _indicated(self) -> NDArray[np.intp]:
         return np.array([i for i, f in enumerate(self.numbers) if f.nulls], np.intp)
 
@@ -270,19 +308,35 @@ class Preprocessing:
     def _codes(self) -> tuple[dict[str, int], ...]:
         return tuple({text: code for code, text in enumerate(f.categories or (), 1)} for f in self.categories)
 
+    @cached_property
+    def label_numbers(self) -> NDArray[np.float64] | None:
+        """Numbers that the labels stand for, [labels]; None if they are no numbers."""
+        return None if self.label_values is None else np.array(self.label_values, np.float64)
+
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
-        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1
+        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1 + len(self.quantiles)
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
         """Return the shape of a row and the dtype of each flat feature, and of the target."""
         return row_layout(self.model_inputs, self.task)
 
     def codes(self, category: int, strings: Iterable[str]) -> list[int]:
-        """Return the codes of `strings` for the category with that index; 0 for those that it lacks."""
-        get = self._codes[category].get
-        return [get(text, 0) for text in strings]
+        """Return the codes of `strings` for the category with that index."""
+        feature, get = self.categories[category], self._codes[category].get
+        if not feature.buckets:
+            return [get(text, 0) for text in strings]
+        first = len(feature.categories or ()) + 1
+        return [get(text) or first + string_hash(text) % feature.buckets for text in strings]
+
+    def unknown(self, category: int, codes: Sequence[int]) -> list[bool]:
+        """Return whether each code of a string stands for strings that were rare or absent in the training rows.
+
+        Where strings are hashed because there are so many, none counts as unknown."""
+        feature = self.categories[category]
+        largest = feature.cardinality - 1 - (feature.buckets == 1)
+        return [not 0 < code <= largest for code in codes]
 
     def table(self, category: int, strings: Sequence[str], padded: bool = True) -> NDArray[Any]:
         """Return the table of a CategoryInput for the category or text feature with that index.
@@ -300,18 +354,25 @@ class Preprocessing:
         x = inputs.numeric
         valid = np.isfinite(x)
         count = len(x)
-        numeric[:, :count] = standardise(np.where(valid, x, self._means), self._scaling).T
+        limited = np.where(valid, x, self._means)
+        low, high = self._limits
+        np.maximum(np.minimum(limited, high, out=limited), low, out=limited)
+        numeric[:, :count] = standardise(limited, self._scaling).T
         if len(self._indicated):
             numeric[:, count : count + len(self._indicated)] = ~valid[self._indicated].T
             count += len(self._indicated)
         for row, feature in self._timestamps:
-            width = _cycle_width(feature)
-            numeric[:, count : count + width] = _cycles(x[row], valid[row], feature.hour)
+            width = cycle_width(feature.hour)
+            numeric[:, count : count + width] = cycles(x[row], valid[row], feature.hour)
             count += width
         for feature, array in zip(self.arrays, inputs.arrays, strict=True):
             if feature.nulls:
                 numeric[:, count] = array.lengths < 0
                 count += 1
+        if len(self._ranked):
+            self._apply_ranks(x, valid, numeric)
+        if len(self._ranked):
+            self._apply_ranks(x, valid, numeric)
         categories = np.empty((inputs.rows, len(self.model_inputs.cardinalities)), np.int64)
         arrays = [_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True)]
         column = 0
@@ -326,24 +387,39 @@ class Preprocessing:
                 count += 1
         return Features(numeric, categories, tuple(arrays))
 
+    def _apply_ranks(self, x: NDArray[np.float64], valid: NDArray[np.bool_], numeric: NDArray[np.float32]) -> None:
+        """Fill the last columns with ranks and, for the same features, those of standardised numbers with robust ones.
+
+        Nulls are 0, the median, in both."""
+        scales, present = self._rank_scales, valid[self._ranked]
+        chosen = np.where(present, x[self._ranked], 0.0)
+        numeric[:, self._ranked] = (scales.robust(chosen) * present).T
+        numeric[:, -len(self._ranked) :] = (scales.ranks(chosen) * present).T
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that is stored with the version; docs/internals.md, "Features (PREDICT)"."""
         return {
             "task": self.task,
-            "target": vars(self.target),
+            "target": self.target.to_json(),
             "labels": self.labels,
             "label_values": self.label_values,
             "features": [feature.to_json() for feature in self.features],
+            "calibration": None if self.calibration is None else self.calibration._asdict(),
+            "conformal": None if self.conformal is None else self.conformal.to_json(),
+            "quantiles": self.quantiles,
         } | ({} if self.text is None else {"text": self.text._asdict()})
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Preprocessing:
         return Preprocessing(
             Task(value["task"]),
-            Target(**value["target"]),
+            Target.from_json(value["target"]),
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),
+            Calibration(**value["calibration"]) if value.get("calibration") else None,
+            Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
+            tuple(value.get("quantiles", ())),
             None if value.get("text") is None else TextSource(**value["text"]),
         )
 
@@ -358,30 +434,6 @@ def standardise(x: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]
         x /= scale
     np.minimum(x, LIMIT, out=x)  # for one row, both together are faster than np.clip
     return np.maximum(x, -LIMIT, out=x)
-
-
-def _cycle_width(feature: Feature) -> int:
-    return 6 if feature.hour else 4
-
-
-def _cycles(microseconds: NDArray[np.float64], valid: NDArray[np.bool_], hour: bool) -> NDArray[np.float64]:
-    """Return the sines, then the cosines, of the day in the week and in the year and, if `hour`, of the time of day.
-
-    The result is [rows, 4], or [rows, 6] if `hour`; all are 0 for nulls."""
-    angles = np.empty((3 if hour else 2, len(microseconds)))
-    days_exact = np.where(valid, microseconds, 0.0)
-    np.maximum(np.minimum(days_exact, 9.2e18, out=days_exact), -9.2e18, out=days_exact)
-    days_exact /= DAY_US
-    days = np.floor(days_exact)
-    dates = (days.astype(np.int64) + EPOCH_DAYS).view("datetime64[D]")
-    np.mod(days, 7.0, out=angles[0])
-    angles[1] = (dates - dates.astype("datetime64[Y]")).view(np.int64)
-    if hour:
-        np.subtract(days_exact, days, out=angles[2])
-    angles *= _RADIANS[: len(angles)]
-    cycles = np.concatenate((np.sin(angles), np.cos(angles)))
-    cycles *= valid
-    return cycles.T
 
 
 def _apply_array(feature: Feature, array: ArraysInput) -> NDArray[Any]:

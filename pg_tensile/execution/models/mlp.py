@@ -49,13 +49,11 @@ class MLP(nn.Module):
         return self.dense(self.join(features))
 
 
-def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | None:
+def few_rows(model: MLP) -> Callable[[Features], NDArray[np.float32]] | None:
     """Return the trained model as a function of numpy features, equal to it but for float32 rounding.
 
-    None means that the model is not an MLP, or has a layer without an equivalent in numpy.
+    None means that the model has a layer without an equivalent in numpy.
     """
-    if not isinstance(model, MLP):
-        return None
     operators: list[Callable[[NDArray[Any]], NDArray[Any]]] = []
     for layer in model.dense:
         if isinstance(layer, nn.Linear):

@@ -6,16 +6,21 @@ each key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
-from pg_tensile.execution.data.preprocessing import ModelInputs, TokenLimits
+from pg_tensile.execution.data.preprocessing import Features, ModelInputs, TokenLimits
 from pg_tensile.execution.data.texts import TextColumns
+from pg_tensile.execution.models import mlp, tabular
 from pg_tensile.execution.models.cnn import CNNArchitecture
 from pg_tensile.execution.models.imported import ImportArchitecture, PythonArchitecture
-from pg_tensile.execution.models.mlp import MLPArchitecture
+from pg_tensile.execution.models.mlp import MLP, MLPArchitecture
 from pg_tensile.execution.models.pretrained import PretrainedArchitecture
+from pg_tensile.execution.models.tabular import FusedTabular, Tabular, TabularArchitecture
 from pg_tensile.execution.models.transformer import TransformerArchitecture
 from pg_tensile.rules import check_architecture
 
@@ -25,6 +30,7 @@ class Architecture(Protocol):
 
 
 TYPES: dict[str, Any] = {
+    "tabular": TabularArchitecture,
     "mlp": MLPArchitecture,
     "cnn": CNNArchitecture,
     "transformer": TransformerArchitecture,
@@ -61,6 +67,23 @@ def text_columns(architecture: Architecture) -> TextColumns | None:
 
     Raises ArchitectureError if the folder of a pretrained model cannot be used."""
     return architecture.text_columns() if isinstance(architecture, PretrainedArchitecture) else None
+
+
+def takes_ranks(architecture: Architecture) -> bool:
+    """Return whether numbers are to be given as ranks, too."""
+    return isinstance(architecture, TabularArchitecture)
+
+
+def fused(model: nn.Module) -> nn.Module:
+    """Return the trained model in the form that predicts fastest, equal to it but for float32 rounding."""
+    return FusedTabular(model) if isinstance(model, Tabular) else model
+
+
+def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | None:
+    """Return the trained model as a function of numpy features, equal to it but for float32 rounding, or None."""
+    if isinstance(model, Tabular):
+        return tabular.few_rows(model)
+    return mlp.few_rows(model) if isinstance(model, MLP) else None
 
 
 def build(architecture: Architecture, inputs: ModelInputs, outputs: int) -> nn.Module:

@@ -1,9 +1,9 @@
 """Checkpoints: the complete state of a training run, as one safetensors file (never pickle) and a small JSON `meta`.
 
 Tensors: `model.*` (parameters and buffers), `optimizer.<parameter>.<name>`, `best.*` (the best epoch's model, with
-early stopping), `rng.*` (states of the global generators of torch, CUDA, numpy and Python) and those that the trainer
-adds. Meta: the position of the run, and the values that have to agree for it to be resumed. The weights of a version
-have the same encoding, without prefixes.
+early stopping), `validation.*` (outputs of validation rows), `rng.*` (states of the global generators of torch, CUDA,
+numpy and Python) and those that the trainer adds. Meta: the position of the run, and the values that have to agree for
+it to be resumed. The weights of a version have the same encoding, without prefixes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,46 +21,59 @@ class EpochSums:
 
     def __init__(self, sums: MetricSums) -> None:
         self.samples = 0
-        self.loss_sum = 0.0
+        self.loss_sum = 0.0  # of losses times weights
+        self.weight_sum = 0.0  # the samples, if they have no weights
         self._sums = sums
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
+        self._weights: list[Tensor] = []  # empty if rows have none
         self._pending = 0
 
-    def add(self, outputs: Tensor, target: Tensor, loss: float) -> None:
-        """Add a batch: outputs [rows, outputs], target [rows], mean loss."""
+    def add(self, outputs: Tensor, target: Tensor, loss: float, weight: Tensor | None = None) -> None:
+        """Add a batch: outputs [rows, outputs], target [rows], mean of losses times weights, weight [rows].
+
+        Outputs of an ensemble in training are [rows, members, outputs]."""
         rows = len(target)
         self.samples += rows
         self.loss_sum += loss * rows
+        self.weight_sum += rows if weight is None else float(weight.sum(dtype=torch.float64))
         self._outputs.append(outputs)
         self._targets.append(target)
+        if weight is not None:
+            self._weights.append(weight)
         self._pending += outputs.numel()
         if self._pending >= PENDING_OUTPUTS:
             self._count()
 
     def _count(self) -> None:
         if self._outputs:
-            self._sums.add(torch.cat(self._outputs).cpu().numpy(), torch.cat(self._targets).cpu().numpy())
-            self._outputs, self._targets, self._pending = [], [], 0
+            self._sums.add(*(tensor.cpu().numpy() for tensor in self._collected().values()))
+            self._outputs, self._targets, self._weights, self._pending = [], [], [], 0
+
+    def _collected(self) -> dict[str, Tensor]:
+        """Return the outputs, targets and, if rows have them, weights that have not been added to the metrics."""
+        parts = {"outputs": self._outputs, "targets": self._targets, "weights": self._weights}
+        return {name: torch.cat(tensors) for name, tensors in parts.items() if tensors}
 
     def mean_loss(self) -> float | None:
-        return self.loss_sum / self.samples if self.samples else None
+        """Return the weighted mean loss so far, or None without weights above 0."""
+        return self.loss_sum / self.weight_sum if self.weight_sum else None
 
     def result(self) -> Metrics:
         self._count()
-        return self._sums.result(self.samples, self.loss_sum)
+        return self._sums.result(self.samples, self.mean_loss())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for `restore`, without `samples` and `loss_sum`."""
-        tensors = {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()}
-        if self._outputs:
-            tensors |= {"outputs": torch.cat(self._outputs), "targets": torch.cat(self._targets)}
-        return tensors
+        """Return the state for `restore`, without `samples` and sums of losses and weights."""
+        return {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()} | self._collected()
 
-    def restore(self, tensors: dict[str, Tensor], samples: int, loss_sum: float, device: torch.device) -> None:
-        self.samples, self.loss_sum = samples, loss_sum
-        if "outputs" in tensors:
-            self._outputs = [tensors.pop("outputs").to(device)]
-            self._targets = [tensors.pop("targets").to(device)]
-            self._pending = self._outputs[0].numel()
-        self._sums.arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    def restore(self, tensors: dict[str, Tensor], meta: Mapping[str, Any], device: torch.device) -> None:
+        """Continue from `tensors`, and from the numbers in a checkpoint's meta."""
+        self.samples, self.loss_sum = meta["samples"], meta["loss_sum"]
+        self.weight_sum = meta.get("weight_sum", self.samples)
+        pending = {name: tensors.pop(name) for name in ("outputs", "targets", "weights") if name in tensors}
+        self._outputs, self._targets, self._weights = (
+            [pending[name].to(device)] if name in pending else [] for name in ("outputs", "targets", "weights")
+        )
+        self._pending = sum(outputs.numel() for outputs in self._outputs)
+        self._sums.restore({name: tensor.numpy() for name, tensor in tensors.items()})

@@ -10,7 +10,7 @@ never on plan or budget, because the sums of another batch size differ in their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capt
 from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
+from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
@@ -38,15 +39,17 @@ EVALUATION_BYTES = 4 << 20
 class Sizes(NamedTuple):
     """Sizes of a job's data: numbers of rows for training and validation, and the layout of a row.
 
-    `row`: shape and type of each array of features, the target last."""
+    `row`: shape and type of each array of features, the target last. `weighted`: rows have weights."""
 
     training_rows: int
     validation_rows: int
     row: tuple[tuple[tuple[int, ...], DTypeLike], ...]
+    weighted: bool = False
 
     @staticmethod
     def of(dataset: Dataset, preprocessing: Preprocessing) -> Sizes:
-        return Sizes(dataset.training.rows, dataset.validation.rows, tuple(preprocessing.layout()))
+        training, validation = dataset.training, dataset.validation
+        return Sizes(training.rows, validation.rows, tuple(preprocessing.layout()), training.weight is not None)
 
 
 class Graphs(NamedTuple):
@@ -175,10 +178,11 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
         optimizer = optimizer._replace(momentum=momentum or 0.0)
     elif momentum is not None:
         optimizer = optimizer._replace(betas=(momentum, 0.999))
+    loss = loss_function(task)
+    if settings.quantiles:
+        loss = with_quantiles(loss, settings.quantiles)
     autocast = "bf16" if settings.precision == "bfloat16" else None
-    return StepSpec(
-        loss_function(task), optimizer, settings.clip, autocast, accumulation=settings.accumulate, returns_outputs=True
-    )
+    return StepSpec(loss, optimizer, settings.clip, autocast, accumulation=settings.accumulate, returns_outputs=True)
 
 
 def micro_batched(spec: StepSpec, rows: int) -> StepSpec:
@@ -191,12 +195,37 @@ def micro_batched(spec: StepSpec, rows: int) -> StepSpec:
     return spec if count == spec.accumulation else replace(spec, accumulation=count)
 
 
-def loss_function(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss function: the mean loss of outputs [rows, outputs] against the encoded target [rows]."""
-    if task == Task.MULTICLASS:
-        return F.cross_entropy
-    function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
-    return lambda outputs, target: function(outputs.squeeze(1), target)
+def loss_function(task: Task) -> Callable[..., Tensor]:
+    """Return the loss function of outputs, the encoded target [rows] and, if rows have weights, these [rows].
+
+    It is the mean of the rows' losses times their weights. Outputs are [rows, outputs] or, of an ensemble in training,
+    [rows, members, outputs]: each member has a loss of its own, and the result is their mean."""
+
+    def loss(outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        if outputs.dim() == 3:
+            members = outputs.shape[1]
+            outputs, target = outputs.flatten(0, 1), _for_members(target, members)
+            weight = None if weight is None else _for_members(weight, members)
+        if task != Task.MULTICLASS:
+            outputs = outputs.squeeze(1)
+        if weight is None:
+            return _LOSSES[task](outputs, target)
+        losses: Tensor = _LOSSES[task](outputs, target, reduction="none")
+        return (losses * weight).mean()
+
+    return loss
+
+
+_LOSSES: dict[Task, Callable[..., Tensor]] = {
+    Task.REGRESSION: F.mse_loss,
+    Task.BINARY: F.binary_cross_entropy_with_logits,
+    Task.MULTICLASS: F.cross_entropy,
+}
+
+
+def _for_members(values: Tensor, members: int) -> Tensor:
+    """Return the values [rows], repeated for each member: [rows · members]."""
+    return values.unsqueeze(1).expand(-1, members).reshape(-1)
 
 
 def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
@@ -206,13 +235,13 @@ def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
 
 
 def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
-    *inputs, target = _example(sizes, rows)
-    return capture(model, inputs, [target], micro_batched(spec, rows), early_update=True, device=device)
+    inputs, targets = _example(sizes, rows)
+    return capture(model, inputs, targets, micro_batched(spec, rows), early_update=True, device=device)
 
 
 def _evaluate(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
-    *inputs, target = _example(sizes, rows)
-    return capture_evaluation(model, inputs, [target], spec, device=device)
+    inputs, targets = _example(sizes, rows)
+    return capture_evaluation(model, inputs, targets, spec, device=device)
 
 
 def _largest_evaluation(
@@ -232,7 +261,7 @@ def _largest_evaluation(
 
 def evaluation_sizes(sizes: Sizes, batch_size: int) -> Iterator[int]:
     """Yield the batch sizes that evaluation may have, ascending; none exceeds the number of validation rows."""
-    row_bytes = sum(tensor.nbytes for tensor in _example(sizes, 1))
+    row_bytes = sum(tensor.nbytes for tensors in _example(sizes, 1) for tensor in tensors)
     limit = min(EVALUATION_ROWS, EVALUATION_BYTES // max(row_bytes, 1))
     rows, before = batch_size, 0
     while before < sizes.validation_rows and rows <= max(limit, batch_size):
@@ -240,9 +269,10 @@ def evaluation_sizes(sizes: Sizes, batch_size: int) -> Iterator[int]:
         rows, before = 2 * rows, rows
 
 
-def _example(sizes: Sizes, rows: int) -> Sequence[Tensor]:
-    """Return uninitialised tensors in the layout of a batch: features, then the target."""
-    return [torch.from_numpy(np.empty((rows, *shape), dtype)) for shape, dtype in sizes.row]
+def _example(sizes: Sizes, rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return uninitialised tensors in the layout of a batch: features, and what the loss takes besides the outputs."""
+    *features, target = (torch.from_numpy(np.empty((rows, *shape), dtype)) for shape, dtype in sizes.row)
+    return features, [target, torch.empty(rows)] if sizes.weighted else [target]
 
 
 @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from pg_tensile.execution.data.metrics import Metrics
 from pg_tensile.execution.training.checkpoint import Checkpoint
@@ -44,10 +47,16 @@ class EpochMetrics(NamedTuple):
 class Outcome(NamedTuple):
     """Outcome of a run; `stopped` means that it ended on request.
 
-    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped."""
+    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped.
+    `epochs` counts those that ended. `reason` is why the run ended: epochs, early_stopping or max_time; None if it was
+    stopped. `validation` has the outputs and targets of validation rows after the same epoch, unless it was stopped
+    (validation_sample.py)."""
 
     stopped: bool
     metrics: dict[str, Any]
+    epochs: int = 0
+    reason: str | None = None
+    validation: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class StopTraining(Exception):

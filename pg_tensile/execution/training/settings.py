@@ -13,6 +13,8 @@ from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.planning.plan.plan import CODECS
 
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
+KEPT = ("best", "last")
+SCHEDULES = ("constant", "plateau")
 
 
 class EarlyStopping(NamedTuple):
@@ -20,19 +22,23 @@ class EarlyStopping(NamedTuple):
 
     The loss is that of validation, or of training if there are no validation rows."""
 
-    patience: int = 5
+    patience: int
     min_delta: float = 0.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run. Raises TrainingError if `compression` is unknown.
+    """Settings of a run. Raises TrainingError if `compression`, `keep` or `learning_rate_schedule` is unknown.
 
-    `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
+    `keep`: the model is that of the best epoch, or of the last one. `max_time_s` limits the time of training: the run
+    ends at the first step after it, and an unfinished epoch does not count unless it is the first one.
+    `learning_rate_schedule`: constant, or plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
+    (recipe.py). `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
     (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays. `precision`
-    of forward and backward: float32, or bfloat16 by autocast. `accumulate`: the most parts of a batch for one update.
-    """
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays.
+    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first.
+    `precision` of forward and backward: float32, or bfloat16 by autocast. `accumulate`: the most parts of a batch for
+    one update."""
 
     epochs: int
     batch_size: int
@@ -46,13 +52,19 @@ class Settings:
     checkpoint_interval_s: float = 60.0
     lead: tuple[int, ...] = ()
     compression: str = "none"
+    keep: str = "best"
+    max_time_s: float | None = None
+    learning_rate_schedule: str = "constant"
+    quantiles: tuple[float, ...] = ()
     precision: str = "float32"
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        if self.compression not in COMPRESSIONS:
-            hint = f"Use one of {', '.join(COMPRESSIONS)}."
-            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
+        words = {"compression": COMPRESSIONS, "keep": KEPT, "learning_rate_schedule": SCHEDULES}
+        for name, choices in words.items():
+            if getattr(self, name) not in choices:
+                hint = f"Use one of {', '.join(choices)}."
+                raise TrainingError(f'there is no {name} "{getattr(self, name)}"', hint=hint)
 
 
 def check_model(model: nn.Module, batch_rows: int) -> None:

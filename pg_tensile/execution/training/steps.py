@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,21 +52,21 @@ class EagerSteps:
         self._spec = step_spec(settings, task)
         self._eager = EagerStep(model, self._spec, one_group=True)
 
-    def train(self, batch: Batch) -> StepResult:
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
         self._switch(True)
         self._eager.spec = micro_batched(self._spec, batch.rows)
         if self._eager.spec.accumulation == 1:
-            loss, (outputs,) = self._eager.step([batch.features], [batch.target])
+            loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate)
             return StepResult(outputs.float(), loss.item())
         with taking_tensors(self.model):
-            loss, parts = self._eager.step(batch.features.flat(), [batch.target])
+            loss, parts = self._eager.step(batch.features.flat(), batch.targets, learning_rate)
         return StepResult(torch.cat(parts).float(), loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
         self._switch(False)
         with torch.inference_mode(), autocast(self.model, self._spec):
             outputs = self.model(batch.features)
-            return StepResult(outputs.float(), self._spec.loss(outputs, batch.target).item())
+            return StepResult(outputs.float(), self._spec.loss(outputs, *batch.targets).item())
 
     def _switch(self, training: bool) -> None:
         if self.model.training != training:
@@ -140,8 +141,8 @@ class PlannedSteps:
 
     # ---- steps ----
 
-    def train(self, batch: Batch) -> StepResult:
-        result = self._execute(self._executor.step, True, batch)
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
+        result = self._execute(partial(self._executor.step, learning_rate=learning_rate), True, batch)
         self.generation = self._executor.plan.generation
         return result
 
@@ -149,7 +150,7 @@ class PlannedSteps:
         return self._execute(self._executor.evaluate, False, batch)
 
     def _execute(self, execute: Callable[..., Executed | EvaluationResult], trains: bool, batch: Batch) -> StepResult:
-        inputs, targets = batch.features.flat(), (batch.target,)
+        inputs, targets = batch.features.flat(), batch.targets
         graph = self._by_rows[trains, batch.rows]
         while True:
             shortage: OutOfDeviceMemoryError | None = None

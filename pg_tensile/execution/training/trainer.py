@@ -1,8 +1,10 @@
-"""Training of a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
+"""Training of a model on a dataset: the loop, its metrics, checkpoints and resuming.
 
 A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order follows from
 (seed, epoch), and a checkpoint holds everything on which the next step depends. So a run that is resumed at any step
 ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
+
+Which epoch's model is kept and when a run ends is decided in course.py.
 
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
@@ -14,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,9 +30,11 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
+from pg_tensile.execution.training.course import Course
 from pg_tensile.execution.training.epoch_sums import EpochSums
 from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
 from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
 
@@ -62,7 +66,8 @@ class Steps(Protocol):
     batch_device: torch.device
     evaluation_rows: int
 
-    def train(self, batch: Batch) -> StepResult: ...
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
+        """Take one training step; `learning_rate` None means that of the settings."""
 
     def evaluate(self, batch: Batch) -> StepResult:
         """Compute outputs and loss in evaluation mode, without an update."""
@@ -104,8 +109,10 @@ class Trainer:
         self._step = 0  # steps done in the current epoch
         self._seconds = 0.0  # spent in the current epoch, including the time before a resume
         self._sums = self._new_sums()
-        self._best: Best | None = None
+        self._course = Course(settings)
         self._last_metrics: dict[str, Any] = {}
+        self._evaluated = ValidationSample()  # of the last validation
+        self._sample = ValidationSample()  # of the epoch whose weights the model will have
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
@@ -114,31 +121,37 @@ class Trainer:
     # ---- running ----
 
     def run(self) -> Outcome:
-        """Train until the last epoch, early stopping or a stop request.
+        """Train until the last epoch, early stopping, the end of the time or a stop request.
 
-        Unless it was stopped, the run closes its steps, and the model has its final weights: with early stopping those
-        of the best epoch. Raises TrainingError."""
+        Unless it was stopped, the run closes its steps, and the model has its final weights: those of the best epoch,
+        or of the last one. Raises TrainingError."""
         self._schedule.start()
+        course = self._course
+        course.begin()
         try:
-            while not self._is_done():
+            while (reason := course.end(self._epoch)) is None:
                 self._run_epoch()
-                if self._schedule.due and not self._is_done():
+                if self._schedule.due and course.end(self._epoch) is None:
                     self.save()
         except StopTraining as stop:
             if stop.checkpoint:
                 self.save()
-            return Outcome(True, self._last_metrics)
+            return Outcome(True, self._last_metrics, self._epoch)
         self._steps.close()
-        model = self._steps.model
-        if self._best is not None:
-            ckpt.load_model(model, self._best.tensors)
+        model, kept = self._steps.model, course.kept
+        if kept is not None:
+            ckpt.load_model(model, kept.tensors)
         self._check_weights(dict(model.named_parameters()))
-        return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
+        metrics = self._last_metrics if kept is None else kept.metrics
+        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors())
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
 
+        The lead is executed as a whole, even if the time is up.
+
         A run with the same lead and any batch size can then continue from `state`. Raises TrainingError."""
+        self._course.begin()
         try:
             self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
         except StopTraining:
@@ -146,8 +159,10 @@ class Trainer:
         return True
 
     def _run_epoch(self) -> None:
-        self._take(self._batches.epoch(self._epoch, self._step))
-        self._finish_epoch(self._sums.result(), self._evaluate())
+        """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
+        self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
+        if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
+            self._finish_epoch(self._sums.result(), self._evaluate())
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -162,11 +177,18 @@ class Trainer:
                 self.save()
             self._observer.poll()
 
+    def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches until the time is up, one at least."""
+        for batch in batches:
+            yield batch
+            if self._course.time_is_up:
+                return
+
     def _train_step(self, batch: Batch) -> None:
-        outputs, loss = self._steps.train(batch)
+        outputs, loss = self._steps.train(batch, self._course.learning_rate)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
-        self._sums.add(outputs, batch.target, loss)
+        self._sums.add(outputs, batch.target, loss, batch.weight)
         self._step += 1
         self._trained += batch.rows
 
@@ -176,10 +198,11 @@ class Trainer:
             return None
         started = time.monotonic()
         self._report("validating", started)
-        sums = self._new_sums()
+        sums, self._evaluated = self._new_sums(ranks=True), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
-            sums.add(outputs, batch.target, loss)
+            sums.add(outputs, batch.target, loss, batch.weight)
+            self._evaluated.add(outputs, batch.target, batch.weight)
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)
@@ -198,27 +221,14 @@ class Trainer:
             "training": training.to_json(),
             "validation": None if validation is None else validation.metrics.to_json(),
         }
-        self._consider(decisive.loss)
+        self._course.epoch_ended(self._epoch + 1, decisive.loss, self._last_metrics, lambda: self._steps.state().model)
+        if self._course.kept is None or self._course.kept.epoch == self._epoch + 1:
+            self._sample = self._evaluated
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
 
-    def _consider(self, loss: float) -> None:
-        """Keep a copy of the model if early stopping is on and the model is the best so far."""
-        stopping = self._settings.early_stopping
-        if stopping is None:
-            return
-        if self._best is None or loss < self._best.loss - stopping.min_delta:
-            tensors = {name: tensor.detach().clone() for name, tensor in self._steps.state().model.items()}
-            self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
-
-    def _is_done(self) -> bool:
-        stopping, best = self._settings.early_stopping, self._best
-        exhausted = stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
-        return exhausted or self._epoch >= self._settings.epochs
-
-    def _new_sums(self) -> EpochSums:
-        preprocessing = self._preprocessing
-        return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
+    def _new_sums(self, ranks: bool = False) -> EpochSums:
+        return EpochSums(MetricSums(self._preprocessing, ranks))
 
     def _total_steps(self) -> int:
         before = self._batches.steps(0) + (self._epoch - 1) * self._batches.steps(1) if self._epoch else 0
@@ -259,7 +269,7 @@ class Trainer:
         """Return everything on which the rest of the run depends.
 
         Its tensors may be those in use, so it has to be stored before the next step."""
-        best, steps = self._best, self._steps.state()
+        kept, steps = self._course.kept, self._steps.state()
         checkpoint = Checkpoint(
             {
                 "fingerprint": self._dataset.fingerprint,
@@ -269,15 +279,17 @@ class Trainer:
                 "seconds": self._seconds,
                 "samples": self._sums.samples,
                 "loss_sum": self._sums.loss_sum,
+                "weight_sum": self._sums.weight_sum,
                 "metrics": self._last_metrics,
-                "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
+                **self._course.to_json(),
             }
         )
         checkpoint.put("model", steps.model)
         checkpoint.put("optimizer", steps.optimizer)
         checkpoint.put("sums", self._sums.tensors())
-        if best is not None:
-            checkpoint.put("best", best.tensors)
+        checkpoint.put("validation", self._sample.tensors())
+        if kept is not None:
+            checkpoint.put("best", kept.tensors)
         ckpt.generator_states(checkpoint)
         return checkpoint
 
@@ -286,38 +298,28 @@ class Trainer:
 
         Returns None if it was resumed. Raises CheckpointError if it is damaged."""
         meta = checkpoint.meta
-        reason = disagreement(meta, self._dataset, self._identity)
+        reason = disagreement(meta, self._dataset.fingerprint, self._identity)
         if reason is not None:
             return reason
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._sums.restore(checkpoint.get("sums"), meta, device)
+        self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
-        if meta["best"] is not None:
-            tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
-            self._best = Best(tensors=tensors, **meta["best"])
+        self._course.restore(meta, checkpoint.get("best"), device)
         ckpt.restore_generators(checkpoint)
         return None
 
 
-def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
+def disagreement(meta: dict[str, Any], fingerprint: str, identity: dict[str, Any]) -> str | None:
     """Return the reason why a checkpoint does not belong to such a run, or None if it does."""
-    if meta["fingerprint"] != dataset.fingerprint:
+    if meta["fingerprint"] != fingerprint:
         rows = meta["fingerprint"].partition(":")[0]
         return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
     if meta["identity"] != identity:
         return "the architecture or the settings changed since the checkpoint was made, so training started over"
     return None
-
-
-class Best(NamedTuple):
-    """Best epoch (from 1) so far, by validation loss (training loss without validation), and the model after it."""
-
-    loss: float
-    epoch: int
-    metrics: dict[str, Any]
-    tensors: dict[str, Tensor]
 
 
 def _not_finite(what: str, step: int) -> NotFiniteError:

@@ -9,7 +9,7 @@ from pg_tensile.errors import OptionError
 
 RateLaw = Literal["accudnn", "linear", "none"]
 RATE_LAWS: tuple[RateLaw, ...] = get_args(RateLaw)
-BASE_BATCH = 64  # default batch size of train_model, for which a job's learning rate is specified
+BASE_BATCH = 64  # rows, for which the learning rate of a job is specified that leaves its batch size to plans
 CONVEXITY = 1.0  # c of eq. (9); with 0.1 for a batch of 256, where ResNets start, it gives the paper's 0.22 for 592
 
 

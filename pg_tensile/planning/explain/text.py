@@ -76,8 +76,15 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     request, graph = explanation.request, explanation.graph
     skipped = f", {request.skipped_rows:,} without a target" if request.skipped_rows else ""
     rows = f"{request.training_rows:,} to train on, {request.validation_rows:,} to validate with{skipped}"
+    split = [] if request.split is None or not request.validation_rows else [_Line("Split", _split(request.split))]
     state = f"{size(request.state_bytes)} with gradients and optimizer state"
-    lines = [_Line("Rows", rows), _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}")]
+    warnings = [_Line("Warning", warning) for warning in request.warnings]
+    lines = [
+        _Line("Rows", rows),
+        *split,
+        *warnings,
+        _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}"),
+    ]
     if graph is not None:
         phases = ", ".join(f"{count:,} {phase}" for phase, count in graph.phases.items() if count)
         lines.append(_Line("Graph", f"{graph.operators:,} operators ({phases}), {graph.tensors:,} tensors"))
@@ -88,11 +95,26 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     return lines
 
 
+def _split(split: Mapping[str, Any]) -> str:
+    """Return the division of the rows in words."""
+    column = split["column"]
+    return {
+        "random": "random, by a hash of each row",
+        "time": f'by time: rows validate from {split["threshold"]} on (column "{column}")',
+        "group": f'by group: all rows of a group are on one side (column "{column}")',
+        "query": "the rows of the validation query validate",
+    }[split["by"]]
+
+
 def _choice_lines(explanation: Explanation) -> list[_Line]:
-    """Return the chosen batch size, and those that it was compared with."""
-    choice = explanation.request.choice
+    """Return the chosen batch size and those that it was compared with; without a choice, the learning rate."""
+    request = explanation.request
+    choice = request.choice
     if choice is None:
-        return []
+        if request.learning_rate is None:
+            return []
+        stops = f", until {_count(request.patience, 'epoch')} bring nothing better" if request.patience else ""
+        return [_Line("Training", f"learning rate {request.learning_rate:.4g}{stops}")]
     scaled = "" if choice["law"] == "none" else f", scaled ({choice['law']}) from {choice['base_rate']:g} for 64 rows"
     lines = [_Line("Batch size", f"{choice['batch_size']:,} rows, learning rate {choice['learning_rate']:.4g}{scaled}")]
     for index, candidate in enumerate(choice["candidates"][:COMPARED]):

@@ -32,6 +32,7 @@ POLICY = Markup(
     " font-src data:"
 )
 SHOWN_EPOCHS = 20
+CHOSEN = ("chosen_batch_size", "chosen_learning_rate")  # columns of tensile.jobs
 SHOWN_LINES = 300  # of the scheduler's log
 PROFILE = {  # titles of the numbers of a device profile
     "memory_bytes": "memory",
@@ -178,6 +179,7 @@ def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("device", job["device"] or None),
         ("parameters of the model", None if job["parameters"] is None else f"{job['parameters']:,}"),
         ("rows", None if job["rows"] is None else f"{job['rows']:,}"),
+        *((name.replace("_", " "), job[name]) for name in CHOSEN if job.get(name) is not None),
         ("fingerprint of the rows", job["fingerprint"]),
         ("attempts", job["attempts"]),
         ("version of the model that it made", job["version"]),

@@ -21,6 +21,7 @@ def submission_of(job: Mapping[str, Any]) -> str:
         "memory_budget": None if budget is None else _literal(f"{budget}B"),
         "priority": job["priority"],
         "options": _literal(json.dumps(job["options"], ensure_ascii=False)),
+        **{name: _optional(job.get(name)) for name in ("split_by", "validation_query", "max_time")},
     }
     named = "".join(f",\n    {name} => {value}" for name, value in arguments.items() if value is not None)
     model = _literal(job["model_name"])
@@ -29,6 +30,10 @@ def submission_of(job: Mapping[str, Any]) -> str:
         architecture = _literal(json.dumps(job["architecture"], ensure_ascii=False))
         registration = f"SELECT register_model({model}, {architecture});\n"
     return f"{registration}SELECT train_model({model},\n    {_literal(job['query'])}{named});"
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else _literal(str(value))
 
 
 def _literal(text: str) -> str:

@@ -19,8 +19,8 @@ DETAILS = """
     SELECT j.id AS job, j.model_name, j.owner_name, j.kind, j.state, left(j.reason, 4000) AS reason,
            left(j.query, 8000) AS query, j.target, j.epochs,
            coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer,
-           coalesce((SELECT b.learning_rate FROM tensile.batch_sizes b WHERE b.job = j.id AND b.chosen),
-                    j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
+           j.split_by, left(j.validation_query, 8000) AS validation_query, j.max_time::text AS max_time,
            j.memory_budget, j.priority, j.options::text AS options, j.attempts, j.retries, j.rows,
            j.version, extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
            extract(epoch FROM j.started_at)::float8 AS started_at, extract(epoch FROM j.ended_at)::float8 AS ended_at,
@@ -72,6 +72,7 @@ def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
         ("hint", row["hint"], "yellow"),
         ("warnings", row["warnings"], "yellow"),
         ("query", " ".join(row["query"].split()), ""),
+        ("validation", row["validation_query"] and " ".join(row["validation_query"].split()), ""),
         ("target", row["target"], ""),
         ("training", _training(row) if trains else None, ""),
         ("options", row["options"] if row["options"] != "{}" else None, ""),
@@ -98,9 +99,12 @@ def _training(row: Row) -> Parts:
         rows,
         f"{row['epochs']:,} epochs",
         f"batch size {row['batch_size']:,}" if row["batch_size"] else "batch size to be chosen",
-        f"{row['optimizer']}, learning rate {row['learning_rate']:g}",
-        f"validation {row['validation']:g}",
+        f"{row['optimizer']}, "
+        + (f"learning rate {row['learning_rate']:g}" if row["learning_rate"] else "learning rate to be chosen"),
+        f"validation {row['validation']:g}" if row["validation_query"] is None else None,
+        row["split_by"] and f"split by {row['split_by']}",
         f"seed {row['seed']}",
+        row["max_time"] and f"at most {row['max_time']}",
     ]
     return parts
 

@@ -26,7 +26,10 @@ SNAPSHOT = """
                 SELECT p.job, left(p.model, 200) AS model, p.owner, j.kind, p.state, left(p.reason, 2000) AS reason,
                        j.priority, coalesce(t.policy, j.policy) AS policy, t.device,
                        coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.attempts,
-                       j.options->>'early_stopping' IS NOT NULL AS may_stop_early,
+                       (j.max_time IS NOT NULL
+                        OR CASE WHEN j.options->'early_stopping' IS NULL THEN j.options->>'keep' IS DISTINCT FROM 'last'
+                                ELSE j.options->'early_stopping'->>'patience' IS DISTINCT FROM '0' END)
+                           AS may_stop_early,
                        extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
                        extract(epoch FROM j.started_at)::float8 AS started_at,
                        extract(epoch FROM j.not_before)::float8 AS not_before,
@@ -78,7 +81,7 @@ class Job:
     priority: int
     policy: str | None
     device: str | None
-    batch_size: int
+    batch_size: int | None  # None: to be chosen
     attempts: int
     may_stop_early: bool
     submitted_at: float

@@ -74,8 +74,8 @@ class JobResults:
         if self._version is not None:
             raise ProtocolError("a second VERSION frame")
         self._report_saving()
-        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint"))
-        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text)", *values)
+        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training"))
+        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb)", *values)
         self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:
@@ -91,6 +91,11 @@ class JobResults:
 
     def keep_metrics(self, frame: Frame) -> None:
         self._server.call("tensile._job_metric(jsonb)", frame.header)
+        self._server.commit()
+
+    def keep_settings(self, frame: Frame) -> None:
+        """Store the settings that the job left open."""
+        self._server.call("tensile._job_settings(jsonb)", frame.header)
         self._server.commit()
 
     def keep_choice(self, frame: Frame) -> None:

@@ -11,7 +11,7 @@ from pyworker.supervisors.server import Server
 # Columns of the job's row that the header has unchanged
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
-    *("policy", "memory_budget", "options"),
+    *("policy", "memory_budget", "options", "split_by", "max_time_s"),
 )
 
 
@@ -33,14 +33,15 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "workloads": json.loads(workloads),
         "latency_weight": float(server.setting("pg_tensile.latency_weight")),
         **{key: row[key] for key in COPIED},
+        "validation_query": row["validation_query"] is not None,  # the rows carry the flag column
         **_settings(server, threads),
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],
     }
 
 
-def explanation_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the header for explain_training, whose request is made by tensile._explain_training."""
+def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return the header for an executor in a session (session_run.py), without those of its buffers."""
     return {
         **request,
         **_settings(server, threads),
@@ -48,6 +49,7 @@ def explanation_spec(server: Server, request: dict[str, Any], threads: int) -> d
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,
+        "resume": None,
     }
 
 

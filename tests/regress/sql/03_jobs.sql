@@ -3,7 +3,7 @@
 CREATE TABLE flights (distance float8, carrier text, legs int[], notes jsonb, late bool);
 SELECT register_model('late', '{"type": "mlp", "hidden": [8]}') IS NOT NULL AS registered;
 
-SELECT train_model('lat', 'SELECT distance, late FROM flights', 'late');
+SELECT train_model('', 'SELECT distance, late FROM flights', 'late');
 SELECT train_model('late', NULL, 'late');
 SELECT train_model('late', 'SELECT distance, late FRM flights', 'late');
 SELECT train_model('late', 'SELECT distance, late FROM flights WHERE dist > 3', 'late');
@@ -21,7 +21,14 @@ SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', optimiz
 SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', memory_budget => '8 gigs');
 SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', policy => 'best');
 SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"early_stoping": {}}');
-SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"early_stopping": {"patience": 0}}');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"early_stopping": {"patience": -1}}');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"keep": "first"}');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', max_time => '0 s');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', split_by => 'distanc');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', split_by => 'late');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', validation_query => 'DROP TABLE flights');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', validation_query => 'SELECT carrier, late FROM flights');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', validation => 0.1, validation_query => 'TABLE flights');
 SELECT count(*) FROM tensile.jobs;
 
 BEGIN;
@@ -39,6 +46,12 @@ ROLLBACK TO s;
 SELECT cancel_job(:job), cancel_job(:job) AS again;
 SELECT state, reason FROM tensile.jobs WHERE id = :job;
 SELECT state FROM tensile.job_history WHERE job = :job;
+ROLLBACK;
+
+-- A name that is not registered
+BEGIN;
+SELECT train_model('unknown', 'SELECT distance, late FROM flights', 'late') IS NOT NULL AS submitted;
+SELECT name, architecture, architecture_reason FROM tensile.models WHERE name = 'unknown';
 ROLLBACK;
 
 SELECT wait_for_job(987654321);

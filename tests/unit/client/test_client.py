@@ -165,7 +165,7 @@ def test_types_do_not_depend_on_what_is_missing(shape: Shape) -> None:
 
 def test_metrics_can_be_drawn_and_times_are_utc() -> None:
     when = datetime(2026, 3, 29, 3, 30, tzinfo=timezone(timedelta(hours=2)))
-    numbers = dict.fromkeys(("accuracy", "f1", "rmse", "r2"))
+    numbers = dict.fromkeys(("accuracy", "f1", "rmse", "r2", "roc_auc", "log_loss", "mae"))
     rows = [
         {"epoch": epoch, "split": split, "samples": 10, "loss": loss, "seconds": 0.5, "at": at} | numbers
         for epoch, split, loss, at in (

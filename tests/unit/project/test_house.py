@@ -14,7 +14,7 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
+SUPERVISORS = ["controller", "scheduler", "worker", "inference", "session_run"]
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

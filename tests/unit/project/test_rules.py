@@ -12,7 +12,7 @@ import pytest
 from pg_tensile.errors import OptionError
 from pg_tensile.execution.models.layers import ACTIVATIONS, NORMS_1D
 from pg_tensile.execution.models.registry import TYPES
-from pg_tensile.execution.training.settings import COMPRESSIONS, EarlyStopping
+from pg_tensile.execution.training.settings import COMPRESSIONS, KEPT, SCHEDULES, EarlyStopping, Settings
 from pg_tensile.planning.batchsize.learning_rate import RATE_LAWS
 from pg_tensile.planning.plan.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
@@ -62,8 +62,11 @@ def test_choices_are_what_the_library_has() -> None:
     assert shared["norm"]["enum"] == ["none", *NORMS_1D]
     assert options["compression"]["enum"] == list(COMPRESSIONS)
     assert options["learning_rate_scaling"]["enum"] == list(RATE_LAWS)
-    stopping = {key: rule["default"] for key, rule in options["early_stopping"]["properties"].items()}
-    assert stopping == EarlyStopping()._asdict()
+    assert options["keep"]["enum"] == list(KEPT) and options["keep"]["default"] == Settings(1, 1).keep
+    assert options["learning_rate_schedule"]["enum"] == list(SCHEDULES)
+    stopping = options["early_stopping"]["properties"]
+    assert tuple(stopping) == EarlyStopping._fields
+    assert stopping["min_delta"]["default"] == EarlyStopping(1).min_delta
 
 
 def test_rules_use_known_terms_and_refer_to_shared_ones() -> None:
@@ -88,10 +91,10 @@ def test_every_default_is_a_value_that_may_be_given() -> None:
 
 def test_wrong_options_name_the_key() -> None:
     with pytest.raises(
-        OptionError, match=r'invalid value for key "early_stopping\.patience" in the options: 0'
+        OptionError, match=r'invalid value for key "early_stopping\.patience" in the options: -1'
     ) as error:
-        check_options({"early_stopping": {"patience": 0}})
-    assert error.value.hint == "Use an integer from 1 to 1000000."
+        check_options({"early_stopping": {"patience": -1}})
+    assert error.value.hint == "Use an integer from 0 to 1000000."
     with pytest.raises(OptionError, match='key "batch_size_range" in the options is empty: from 9 to 8'):
         check_options({"batch_size_range": [9, 8]})
 

@@ -93,6 +93,15 @@ def test_new_and_changed_objects_are_created_after_them() -> None:
     assert "_same" not in after and "stays" not in after and "A fresh installation only" not in after
 
 
+def test_rights_on_a_public_function_stay_if_its_signature_changes() -> None:
+    assert "pg_tensile_rights" not in upgrade()
+    old = f"{OLD}\nCREATE FUNCTION @extschema@.fresh(a text) RETURNS int LANGUAGE c AS 'x';"
+    before, after = before_and_after(generate(old, NEW, f"{BY_HAND}\n"))
+    assert before.index("ARRAY['fresh']") < before.index("DROP FUNCTION @extschema@.fresh(a text);")
+    revoked = after.index("REVOKE EXECUTE ON FUNCTION @extschema@.fresh(a int) FROM PUBLIC;")
+    assert revoked < after.index("GRANT EXECUTE ON FUNCTION %s") < after.index("DROP TABLE pg_temp.pg_tensile_rights;")
+
+
 def test_an_object_dropped_by_hand_is_dropped_once_and_created_again() -> None:
     text = upgrade(f"{BY_HAND}\nDROP VIEW tensile.stays;\nDROP FUNCTION tensile._gone(text, int);")
     assert text.count("DROP FUNCTION tensile._gone") == 1

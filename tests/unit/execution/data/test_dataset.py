@@ -14,7 +14,6 @@ from pg_tensile.errors import DataError, SpoolError
 from pg_tensile.execution.data import dataset
 from pg_tensile.execution.data.columns import Column, Values, columns_from_header, concatenate, cut, decode, take
 from pg_tensile.execution.data.dataset import Dataset, RowStore, Table
-from pg_tensile.execution.data.fitting import Split
 from tests.unit.rows import Rows, every_type
 
 
@@ -94,15 +93,6 @@ def test_equal_rows_fall_on_one_side_whatever_their_number(monkeypatch: pytest.M
     )
     assert training.isdisjoint(validation)
     assert prepared.dataset.training.rows + prepared.dataset.validation.rows == len(values)
-
-
-def test_split_depends_on_the_seed_and_keeps_its_share() -> None:
-    hashes = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
-    sides = [Split(seed, 0.3).validation_rows(hashes) for seed in (0, 1, -1)]
-    assert all(abs(side.mean() - 0.3) < 0.02 for side in sides)
-    assert abs((sides[0] & sides[1]).mean() - 0.09) < 0.02
-    assert not (sides[0] == sides[2]).all()
-    assert not Split(0, 0.0).validation_rows(hashes).any()
 
 
 def test_rows_come_in_hash_order() -> None:

@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data import fitters
+from pg_tensile.execution.data import fitters, fitting
+from pg_tensile.execution.data.columns import Column, Values
 from pg_tensile.execution.data.dataset import Table
-from pg_tensile.execution.data.fitting import Split
+from pg_tensile.execution.data.hashing import string_hash
 from pg_tensile.execution.data.preprocessing import (
     ArraysInput,
     CategoryInput,
@@ -25,6 +26,7 @@ from pg_tensile.execution.data.preprocessing import (
     Task,
     TokenLimits,
 )
+from pg_tensile.execution.data.splits import RandomDivision
 from tests.unit.rows import Prepared, Rows, every_type
 
 DAY = 86_400_000_000
@@ -83,7 +85,7 @@ def test_statistics_are_those_of_the_training_rows() -> None:
     prepared = rows.prepare(validation=0.3)
     (feature,) = prepared.fitted.preprocessing.features
     (block,) = prepared.store.blocks()
-    split = Split(0, 0.3).validation_rows(block.hashes)
+    split = RandomDivision(0, 0.3).validation_rows(block)
     x, nulls = block.columns[0].data[~split], block.columns[0].nulls[~split]
     assert prepared.fitted.training_rows == len(x) and prepared.fitted.validation_rows == split.sum()
     assert feature.nulls == nulls.sum() > 0
@@ -174,16 +176,96 @@ def test_null_timestamps_are_at_no_time_of_day() -> None:
     assert np.isfinite(far.numeric).all()
 
 
-def test_categories_are_sorted_and_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitters, "MAX_CATEGORIES", 3)
-    values = ["d"] * 5 + ["c"] * 3 + ["b"] * 3 + ["a"] * 3 + ["e"] + [None] * 2
+def test_categories_have_codes_by_their_frequency_and_rare_ones_share_a_code() -> None:
+    values = ["d"] * 5 + ["c"] * 3 + ["b"] * 3 + ["a"] * 4 + ["e", "f"] + [None] * 2
     prepared = Rows({"c": ("text", values), "y": ("int4", list(range(len(values))))}).prepare(validation=0.0)
-    (feature,) = prepared.fitted.preprocessing.features
-    assert feature.categories == ("a", "b", "d")  # the most frequent; among equals the first strings
-    assert feature.nulls == 2
-    assert prepared.fitted.preprocessing.codes(0, ["a", "b", "c", "d", "e", "never"]) == [1, 2, 0, 3, 0, 0]
+    preprocessing = prepared.fitted.preprocessing
+    (feature,) = preprocessing.features
+    assert feature.categories == ("d", "a", "b", "c")  # equally frequent ones are sorted
+    assert (feature.nulls, feature.buckets, preprocessing.model_inputs.cardinalities) == (2, 1, (6,))
+    codes = preprocessing.codes(0, ["a", "b", "c", "d", "e", "never"])
+    assert codes == [2, 3, 4, 1, 5, 5]
+    assert preprocessing.unknown(0, codes) == [False] * 4 + [True] * 2
     counts = np.bincount(prepared.dataset.training.features.categories[:, 0]).tolist()
-    assert counts == [6, 3, 3, 5]
+    assert counts == [2, 5, 4, 3, 3, 2]
+
+
+def test_without_rare_strings_unseen_ones_are_like_null() -> None:
+    values = ["a"] * 5 + ["b"] * 3
+    preprocessing = Rows({"c": ("text", values), "y": ("int4", list(range(8)))}).prepare(0.0).fitted.preprocessing
+    assert preprocessing.model_inputs.cardinalities == (3,)
+    codes = preprocessing.codes(0, ["b", "never"])
+    assert codes == [2, 0] and preprocessing.unknown(0, codes) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value"), [(fitters, "MAX_CATEGORIES", 3), (fitting, "MAX_STRINGS_BYTES", 27)]
+)
+def test_strings_beyond_a_limit_are_hashed_to_the_same_codes_in_training_and_prediction(
+    monkeypatch: pytest.MonkeyPatch, module: Any, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(module, limit, value)
+    counts = {"frequent": 60, "other": 40, "third": 20, "fourth": 20}
+    values = [f"user{number}" for number in range(400)] + [text for text in counts for _ in range(counts[text])]
+    rows = Rows({"c": ("text", values), "y": ("int4", list(range(len(values))))})
+    prepared = rows.prepare(validation=0.5)
+    stored = Preprocessing.from_json(json.loads(json.dumps(prepared.fitted.preprocessing.to_json())))
+    (feature,) = stored.features
+    assert feature.categories is not None and feature.categories[:2] == ("frequent", "other")
+    assert len(feature.categories) <= 3 and feature.buckets == fitters.HASH_BUCKETS
+    codes = stored.codes(0, values)
+    assert codes[0] == len(feature.categories) + 1 + string_hash("user0") % feature.buckets
+    assert len(set(codes[:400])) > 300 and stored.model_inputs.cardinalities[0] > max(codes)
+    assert stored.unknown(0, stored.codes(0, ["never", "user1"])) == [False, False]
+    tables = prepared.dataset.training, prepared.dataset.validation
+    trained = np.concatenate([table.features.categories[:, 0] for table in tables])
+    assert sorted(trained.tolist()) == sorted(codes)
+
+
+def test_hashes_of_strings_are_the_same_everywhere() -> None:
+    assert [string_hash(text) for text in ("", "a", "ä")] == [
+        13020603013274838756,
+        3405396810240292928,
+        4152366542966443504,
+    ]
+
+
+def test_a_million_strings_have_a_small_preprocessing() -> None:
+    count = 1_000_000
+    fitter = fitters.CategoryFitter(Column("url", "text"), [f"https://example.org/{n}" for n in range(count)])
+    fitter.observe(Values(np.zeros(count, np.bool_), np.arange(count, dtype=np.int32)))
+    feature = fitter.feature()
+    assert feature.categories == () and feature.buckets == fitters.HASH_BUCKETS
+
+
+def test_versions_stored_before_there_were_buckets_keep_their_codes() -> None:
+    stored = {"name": "c", "kind": "category", "type": "text", "nulls": 0, "categories": ["a", "b"]}
+    number = {"name": "x", "kind": "numeric", "type": "int4", "nulls": 0, "mean": 2.0, "std": 1.0}
+    preprocessing = Preprocessing.from_json(
+        {
+            "task": "regression",
+            "target": {"name": "y", "type": "int4", "mean": 1.0, "std": 2.0},
+            "labels": None,
+            "label_values": None,
+            "features": [stored, number],
+        }
+    )
+    codes = preprocessing.codes(0, ["b", "a", "never"])
+    assert codes == [2, 1, 0] and preprocessing.unknown(0, codes) == [False, False, True]
+    assert preprocessing.model_inputs.cardinalities == (3,)
+    category = CategoryInput(np.array([-1, 0]), np.array([*codes, 0], np.int64))
+    features = preprocessing.apply(Inputs(2, np.array([[1e3, 2.0]]), [category], []))
+    assert features.numeric[:, 0].tolist() == [998.0, 0.0]
+
+
+def test_numbers_far_from_the_training_rows_are_limited() -> None:
+    rows = Rows({"x": ("float8", [0.0, 10.0, 20.0, 30.0]), "y": ("int4", [1, 2, 3, 4])})
+    preprocessing = rows.prepare(validation=0.0).fitted.preprocessing
+    (feature,) = preprocessing.features
+    assert (feature.low, feature.high, feature.limits) == (0.0, 30.0, (-30.0, 60.0))
+    x = np.array([[-1e300, -31.0, -30.0, 15.0, 60.0, 61.0, 1e9, math.nan]])
+    numeric = preprocessing.apply(Inputs(8, x, [], [])).numeric[:, 0]
+    assert numeric.tolist() == pytest.approx([z / feature.std for z in (-45, -45, -45, 0, 45, 45, 45, 0)])
 
 
 def test_arrays_of_different_lengths_are_an_error() -> None:
@@ -267,6 +349,8 @@ def test_rows_without_a_target_are_skipped_and_counted() -> None:
         (("text", ["a"] * 11 + [None]), None, "the target \"y\" has only one value, 'a'"),
         (("bool", [True] * 12), None, "only one value, 'true'"),
         (("int4", [3] * 12), "classification", "only one value, '3'"),
+        (("float8", [3.5] * 11 + [None]), None, 'the target "y" is 3.5 in all'),
+        (("bool", [True] * 12), "regression", 'the target "y" is 1 in all'),
         (("text", ["a", "b"] * 6), "regression", 'the target "y" is text, which has no regression'),
         (("timestamp", [0] * 12), None, 'the target "y" has the type timestamp, which cannot be predicted'),
         (("int4[]", [[1]] * 12), None, 'the target "y" has the type int4\\[\\], which cannot be predicted'),
@@ -285,16 +369,16 @@ def test_too_many_labels_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
             Rows({"x": X, "y": target}).prepare(task=task)
 
 
-def test_a_constant_target_has_a_regression() -> None:
-    prepared = Rows({"x": X, "y": ("float8", [3.5] * 12)}).prepare(validation=0.0)
+def test_a_single_row_has_a_regression() -> None:
+    prepared = Rows({"x": ("int4", [1]), "y": ("float8", [3.5])}).prepare(validation=0.0)
     assert prepared.fitted.preprocessing.target.mean == 3.5
-    assert set(prepared.dataset.training.target.tolist()) == {0.0}
+    assert prepared.dataset.training.target.tolist() == [0.0]
 
 
 def test_everything_in_validation_is_an_error() -> None:
     rows = Rows({"x": ("int4", [1] * 12), "y": ("int4", [2] * 12)})
-    (row_hash,) = {int(h) for block in rows.store().blocks() for h in block.hashes}
-    seed = next(s for s in range(1000) if Split(s, 0.5).validation_rows(np.array([row_hash], np.uint64))[0])
+    (block,) = rows.store().blocks()
+    seed = next(s for s in range(1000) if RandomDivision(s, 0.5).validation_rows(block).any())
     with pytest.raises(DataError, match="all 12 rows fell into the validation part"):
         rows.prepare(validation=0.5, seed=seed)
 

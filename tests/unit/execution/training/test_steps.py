@@ -16,7 +16,7 @@ from pg_tensile.errors import BudgetError, InvalidPlanError, NotFiniteError, Out
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import Task, TokenLimits
 from pg_tensile.execution.runtime.host import HostDevice
-from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training import checkpoint, course
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.graphs import (
     Graphs,
@@ -134,7 +134,7 @@ def prepared() -> Prepared:
 
 
 def contents(recorder: Recorder) -> list[tuple[bytes, dict[str, Any]]]:
-    return [(data, meta | {"seconds": 0}) for data, meta in recorder.checkpoints]
+    return [(data, meta | {"seconds": 0, "trained_s": 0}) for data, meta in recorder.checkpoints]
 
 
 def assert_same(job: Case, planned: PlannedSteps) -> None:
@@ -143,6 +143,20 @@ def assert_same(job: Case, planned: PlannedSteps) -> None:
     assert weights(planned.model) == weights(eager.model)
     assert actual.without_seconds() == expected.without_seconds()
     assert contents(actual) == contents(expected)
+
+
+@pytest.mark.parametrize("part", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, SGD], ids=["adamw", "sgd"])
+def test_a_learning_rate_that_falls_is_that_of_eager_steps(
+    prepared: Prepared, options: dict[str, Any], part: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "PLATEAU_EPOCHS", 0)  # after every epoch
+    job = case(prepared, epochs=3, learning_rate_schedule="plateau", **options)
+    steps = job.planned(part)
+    assert_same(job, steps)
+    constant = case(prepared, epochs=3, **options).eager()
+    case(prepared, epochs=3, **options).run(constant)
+    assert weights(steps.model) != weights(constant.model)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])

@@ -12,23 +12,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 from torch import nn
 
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.execution import models
 from pg_tensile.execution.data import batches
-from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.dataset import Table
-from pg_tensile.execution.data.metrics import MetricSums
-from pg_tensile.execution.data.preprocessing import Features, Task
-from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.data.preprocessing import Features
+from pg_tensile.execution.training import checkpoint, course
 from pg_tensile.execution.training import trainer as training
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopTraining
+from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
-from pg_tensile.execution.training.trainer import Trainer
+from pg_tensile.execution.training.trainer import StepResult, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")
@@ -151,47 +150,6 @@ def test_order_does_not_touch_the_global_generators() -> None:
 
 
 # ---- metrics ----
-
-
-@pytest.mark.parametrize("labels", [2, 5])
-def test_classification_metrics_are_scikit_learns(labels: int) -> None:
-    rng = np.random.default_rng(labels)
-    actual = rng.integers(0, labels - (labels > 2), 500)  # one label never occurs
-    outputs = rng.normal(size=(500, labels if labels > 2 else 1)).astype(np.float32)
-    outputs[:, -1] -= 100 * (labels > 2)  # nor is predicted
-    task = Task.BINARY if labels == 2 else Task.MULTICLASS
-    sums = MetricSums(task, labels, 1.0)
-    for start in range(0, 500, 77):
-        sums.add(outputs[start : start + 77], actual[start : start + 77])
-    result = sums.result(500, 250.0)
-    predicted = (outputs[:, 0] > 0).astype(int) if labels == 2 else outputs.argmax(1)
-    assert result.loss == 0.5 and result.samples == 500
-    assert result.accuracy == pytest.approx(sk.accuracy_score(actual, predicted))
-    average = "binary" if labels == 2 else "macro"
-    assert result.f1 == pytest.approx(sk.f1_score(actual, predicted, average=average))
-    assert result.rmse is None and result.r2 is None
-
-
-def test_regression_metrics_are_scikit_learns_in_the_targets_unit() -> None:
-    rng = np.random.default_rng(3)
-    actual = rng.normal(size=300).astype(np.float32)
-    outputs = (actual[:, None] + rng.normal(size=(300, 1)) / 2).astype(np.float32)
-    sums = MetricSums(Task.REGRESSION, 0, 20.0)
-    for start in range(0, 300, 100):
-        sums.add(outputs[start : start + 100], actual[start : start + 100])
-    result = sums.result(300, 30.0)
-    mean = 7.0
-    assert result.rmse == pytest.approx(
-        sk.root_mean_squared_error(actual * 20 + mean, outputs[:, 0] * 20 + mean), rel=1e-5
-    )
-    assert result.r2 == pytest.approx(sk.r2_score(actual, outputs[:, 0]), rel=1e-5)
-    assert result.accuracy is None and result.f1 is None
-
-
-def test_no_spread_has_no_r2() -> None:
-    sums = MetricSums(Task.REGRESSION, 0, 1.0)
-    sums.add(np.ones((4, 1), np.float32), np.full(4, 2.0, np.float32))
-    assert sums.result(4, 1.0).r2 is None
 
 
 def test_validation_metrics_are_those_of_the_final_model(prepared: Prepared) -> None:
@@ -342,8 +300,143 @@ def test_early_stopping_returns_the_best_model() -> None:
 def test_min_delta_counts_only_real_improvements(prepared: Prepared) -> None:
     recorder = Recorder()
     run, _ = trainer(prepared, recorder, epochs=50, learning_rate=1e-6, early_stopping=EarlyStopping(2, 0.5))
-    assert run.run().metrics["epoch"] == 1
-    assert max(epoch.epoch for epoch in recorder.epochs) == 3
+    outcome = run.run()
+    assert (outcome.epochs, outcome.reason) == (3, "early_stopping")
+    losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
+    assert losses[2] < losses[0]
+    assert outcome.metrics["epoch"] == int(np.argmin(losses)) + 1  # of improvements that do not count, too
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_model_is_the_best_epochs_or_the_last_ones(keep: str) -> None:
+    recorder = Recorder()
+    options: dict[str, Any] = {"epochs": 12, "learning_rate": 0.05, "keep": keep}
+    run, model = trainer(noise(64), recorder, {"type": "mlp", "hidden": [64]}, **options)
+    outcome = run.run()
+    losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
+    epoch = int(np.argmin(losses)) + 1 if keep == "best" else 12
+    assert (outcome.reason, outcome.epochs, outcome.metrics["epoch"]) == ("epochs", 12, epoch)
+    assert int(np.argmin(losses)) + 1 < 12
+    again, other = trainer(
+        noise(64), Recorder(), {"type": "mlp", "hidden": [64]}, **(options | {"epochs": epoch, "keep": "last"})
+    )
+    again.run()
+    assert weights(other) == weights(model)
+
+
+class Ticking:
+    """A clock that goes on by a second whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self._now = itertools.count()
+
+    def __call__(self) -> float:
+        return float(next(self._now))
+
+
+def limited(prepared: Prepared, recorder: Recorder, seconds: float, **settings: Any) -> tuple[Trainer, nn.Module]:
+    """A run of at most `seconds` looks at the clock."""
+    run, model = trainer(prepared, recorder, epochs=50, max_time_s=seconds, **settings)
+    run._course._clock = Ticking()
+    return run, model
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_an_unfinished_epoch_does_not_count_at_the_end_of_the_time(prepared: Prepared, keep: str) -> None:
+    recorder = Recorder()
+    run, model = limited(prepared, recorder, 25, keep=keep)
+    outcome = run.run()
+    assert outcome.reason == "max_time" and outcome.epochs == 2
+    assert recorder.progresses[-1].epoch == 3 and max(epoch.epoch for epoch in recorder.epochs) == 2
+    shorter = uninterrupted(prepared, epochs=outcome.metrics["epoch"], keep="last")
+    assert weights(model) == shorter[0]
+
+
+def test_the_first_epoch_counts_even_if_it_is_unfinished(prepared: Prepared) -> None:
+    recorder = Recorder()
+    run, model = limited(prepared, recorder, 1)
+    before = weights(model)
+    outcome = run.run()
+    assert outcome.reason == "max_time" and outcome.epochs == outcome.metrics["epoch"] == 1
+    assert outcome.metrics["training"]["samples"] == 32 and outcome.metrics["validation"]["samples"] > 32
+    assert weights(model) != before
+
+
+@pytest.mark.parametrize("stop_after", [2, 11, 13, 17])
+def test_the_time_goes_on_after_a_resume(prepared: Prepared, stop_after: int) -> None:
+    whole = limited(prepared, Recorder(), 25)
+    expected = whole[0].run()
+    first = Recorder(stop_after)
+    assert limited(prepared, first, 25)[0].run().stopped
+    run, model = limited(prepared, Recorder(), 25)
+    assert run.resume(Checkpoint.from_bytes(*first.checkpoints[-1])) is None
+    outcome = run.run()
+    assert outcome.reason == "max_time" and 1 <= outcome.epochs <= expected.epochs
+    assert weights(model) == uninterrupted(prepared, epochs=outcome.metrics["epoch"], keep="last")[0]
+    spent = Recorder()
+    over, _ = limited(prepared, spent, first.checkpoints[-1][1]["trained_s"])  # nothing is left
+    over.resume(Checkpoint.from_bytes(*first.checkpoints[-1]))
+    assert over.run().epochs == max(1, first.checkpoints[-1][1]["epoch"])
+
+
+def test_a_lead_is_taken_as_a_whole(prepared: Prepared) -> None:
+    """The graphs that follow it do not fit its batches."""
+    run, _ = limited(prepared, Recorder(), 1, lead=(8, 8, 16, 16))
+    assert run.run_lead() and run.state().meta["step"] == 4
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> None:
+    """It knows the best epoch only, and only with early stopping."""
+    expected, _ = uninterrupted(prepared, early_stopping=EarlyStopping(9))
+    first = Recorder(stop_after=12)
+    trainer(prepared, first, early_stopping=EarlyStopping(9))[0].run()
+    data, meta = first.checkpoints[-1]
+    known = {key: value for key, value in meta.items() if key not in ("improved", "reductions", "trained_s")}
+    run, model = trainer(prepared, Recorder(), early_stopping=EarlyStopping(9))
+    assert run.resume(Checkpoint.from_bytes(data, known)) is None
+    run.run()
+    assert weights(model) == expected
+
+
+@pytest.mark.parametrize("stop_after", [3, 15, 40])
+def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
+    stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "PLATEAU_EPOCHS", 2)
+    options: dict[str, Any] = {"epochs": 20, "learning_rate": 0.05, "learning_rate_schedule": "plateau"}
+    architecture = {"type": "mlp", "hidden": [64]}
+    rates: list[float | None] = []
+
+    def run_of(recorder: Recorder) -> tuple[Trainer, nn.Module]:
+        run, model = trainer(noise(64), recorder, architecture, **options)
+        train = run._steps.train
+
+        def recorded(batch: Batch, rate: float | None) -> StepResult:
+            rates.append(rate)
+            return train(batch, rate)
+
+        monkeypatch.setattr(run._steps, "train", recorded)
+        return run, model
+
+    run, model = run_of(Recorder())
+    run.run()
+    expected = list(rates)
+    assert expected[0] is None and expected == sorted(expected, key=lambda rate: -(rate or 1.0))
+    assert {rate for rate in expected if rate} >= {0.05 * PLATEAU_FACTOR, 0.05 * PLATEAU_FACTOR**2}
+    rates.clear()
+    first = Recorder(stop_after)
+    assert run_of(first)[0].run().stopped
+    resumed, other = run_of(Recorder())
+    resumed.resume(Checkpoint.from_bytes(*first.checkpoints[-1]))
+    resumed.run()
+    assert rates == expected and weights(other) == weights(model)
+
+
+def test_unknown_words_in_settings_are_refused() -> None:
+    for name in ("keep", "learning_rate_schedule", "compression"):
+        with pytest.raises(TrainingError, match=f'no {name} "median"') as error:
+            Settings(1, 1, **cast(Any, {name: "median"}))
+        assert error.value.hint
 
 
 def test_without_validation_the_training_loss_decides() -> None:

@@ -217,6 +217,25 @@ def test_a_job_that_cannot_be_captured_says_why() -> None:
     assert "Time" not in text
 
 
+@pytest.mark.parametrize(
+    ("by", "column", "line"),
+    [
+        ("random", None, "Split       random, by a hash of each row"),
+        ("time", "at", 'Split       by time: rows validate from 2024-01-01T00:00:00 on (column "at")'),
+        ("group", "shop", 'Split       by group: all rows of a group are on one side (column "shop")'),
+        ("query", None, "Split       the rows of the validation query validate"),
+    ],
+)
+def test_text_says_how_rows_are_divided_and_what_is_wrong_with_them(
+    net: Trace, by: str, column: str | None, line: str
+) -> None:
+    split = {"by": by, "column": column, "threshold": "2024-01-01T00:00:00"}
+    text = render(explained(net, split=split, warnings=('column "a" is constant', "no time")))
+    assert text[2:5] == [f"  {line}", '  Warning     column "a" is constant', "  Warning     no time"]
+    assert not any("Split" in line for line in render(explained(net, split=split, validation_rows=0)))
+    assert numbers(net, split=split)["split"] == split
+
+
 def test_text_warns_of_what_is_not_known(net: Trace) -> None:
     text = "\n".join(render(explained(net, approximate="cuda:0 is not there", workspaces=False, calibrated=True)))
     assert "approximate: cuda:0 is not there" in text

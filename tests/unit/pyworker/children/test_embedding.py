@@ -81,16 +81,17 @@ def vectors(model: Model, texts: list[str | None]) -> np.ndarray:
 @torch.inference_mode()
 def test_rows_are_predicted_as_one_by_one_and_within_a_memory_budget() -> None:
     model = loaded()
-    answer = model.predict(request(BODIES))
-    assert answer.unknown == 45  # shops; a text is never unknown
-    single = [model.predict(request([body, body])).prediction[row % 2] for row, body in enumerate(BODIES)]
-    np.testing.assert_allclose(answer.prediction, single, rtol=0, atol=1e-5)
-    assert len({round(number, 4) for number in answer.prediction}) > 9
+    reply = model.predict(request(BODIES))
+    assert reply.unknown == 45  # shops; a text is never unknown
+    single = [model.predict(request([body, body])).answers.prediction[row % 2] for row, body in enumerate(BODIES)]
+    np.testing.assert_allclose(reply.answers.prediction, single, rtol=0, atol=1e-5)
+    assert len({round(number, 4) for number in reply.answers.prediction}) > 9
     with torch.inference_mode(False):
         budgeted = loaded(400_000)
     try:
         assert budgeted.planned_bytes is not None and budgeted.planned_bytes <= 400_000
-        np.testing.assert_allclose(budgeted.predict(request(BODIES)).prediction, answer.prediction, rtol=0, atol=1e-5)
+        within = budgeted.predict(request(BODIES)).answers
+        np.testing.assert_allclose(within.prediction, reply.answers.prediction, rtol=0, atol=1e-5)
     finally:
         budgeted.close()
 

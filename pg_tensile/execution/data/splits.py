@@ -1,0 +1,299 @@
+"""Division of a training query's rows into a training and a validation part.
+
+random  by a hash of the row's content and the seed, so equal rows are on one side
+time    by a column of times: the newest rows validate
+group   by a column of another scalar type: whole groups, in the order of a hash of the group's value and the seed
+query   by the flag of rows that come from a query of their own
+
+Time and group are the same thing: every row has a 64-bit key, and a threshold divides the keys. The threshold is an
+order statistic of the keys, found digit by digit in a few passes over the rows. So the division is exact, depends on
+the rows' content alone and never on their order, and takes the same memory for any number of rows and groups.
+
+Needs numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.errors import DataError
+from pg_tensile.execution.data.columns import Chunk, Column
+from pg_tensile.execution.data.hashing import mix, number_hashes, salt, string_hashes
+from pg_tensile.execution.data.roles import Roles
+
+DIGIT_BITS = 16
+ATTEMPTS = 8  # orders of the groups that are tried, if the first one misses the share by far
+SIGN = np.uint64(1 << 63)
+EPOCH = np.datetime64("2000-01-01", "us")
+
+Keys = Callable[[], Iterable[NDArray[np.uint64]]]
+
+
+class Rows(Protocol):
+    """Interface of the rows that are fitted and divided; `dataset.RowStore` implements it."""
+
+    columns: tuple[Column, ...]
+    rows: int
+    dictionaries: list[list[str] | None]
+
+    def blocks(self) -> Iterable[Chunk]: ...
+
+
+class Split(NamedTuple):
+    """Requested division of the rows; about `fraction` of them (0 ≤ fraction < 1) are for validation.
+
+    `by` is the name of a split column, `flagged` says that the rows carry a flag; with neither it is random."""
+
+    seed: int
+    fraction: float
+    by: str | None = None
+    flagged: bool = False
+
+    @staticmethod
+    def of(spec: dict[str, Any]) -> Split:
+        """Return the split of a job's spec."""
+        return Split(spec["seed"], spec["validation"], spec.get("split_by"), bool(spec.get("validation_query")))
+
+
+class Division(Protocol):
+    """Division that has been made: `by` is random, time, group or query."""
+
+    @property
+    def by(self) -> str: ...
+
+    @property
+    def column(self) -> str | None: ...
+
+    @property
+    def threshold(self) -> str | None:
+        """Time of the oldest rows that validate, as ISO text, if there are such rows."""
+
+    def validation_rows(self, block: Chunk) -> NDArray[np.bool_]:
+        """Return whether each row [rows] belongs to validation; only rows with a target are to be asked for."""
+
+
+def described(division: Division, training_rows: int, validation_rows: int) -> dict[str, Any]:
+    """Return the division as the JSON object that is stored with a version."""
+    return {
+        "by": division.by,
+        "column": division.column,
+        "threshold": division.threshold,
+        "training_rows": training_rows,
+        "validation_rows": validation_rows,
+    }
+
+
+def divide(rows: Rows, split: Split, roles: Roles) -> Division:
+    """Return the division of all rows with a target.
+
+    Raises DataError if the split column has nulls, or if there is only one time or group."""
+    if roles.flag is not None:
+        return FlagDivision(roles.flag)
+    if roles.split is None:
+        return RandomDivision(split.seed, split.fraction)
+    column = rows.columns[roles.split]
+    by_time = column.type == "timestamp"
+    if split.fraction <= 0.0:
+        return KeyDivision("time" if by_time else "group", column.name, _no_keys, np.uint64(2**64 - 1))
+    known_rows = _count_known(rows, roles, column.name)
+    if known_rows == 1:
+        hint = "Select more rows, or set validation to 0."
+        raise DataError("there is only one row with a target, so no row is left to validate", hint=hint)
+    wanted = min(max(round(split.fraction * known_rows), 1), known_rows - 1)
+    if by_time:
+        return _by_time(rows, roles, known_rows, wanted)
+    return _by_group(rows, roles, split.seed, known_rows, wanted)
+
+
+# ---- divisions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RandomDivision:
+    """Division by a hash of each row's content and the seed."""
+
+    seed: int
+    fraction: float
+    by: str = "random"
+    column: str | None = None
+    threshold: str | None = None
+
+    def validation_rows(self, block: Chunk) -> NDArray[np.bool_]:
+        return mix(block.hashes ^ salt(self.seed)) < np.uint64(int(self.fraction * 2.0**64))
+
+
+@dataclass(frozen=True)
+class FlagDivision:
+    """Division by the boolean column with that index."""
+
+    index: int
+    by: str = "query"
+    column: str | None = None
+    threshold: str | None = None
+
+    def validation_rows(self, block: Chunk) -> NDArray[np.bool_]:
+        values = block.columns[self.index]
+        return (values.data != 0) & ~values.nulls
+
+
+@dataclass(frozen=True)
+class KeyDivision:
+    """Division by keys: rows validate whose key is at least `least`."""
+
+    by: str
+    column: str
+    keys: Callable[[Chunk], NDArray[np.uint64]]
+    least: np.uint64
+    threshold: str | None = None
+
+    def validation_rows(self, block: Chunk) -> NDArray[np.bool_]:
+        validation: NDArray[np.bool_] = self.keys(block) >= self.least
+        return validation
+
+
+def _no_keys(block: Chunk) -> NDArray[np.uint64]:
+    return np.zeros(block.rows, np.uint64)
+
+
+def _count_known(rows: Rows, roles: Roles, name: str) -> int:
+    """Return the number of rows with a target. Raises DataError if there is none, or if the split column has nulls."""
+    assert roles.split is not None
+    known_rows = nulls = 0
+    for block in rows.blocks():
+        has_target = roles.has_target(block)
+        known_rows += int(has_target.sum())
+        nulls += int((block.columns[roles.split].nulls & has_target).sum())
+    if nulls:
+        hint = f'Add WHERE "{name}" IS NOT NULL to the query, or fill the nulls in with coalesce.'
+        raise DataError(f'the split column "{name}" is null in {nulls} of {known_rows} rows', hint=hint)
+    if known_rows == 0:
+        raise no_target(rows, roles)
+    return known_rows
+
+
+def no_target(rows: Rows, roles: Roles) -> DataError:
+    """Return the error for rows none of which has a target."""
+    name = rows.columns[roles.target].name
+    return DataError(f'the target "{name}" is null in all {rows.rows} rows', hint="Choose another target.")
+
+
+def _keys_of(rows: Rows, roles: Roles, key: Callable[[Chunk], NDArray[np.uint64]]) -> Keys:
+    """Return a function that yields the keys of all rows with a target, block by block."""
+
+    def keys() -> Iterable[NDArray[np.uint64]]:
+        for block in rows.blocks():
+            yield key(block)[roles.has_target(block)]
+
+    return keys
+
+
+def _one_side(name: str, what: str, known_rows: int, hint: str) -> DataError:
+    message = f'all {known_rows} rows have the same {what} "{name}", so they cannot be divided by it'
+    return DataError(message, hint=hint)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def _by_time(rows: Rows, roles: Roles, known_rows: int, wanted: int) -> KeyDivision:
+    """Return the division with the newest `wanted` rows on the validation side.
+
+    Rows of one time stay together: those at the boundary train, unless no row would be left to validate."""
+    assert roles.split is not None
+    index, name = roles.split, rows.columns[roles.split].name
+
+    def key(block: Chunk) -> NDArray[np.uint64]:
+        return block.columns[index].data.astype(np.int64).view(np.uint64) ^ SIGN
+
+    keys = _keys_of(rows, roles, key)
+    boundary = known_rows - wanted
+    least, older, equal = _select(keys, boundary)
+    if older < boundary and older + equal < known_rows:
+        least, older = _next(keys, least), older + equal
+    if older == 0:
+        raise _one_side(name, "time", known_rows, "Select rows of more than one time, or leave split_by out.")
+    time = EPOCH + np.array(least ^ int(SIGN), np.uint64).astype(np.int64).astype("timedelta64[us]")
+    return KeyDivision("time", name, key, np.uint64(least), _iso(time))
+
+
+def _iso(time: Any) -> str:
+    text = str(np.datetime_as_string(time, unit="us"))
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def _by_group(rows: Rows, roles: Roles, seed: int, known_rows: int, wanted: int) -> KeyDivision:
+    """Return the division with whole groups of about `wanted` rows on the validation side.
+
+    If a large group misses the share by far, other orders of the groups are tried, and the best one is used."""
+    assert roles.split is not None
+    column, strings = rows.columns[roles.split], rows.dictionaries[roles.split]
+    hashes = string_hashes(strings or ())
+    best: tuple[int, KeyDivision] | None = None
+    for attempt in range(ATTEMPTS):
+        key = _group_key(roles.split, hashes, salt(seed + (attempt << 32)))
+        keys = _keys_of(rows, roles, key)
+        boundary = known_rows - wanted
+        least, smaller, equal = _select(keys, boundary)
+        larger = smaller + equal
+        if equal == known_rows:
+            raise _one_side(column.name, "group", known_rows, "Select rows of more than one group.")
+        # the group at the boundary goes to the side that leaves the shares closer to what is wanted
+        if smaller == 0 or (larger < known_rows and larger - boundary <= boundary - smaller):
+            least, smaller = _next(keys, least), larger
+        error = abs(known_rows - smaller - wanted)
+        if best is None or error < best[0]:
+            best = error, KeyDivision("group", column.name, key, np.uint64(least))
+        if 2 * error <= wanted:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _group_key(
+    index: int, hashes: NDArray[np.uint64], seed: NDArray[np.uint64]
+) -> Callable[[Chunk], NDArray[np.uint64]]:
+    """Return the function of the keys of groups; `hashes` are those of a text column's strings."""
+
+    def key(block: Chunk) -> NDArray[np.uint64]:
+        values = block.columns[index]
+        if len(hashes):
+            of_values = np.where(values.nulls, np.uint64(0), hashes[np.where(values.nulls, 0, values.data)])
+        else:
+            of_values = number_hashes(values.data)
+        return mix(of_values ^ seed)
+
+    return key
+
+
+# ---- order statistics ------------------------------------------------------------------------------------------------
+
+
+def _select(keys: Keys, rank: int) -> tuple[int, int, int]:
+    """Return the key of that rank (from 0, ascending), the number of smaller keys and that of equal keys."""
+    prefix = below = equal = 0
+    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
+        counts = np.zeros(1 << DIGIT_BITS, np.int64)
+        for part in keys():
+            if shift < 64 - DIGIT_BITS:
+                part = part[(part >> np.uint64(shift + DIGIT_BITS)) == np.uint64(prefix)]
+            digits = (part >> np.uint64(shift)) & np.uint64((1 << DIGIT_BITS) - 1)
+            counts += np.bincount(digits.astype(np.intp), minlength=len(counts))
+        ends = below + np.cumsum(counts)
+        digit = int(np.searchsorted(ends, rank, side="right"))
+        equal = int(counts[digit])
+        below = int(ends[digit]) - equal
+        prefix = prefix << DIGIT_BITS | digit
+    return prefix, below, equal
+
+
+def _next(keys: Keys, key: int) -> int:
+    """Return the smallest key above `key`, which must exist."""
+    return min(int(larger.min()) for part in keys() if len(larger := part[part > np.uint64(key)]))

@@ -1,0 +1,107 @@
+"""The target of a model, and transforms of a regression's target that are undone in every answer.
+
+log       the sign of x times log(1 + |x|): for amounts over several orders of magnitude; of both signs, with zeros
+quantile  ranks as quantiles of the normal distribution, linear between at most MOST_QUANTILES quantiles of the training
+          targets; answers stay between the least and the largest of these
+auto      log if the training targets are skewed and log halves their skewness, quantile if log does not help targets
+          that are skewed extremely, else none
+
+Needs numpy only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_QUANTILES = 1001
+LARGEST_LOG = 700.0  # whose exponential is finite
+SKEWED, EXTREMELY_SKEWED = 1.0, 5.0  # skewness; 0: symmetric, 2: exponential
+
+
+@dataclass(frozen=True)
+class Target:
+    """The fitted target; mean and standard deviation are those of a regression's transformed target.
+
+    `transform` is None, log or quantile; `quantiles` are ascending."""
+
+    name: str
+    type: str
+    mean: float = 0.0
+    std: float = 1.0
+    transform: str | None = None
+    quantiles: tuple[float, ...] | None = None
+
+    def transformed(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return finite targets in transformed units."""
+        if self.transform == "log":
+            return signed_log(x)
+        if self.transform == "quantile":
+            return np.interp(x, *self._scores)
+        return x
+
+    def original(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return transformed targets in the target's own unit: the inverse of `transformed`."""
+        if self.transform == "log":
+            return np.sign(x) * np.expm1(np.minimum(np.abs(x), LARGEST_LOG))
+        if self.transform == "quantile":
+            values, scores = self._scores
+            return np.interp(x, scores, values)
+        return x
+
+    @cached_property
+    def _scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Distinct quantiles and their scores, quantiles of the normal distribution; equal ones have the mean score."""
+        assert self.quantiles is not None
+        count = len(self.quantiles)
+        shares = np.linspace(0.0, 1.0, count).clip(0.5 / count, 1.0 - 0.5 / count)
+        normal = NormalDist()
+        scores = np.array([normal.inv_cdf(share) for share in shares.tolist()])
+        values, groups = np.unique(np.array(self.quantiles), return_inverse=True)
+        return values, np.bincount(groups, scores) / np.bincount(groups)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("name", "type", "mean", "std", "transform")}
+        return fields | ({} if self.quantiles is None else {"quantiles": list(self.quantiles)})
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Target:
+        quantiles = value.get("quantiles")
+        return Target(**value | {"quantiles": None if quantiles is None else tuple(quantiles)})
+
+
+def signed_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sign of x times log(1 + |x|)."""
+    return np.sign(x) * np.log1p(np.abs(x))
+
+
+def choose_transform(sample: NDArray[np.float64]) -> str | None:
+    """Return the transform that "auto" stands for, from a sample of the training targets."""
+    skewness = abs(_skewness(sample)) if len(sample) else 0.0
+    if skewness <= SKEWED:
+        return None
+    if abs(_skewness(signed_log(sample))) <= skewness / 2:
+        return "log"
+    return "quantile" if skewness > EXTREMELY_SKEWED else None
+
+
+def quantiles_of(sample: NDArray[np.float64], low: float, high: float) -> tuple[float, ...]:
+    """Return at most MOST_QUANTILES ascending quantiles of a sample, from `low` to `high`."""
+    count = max(min(MOST_QUANTILES, len(sample)), 2)
+    quantiles = np.quantile(sample, np.linspace(0.0, 1.0, count), method="inverted_cdf")
+    return (low, *quantiles[1:-1].tolist(), high)
+
+
+def _skewness(x: NDArray[np.float64]) -> float:
+    """Return the third standardised moment, 0 for constant numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        u = x / max(float(np.abs(x).max(initial=0.0)), np.finfo(np.float64).tiny)
+        u = u - u.mean()
+        spread = float(u.std())
+        skewness = float((u**3).mean()) / spread**3 if spread > 0 else 0.0
+    return skewness if np.isfinite(skewness) else 0.0

@@ -1,0 +1,199 @@
+"""Ensemble for tables: embedded numbers, and members that share most of their weights (TabM, Gorishniy et al. 2025).
+
+Numbers come twice: robustly scaled, and as ranks, which get piecewise linear embeddings (Gorishniy et al. 2022). All
+features are projected once for all members; behind that, each member has scales and biases of its own in layers with
+common weights, and an output layer of its own. In training the outputs are those of the members [rows, members,
+outputs], each of which has its own loss; in evaluation they are their mean [rows, outputs].
+
+`few_rows` is the same function in numpy, for single rows (see mlp.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tabm
+import torch
+from numpy.typing import NDArray
+from rtdl_num_embeddings import PiecewiseLinearEmbeddings
+from torch import Tensor, nn
+
+from pg_tensile.execution.data.preprocessing import Features, ModelInputs
+
+PART = 512  # rows that are predicted at once
+
+
+@dataclass(frozen=True)
+class TabularArchitecture:
+    """Architecture `tabular`; rules.json describes its keys."""
+
+    members: int = 8
+    projection: int = 96
+    hidden: int = 64
+    layers: int = 2
+    dropout: float = 0.0
+    embedding: int = 8
+
+    def build(self, inputs: ModelInputs, outputs: int) -> nn.Module:
+        return Tabular(self, inputs, outputs)
+
+
+class Tabular(nn.Module):
+    """Model of the architecture `tabular`. Arrays join as numbers."""
+
+    offsets: Tensor
+
+    def __init__(self, architecture: TabularArchitecture, inputs: ModelInputs, outputs: int) -> None:
+        super().__init__()
+        width, self.members = architecture.projection, architecture.members
+        self.ranks = len(inputs.bins)
+        self.plain = inputs.numeric - self.ranks
+        self.embeddings = _embeddings(inputs.bins, architecture.embedding) if self.ranks else None
+        numbers = self.plain + self.ranks * architecture.embedding + sum(array.length for array in inputs.arrays)
+        self.project = nn.Linear(numbers, width) if numbers else None
+        # The sum of these vectors is what a linear layer makes of one-hot codes, without their width.
+        self.categories = nn.Embedding(sum(inputs.cardinalities), width) if inputs.cardinalities else None
+        if self.categories is not None:
+            nn.init.normal_(self.categories.weight, std=len(inputs.cardinalities) ** -0.5)
+        starts = np.cumsum([0, *inputs.cardinalities])[:-1]
+        self.register_buffer("offsets", torch.from_numpy(starts.astype(np.int64)), persistent=False)
+        self.backbone = tabm.make_tabm_backbone(
+            d_in=width,
+            n_blocks=architecture.layers,
+            d_block=architecture.hidden,
+            dropout=architecture.dropout,
+            k=architecture.members,
+            arch_type="tabm",
+            start_scaling_init="normal",
+            start_scaling_init_chunks=[width],
+        )
+        self.output = tabm.LinearEnsemble(architecture.hidden, outputs, k=architecture.members)
+
+    def forward(self, features: Features) -> Tensor:
+        x = self._projected(features)
+        outputs: Tensor = self.output(self.backbone(x.unsqueeze(1).expand(-1, self.members, -1)))
+        return outputs if self.training else outputs.mean(1)
+
+    def _projected(self, features: Features) -> Tensor:
+        """Return all features as vectors [rows, projection]."""
+        parts = [features.numeric[:, : self.plain]] if self.plain else []
+        if self.embeddings is not None:
+            parts.append(self.embeddings(features.numeric[:, self.plain :]).flatten(1))
+        parts.extend(array.to(torch.float32) for array in features.arrays)
+        terms = []
+        if self.project is not None:
+            terms.append(self.project(torch.cat(parts, 1) if len(parts) > 1 else parts[0]))
+        if self.categories is not None:
+            terms.append(self.categories(features.categories + self.offsets).sum(1))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _embeddings(bins: tuple[tuple[float, ...], ...], width: int) -> PiecewiseLinearEmbeddings:
+    edges = [torch.tensor(edges, dtype=torch.float32) for edges in bins]
+    with warnings.catch_warnings(action="ignore"):  # of numbers with two values, which have one bin
+        return PiecewiseLinearEmbeddings(edges, width, activation=False, version="B")
+
+
+class FusedTabular(nn.Module):
+    """A trained model in the form that predicts fastest, equal to it but for float32 rounding.
+
+    The scales of the members are folded into weights of their own, so that every layer is one product of matrices. Rows
+    are taken in parts that stay in the processor's cache."""
+
+    def __init__(self, model: Tabular) -> None:
+        super().__init__()
+        self.model, self.members = model, model.members
+        first, *others = (_members(block[0]) for block in model.backbone.blocks)
+        weight, bias = first
+        self.first = (weight.permute(1, 0, 2).flatten(1), bias.flatten())  # [projection, members · hidden]
+        self.others = [(weight, bias.unsqueeze(1)) for weight, bias in others]
+        self.last = (model.output.weight / self.members, model.output.bias.mean(0))
+
+    def forward(self, features: Features) -> Tensor:
+        flat = features.flat()
+        parts = [
+            self._part(Features.from_flat(tensors)) for tensors in zip(*(t.split(PART) for t in flat), strict=True)
+        ]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def _part(self, features: Features) -> Tensor:
+        weight, bias = self.first
+        x = torch.addmm(bias, self.model._projected(features), weight).relu_()
+        x = x.view(len(x), self.members, -1).transpose(0, 1)
+        for weight, bias in self.others:
+            x = torch.baddbmm(bias, x, weight).relu_()
+        weight, bias = self.last
+        return torch.bmm(x, weight).sum(0) + bias
+
+
+def _members(layer: tabm.LinearBatchEnsemble) -> tuple[Tensor, Tensor]:
+    """Return the weights [members, in, out] and biases [members, out] of a layer, scales included."""
+    return layer.r.unsqueeze(2) * layer.weight.T * layer.s.unsqueeze(1), layer.bias
+
+
+def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
+    """Return the trained model as a function of numpy features, equal to it but for float32 rounding."""
+    fused = FusedTabular(model)
+    plain, members = model.plain, model.members
+    embed, categories = _embed(model.embeddings), model.categories
+    project = None if model.project is None else (_array(model.project.weight.T), _array(model.project.bias))
+    table = None if categories is None else _array(categories.weight)
+    offsets = model.offsets.numpy()
+    layers = [(_array(weight), _array(bias)) for weight, bias in (fused.first, *fused.others, fused.last)]
+    (first_weight, first_bias), *others, (last_weight, last_bias) = layers
+
+    def forward(features: Features) -> NDArray[np.float32]:
+        numeric = features.numeric
+        parts = [numeric[:, :plain]]
+        if embed is not None:
+            parts.append(embed(numeric[:, plain:]))
+        parts.extend(features.arrays)
+        x: Any = 0.0
+        if project is not None:
+            x = np.concatenate(parts, axis=1, dtype=np.float32) @ project[0] + project[1]
+        if table is not None:
+            x = x + table[features.categories + offsets].sum(axis=1)
+        x = x @ first_weight
+        x += first_bias
+        np.maximum(x, 0.0, out=x)
+        x = x.reshape(len(x), members, -1).swapaxes(0, 1)
+        for weight, bias in others:
+            x = x @ weight
+            x += bias
+            np.maximum(x, 0.0, out=x)
+        outputs: NDArray[np.float32] = (x @ last_weight).sum(axis=0) + last_bias
+        return outputs
+
+    return forward
+
+
+def _embed(layer: PiecewiseLinearEmbeddings | None) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    """Return the embedding [rows, numbers · width] of ranks [rows, numbers], as a function; None without a layer."""
+    if layer is None:
+        return None
+    scales, shifts = _array(layer.impl.weight), _array(layer.impl.bias)
+    low, high = np.zeros_like(scales), np.ones_like(scales)  # of each bin; the outermost bins are open
+    low[:, 0], high[:, -1] = -np.inf, np.inf
+    if layer.impl.single_bin_mask is not None:
+        low[layer.impl.single_bin_mask.numpy(), -1] = -np.inf
+    weight, linear, bias = _array(layer.linear.weight), _array(layer.linear0.weight), _array(layer.linear0.bias)
+
+    def embed(x: NDArray[Any]) -> NDArray[Any]:
+        x = x[:, :, None]
+        encoded = x * scales
+        encoded += shifts
+        np.minimum(np.maximum(encoded, low, out=encoded), high, out=encoded)
+        result = np.matmul(encoded[:, :, None, :], weight)[:, :, 0]
+        result += x * linear
+        result += bias
+        return result.reshape(len(x), -1)
+
+    return embed
+
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(tensor.detach().numpy())

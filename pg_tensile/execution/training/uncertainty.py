@@ -1,0 +1,42 @@
+"""Calibration of a classifier's probabilities, or scores of a regression's intervals, from its validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from pg_tensile.execution.data import calibration
+from pg_tensile.execution.data.answers import spread
+from pg_tensile.execution.data.conformal import Conformal
+from pg_tensile.execution.data.preprocessing import Preprocessing, Task
+
+
+class Derived(NamedTuple):
+    """A preprocessing with calibration or scores, and what is noted about that in the version's `training`."""
+
+    preprocessing: Preprocessing
+    notes: dict[str, Any]
+
+
+def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calibrate: bool) -> Derived:
+    """Return the preprocessing of a trained model; `validation` are a ValidationSample's tensors.
+
+    `calibrate`: whether a classifier is calibrated where that improves its probabilities."""
+    if not validation:
+        return Derived(preprocessing, {})
+    outputs = validation["outputs"].double().numpy()
+    target = validation["target"].numpy()
+    if preprocessing.task == Task.REGRESSION:
+        lower, upper = spread(outputs)
+        scores = np.maximum(lower - target, target - upper)
+        return Derived(replace(preprocessing, conformal=Conformal.of(scores)), {})
+    weight = validation["weight"].numpy() if "weight" in validation else None
+    fit = calibration.fit(outputs, target, weight) if calibrate else None
+    if fit is None:
+        return Derived(preprocessing, {})
+    kept = fit.calibration if fit.improves else None
+    return Derived(replace(preprocessing, calibration=kept), {"calibration": fit.to_json()})

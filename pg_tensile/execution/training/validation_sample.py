@@ -1,0 +1,37 @@
+"""Outputs, targets and weights of the first validation rows of an epoch: a random sample, as they are in hash order.
+
+Calibration and intervals (uncertainty.py) are derived from those of the epoch whose weights are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+MOST_ROWS = 100_000
+MOST_OUTPUTS = 1 << 22  # a checkpoint contains them, and a classifier may have thousands for each row
+
+
+class ValidationSample:
+    """At most MOST_ROWS rows with at most MOST_OUTPUTS outputs."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Create the sample from what `tensors` returned, or an empty one."""
+        self._batches: list[dict[str, Tensor]] = [dict(tensors)] if tensors else []
+        self._rows = sum(len(batch["target"]) for batch in self._batches)
+
+    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """Add a batch: outputs [rows, outputs], target [rows], weight [rows]; None means that rows have no weights."""
+        most = min(MOST_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0
+        rows = min(len(target), most - self._rows)
+        if rows > 0:
+            tensors = {"outputs": outputs, "target": target} | ({} if weight is None else {"weight": weight})
+            self._batches.append({name: tensor[:rows].cpu() for name, tensor in tensors.items()})
+            self._rows += rows
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return outputs [rows, outputs], target [rows] and weight [rows], if any, or nothing if there are no rows."""
+        names = self._batches[0] if self._batches else ()
+        return {name: torch.cat([batch[name] for batch in self._batches]) for name in names}

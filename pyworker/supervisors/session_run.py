@@ -1,0 +1,189 @@
+"""The supervisor of functions that run an executor inside the caller's session, on the rows of a query.
+
+It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
+snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
+tensile._session_wait. The query's rows are read with the caller's rights (tensile._session_feed has the query already).
+Cancel and time-out are raised by a wait or by the query; in every case, the executor is gone when `run` returns.
+
+The kind of executor decides what it needs before the rows (`OPENINGS`). Its RESULT frames have the rows of the public
+function's result. Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the
+message.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, failure_of_frame, failure_of_sql
+from pyworker.supervisors.job.spec import choose_threads, session_spec
+from pyworker.supervisors.server import Server
+from pyworker.supervisors.supervisor import Request, Wait
+from pyworker.wire import Frame, FrameType, ProtocolError
+
+TICK = 1.0  # seconds of a wait
+CONNECTION_ERRORS = "08"  # a class of SQLSTATEs
+UNEXPLAINED = ("08", "38", "58", "XX")
+ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
+
+Result = TypeVar("Result")
+
+
+class Session(Server):
+    """An ordinary session, whose transaction is the caller's to end."""
+
+    def drive(self, supervisor: Coroutine[Request, Wait, Result]) -> Result:
+        """Run the coroutine and return its result.
+
+        An error of a wait is raised where the coroutine waits, so that it ends its child.
+        """
+        resume: Callable[[], Request] = partial(supervisor.send, None)  # type: ignore[arg-type]
+        while True:
+            try:
+                request = resume()
+            except StopIteration as end:
+                return cast(Result, end.value)
+            try:
+                bits = self.call("tensile._session_wait(int4,int4,bool)", *request)
+                resume = partial(supervisor.send, Wait(bits))
+            except self.plpy.SPIError as error:
+                resume = partial(supervisor.throw, error)
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+def run(plpy: Any, spec: str) -> dict[str, Any]:
+    """Return the columns of `tensile._session_run(spec, folder)`."""
+    server = Session(plpy)
+    try:
+        rows = server.drive(_run_executor(server, json.loads(spec)))
+    except ChildDied as death:
+        hint = "The server's log may say more."
+        return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
+    except Failure as failure:
+        return _error(server, failure)
+    except ProtocolError as error:
+        return _error(server, Failure("08P01", f"the executor broke the protocol: {error}"))
+    except plpy.SPIError as error:
+        return _error(server, failure_of_sql(error))
+    except Exception as error:
+        return _error(server, Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
+    return {"result": [_text(server, value) for row in rows for value in row]} | dict.fromkeys(ERROR_COLUMNS)
+
+
+def _text(server: Server, value: Any) -> str | None:
+    """Return a value of the result as SQL's input functions take it."""
+    return server.text(value if value is None or isinstance(value, str) else json.dumps(value))
+
+
+def _error(server: Server, failure: Failure) -> dict[str, Any]:
+    """Return the columns of an error, with the child's traceback only if its cause is not explained otherwise."""
+    if failure.sqlstate[:2] not in UNEXPLAINED and "traceback" not in (failure.hint or ""):
+        failure.traceback = None
+    return {"result": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
+
+
+async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[Any]]:
+    """Run an executor for the request, which a function such as tensile._explain_training has made; return the rows."""
+    threads = choose_threads(server, request["options"])
+    timeout = float(server.number("pg_tensile.executor_timeout"))
+    child = Child(server, "executor", threads=threads, timeout=timeout)
+    result = _Result()
+    try:
+        server.check_version()
+        await child.start()
+        await OPENINGS[request["kind"]](server, child, request, threads, result)
+        await _drain(child, result)
+        await _feed(server, child, result)
+        while not result.complete:
+            result.add(await child.receive(TICK))
+        return result.rows
+    finally:
+        await child.close()
+
+
+class _Result:
+    """Rows of an executor's result, from its frames."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[Any]] = []
+        self.complete = False
+
+    def add(self, frame: Frame | None) -> None:
+        """Take a frame, or None if none came. Raises what the executor raised."""
+        if frame is None or frame.type == FrameType.PROGRESS:
+            return
+        if frame.type == FrameType.ERROR:
+            raise failure_of_frame(frame.header)
+        if frame.type != FrameType.RESULT or self.complete:
+            raise ProtocolError(f"unexpected {frame.type.name} frame")
+        self.rows += frame.header["rows"]
+        self.complete = frame.header["last"]
+
+
+async def _open_explanation(
+    server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
+) -> None:
+    """Send the JOB frame of explain_training."""
+    models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
+    header = session_spec(server, request, threads) | {"latency_models": [row["device"] for row in models]}
+    child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
+
+
+async def _open_evaluation(
+    server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
+) -> None:
+    """Send the JOB frame of evaluate_model or feature_importance, then the weights, each chunk when the one before has
+    left, so that the model is never whole in the server process."""
+    child.queue(FrameType.JOB, header=session_spec(server, request, threads) | {"latency_models": []})
+    sent = seq = 0
+    while sent < request["weight_bytes"]:
+        chunk = server.call("tensile._session_weights(int8,int4)", request["version"], seq)
+        if chunk is None:
+            raise Failure("42704", "this version of the model does not exist any more", hint="Use another one.")
+        sent += len(chunk)
+        header = {"kind": "weights", "seq": seq, "last": sent >= request["weight_bytes"], "meta": None}
+        child.queue(FrameType.STATE, header=header, buffers=[chunk])
+        del chunk
+        await _drain(child, result)
+        seq += 1
+
+
+OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awaitable[None]]] = {
+    "explain": _open_explanation,
+    "evaluate": _open_evaluation,
+}
+
+
+async def _feed(server: Server, child: Child, result: _Result) -> None:
+    """Send the query's rows to the executor.
+
+    If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
+    """
+    try:
+        server.call("tensile._session_feed(int4)", child.fd)
+    except server.plpy.spiexceptions.QueryCanceled:
+        raise
+    except server.plpy.SPIError as error:
+        failure = failure_of_sql(error)
+        if failure.sqlstate.startswith(CONNECTION_ERRORS):
+            while (frame := await child.receive(TICK)) is not None:  # one of those left may have the executor's error
+                result.add(frame)
+        raise failure from None
+    child.restart_timeout()
+
+
+async def _drain(child: Child, result: _Result) -> None:
+    """Send what is queued."""
+    async for frame in child.drain():
+        result.add(frame)

@@ -1,0 +1,85 @@
+"""Calibration: parameters of a known distortion, never a larger loss, and no fit where there is nothing to fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.execution.data import calibration
+from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, log_losses
+
+
+def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return well-calibrated logits [rows, outputs] and labels drawn from their probabilities [rows]."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, 1 if labels == 2 else labels)) * 2.0
+    every = np.hstack((np.zeros((rows, 1)), logits)) if labels == 2 else logits
+    return logits, (every + rng.gumbel(size=every.shape)).argmax(axis=1)
+
+
+@pytest.mark.parametrize(("scale", "shift", "labels"), [(2.5, 0.0, 2), (0.4, 1.0, 2), (3.0, 0.0, 4)])
+def test_a_distortion_is_undone(scale: float, shift: float, labels: int) -> None:
+    logits, target = sample(20_000, labels, 1)
+    result = fit(logits * scale + shift, target)
+    assert result is not None and result.improves
+    assert result.calibration.scale == pytest.approx(1.0 / scale, rel=0.05)
+    assert result.calibration.shift == pytest.approx(-shift / scale, abs=0.1)
+    assert result.calibrated_log_loss == pytest.approx(log_losses(logits, target).mean(), abs=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.sampled_from([2, 3]), st.floats(0.1, 10.0), st.floats(-3.0, 3.0))
+def test_a_kept_calibration_never_raises_the_loss_on_its_rows(
+    seed: int, labels: int, scale: float, shift: float
+) -> None:
+    logits, target = sample(400, labels, seed)
+    distorted = logits * scale + shift
+    result = fit(distorted, target)
+    assert result is not None
+    if result.improves:
+        losses = log_losses(result.calibration.apply(distorted), target)
+        assert losses.mean() <= log_losses(distorted, target).mean()
+
+
+def test_probabilities_that_are_right_stay_nearly_as_they_are() -> None:
+    logits, target = sample(5_000, 2, 3)
+    result = fit(logits, target)
+    assert result is not None
+    assert result.calibration.scale == pytest.approx(1.0, abs=0.1) and abs(result.calibration.shift) < 0.1
+
+
+def test_rows_without_an_error_have_a_finite_scale() -> None:
+    target = np.arange(1000) % 2
+    result = fit(np.where(target, 3.0, -3.0)[:, None], target)
+    assert result is not None
+    assert 1.0 < result.calibration.scale < 100.0 and result.improves
+
+
+def test_few_rows_and_infinite_logits_are_not_fitted() -> None:
+    logits, target = sample(LEAST_ROWS, 2, 0)
+    assert fit(logits, target) is not None
+    assert fit(logits[1:], target[1:]) is None
+    logits[7] = np.inf
+    assert fit(logits, target) is None
+
+
+def test_a_calibration_that_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_minimum", lambda outputs, labels, weights: Calibration(-1.0))
+    result = fit(*sample(400, 2, 0))
+    assert result is not None and not result.improves and result.to_json()["kept"] is False
+
+
+def test_rows_count_by_their_weights() -> None:
+    logits, target = sample(3_000, 2, 4)
+    plain = fit(logits * 2.0, target)
+    weight = np.arange(3_000) % 3
+    repeated = fit(np.repeat(logits * 2.0, weight, axis=0), np.repeat(target, weight))
+    weighted = fit(logits * 2.0, target, weight)
+    assert plain is not None and repeated is not None and weighted is not None
+    assert weighted.calibration.scale == pytest.approx(repeated.calibration.scale, rel=1e-2)
+    assert weighted.log_loss == pytest.approx(repeated.log_loss)
+    assert (weighted.rows, repeated.rows) == (2_000, 3_000)
+    balanced = fit(logits, target, np.where(target == 1, 4.0, 1.0))
+    assert balanced is not None and balanced.calibration.shift == pytest.approx(np.log(4.0), abs=0.2)

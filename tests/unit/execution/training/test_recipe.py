@@ -1,0 +1,53 @@
+"""What a recipe chooses, and that it keeps what is given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.training import recipe as recipes
+from pg_tensile.execution.training.recipe import BATCH_SIZES, STEPS, Explicit, Subject, batch_size_for, recipe
+
+LATE = Subject("mlp", Task.BINARY, 50_000, 12)
+
+
+@given(st.integers(1, 10**9))
+def test_a_batch_size_is_a_power_of_two_within_its_bounds_or_all_rows(rows: int) -> None:
+    size = batch_size_for(rows)
+    assert 1 <= size <= rows
+    if rows < BATCH_SIZES[0]:
+        assert size == rows
+        return
+    assert size & (size - 1) == 0 and BATCH_SIZES[0] <= size <= BATCH_SIZES[1]
+    if BATCH_SIZES[0] < size < BATCH_SIZES[1]:
+        assert math.sqrt(0.5) <= size * STEPS / rows <= math.sqrt(2)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_more_rows_never_have_a_smaller_batch_size(rows: int, more: int) -> None:
+    assert batch_size_for(rows) <= batch_size_for(rows + more)
+
+
+def test_what_is_given_is_kept() -> None:
+    explicit = Explicit(0, 0.5, 0, "plateau")
+    assert recipe(LATE, explicit) == explicit
+    chosen = recipe(LATE)
+    assert recipe(LATE, Explicit(learning_rate=0.5)) == chosen._replace(learning_rate=0.5)
+    assert recipe(LATE, Explicit(batch_size=7)) == chosen._replace(batch_size=7)
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "tabular", "cnn", "transformer", "pretrained", "import", "python"])
+def test_every_architecture_has_a_learning_rate(architecture: str) -> None:
+    rate = recipe(LATE._replace(architecture=architecture)).learning_rate
+    assert rate == recipes.LEARNING_RATES.get(architecture, recipes.LEARNING_RATE) > 0
+
+
+def test_pretrained_models_have_small_batches_and_rates_by_what_is_trained() -> None:
+    late = LATE._replace(architecture="pretrained")
+    assert recipe(late).batch_size == 32 and recipe(late._replace(training_rows=9)).batch_size == 9
+    full, lora, head = (recipe(late._replace(tune=tune)).learning_rate for tune in ("full", "lora", "head"))
+    assert full < lora < head and recipe(late).learning_rate == lora
