@@ -186,7 +186,7 @@ def hist_gradient_boosting(problem: Problem, seed: int) -> Held:
 def lightgbm(problem: Problem, seed: int) -> Held:
     import lightgbm
 
-    options = {"random_state": seed, "verbose": -1}
+    options: dict[str, Any] = {"random_state": seed, "verbose": -1}
     return boosted(problem, lightgbm.LGBMRegressor(**options), lightgbm.LGBMClassifier(**options))
 
 

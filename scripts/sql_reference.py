@@ -72,8 +72,10 @@ ARGUMENTS = {
     " `train_model` chooses one by the columns of its query",
     "batch_size": "rows per step, 1 to 10000000; null: chosen by the number of rows; 0:"
     " [chosen by plans](training.md#the-batch-size)",
+    "attribution": "share of the prediction that is due to the column; the base value where `feature` is null",
     "by": "column of the query by whose values rows are grouped: a text, number, boolean or date; null: no groups",
     "content": "text, of which the first 65,536 characters count",
+    "coverage": "probability with which the target lies in the interval, above 0 and below 1",
     "description": "description of the model, for readers",
     "deviation": "standard deviation of the importance over the repeats",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
@@ -89,6 +91,7 @@ ARGUMENTS = {
     "label": "most probable class, null for a regression; of `evaluate_model`: the target of a row of `confusion`",
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
     "max_time": "longest time of training; null: no limit",
+    "lower": "lower bound of the interval",
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
     " device has, for a prediction the model's own budget, or else no limit",
     "metric": "name of a metric: [evaluating](evaluating.md#metrics); null: `log_loss`, or `r2` of a regression",
@@ -116,6 +119,7 @@ ARGUMENTS = {
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
     "timeout": "longest time to wait; null: no limit",
+    "upper": "upper bound of the interval",
     "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",
     "validation_query": "one SELECT like `query`, with the same columns: the rows for validation, in place of a share",
     "value": "value of the metric; null: not defined by these rows",

@@ -314,9 +314,7 @@ read_model_as_owner(PredictModel *model, int32 version)
 	AtEOXact_GUC(true, nest_level);
 }
 
-/*
- * The model with that version (0: the deployed one) if there is one, which its `version` says.
- */
+/* The model with that version (0: the deployed one), which it may not have. */
 static PredictModel *
 load_model(const char *name, int32 version, MemoryContext parent)
 {

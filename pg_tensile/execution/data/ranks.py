@@ -67,7 +67,8 @@ def rank_scale(sample: NDArray[np.float64]) -> RankScale | None:
     values = np.unique(ordered[positions])
     ranks = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
     deviates = [round(_NORMAL.inv_cdf(rank), 6) for rank in np.clip(ranks, LEAST_RANK, 1 - LEAST_RANK).tolist()]
-    distinct = np.flatnonzero(np.diff(np.float32(deviates), prepend=np.float32(-np.inf)) > 0)
+    edges = np.array(deviates, np.float32)  # as the embedding has them
+    distinct = np.flatnonzero(np.diff(edges, prepend=-np.inf) > 0)
     return RankScale(tuple(values[distinct].tolist()), tuple(deviates[i] for i in distinct.tolist()))
 
 

@@ -18,7 +18,7 @@ class Request(NamedTuple):
     (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
     `patience` is that of early stopping in epochs, None without it.
     `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
-    `warnings` are sentences about the data.
+    `warnings` are sentences about the data, None if there are none.
     """
 
     model: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     learning_rate: float | None = None
     patience: int | None = None
     split: Mapping[str, Any] | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] | None = None
 
 
 class Ahead(NamedTuple):

@@ -78,7 +78,7 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     rows = f"{request.training_rows:,} to train on, {request.validation_rows:,} to validate with{skipped}"
     split = [] if request.split is None or not request.validation_rows else [_Line("Split", _split(request.split))]
     state = f"{size(request.state_bytes)} with gradients and optimizer state"
-    warnings = [_Line("Warning", warning) for warning in request.warnings]
+    warnings = [_Line("Warning", warning) for warning in request.warnings or ()]
     lines = [
         _Line("Rows", rows),
         *split,

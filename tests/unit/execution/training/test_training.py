@@ -303,7 +303,7 @@ def test_min_delta_counts_only_real_improvements(prepared: Prepared) -> None:
     outcome = run.run()
     assert (outcome.epochs, outcome.reason) == (3, "early_stopping")
     losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
-    assert losses[2] < losses[0]
+    assert min(losses) > losses[0] - 0.5
     assert outcome.metrics["epoch"] == int(np.argmin(losses)) + 1  # of improvements that do not count, too
 
 
