@@ -62,6 +62,8 @@ class FrameType(IntEnum):
     MODEL = 23
     VERSION = 24
     SETTINGS = 25
+    EMBED = 27
+    EMBEDDING = 28
     SCHEDULE = 30
     SCHEDULED = 31
     SEARCH = 32

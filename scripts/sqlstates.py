@@ -77,6 +77,10 @@ ERRORS = {
         "The type of a value does not fit the feature, or the function does not fit the task.",
         "Cast the value; use `predict` for numbers and `predict_class` for classes.",
     ),
+    "42809": (
+        "`embed` got a model that is no pretrained transformer.",
+        "Register one with the architecture `pretrained`.",
+    ),
     "53000": (
         "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model` or"
         " `feature_importance`, or a session has too many open files.",

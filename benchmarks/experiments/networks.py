@@ -46,6 +46,29 @@ GPT2 = Network("GPT-2, 6 layers", f"{OWN}:gpt2", ("int64<50257:64",), ("--loss",
 LSTM = Network("LSTM", f"{OWN}:LSTMClassifier", ("int64<1000:32",), TEN, batch=16)
 GCN = Network("GCN", f"{OWN}:GCN", ("float32:128", "float32:256"), ("--classes", "7"), batch=256)
 
+# fine-tuned, with their adapters or all weights trained
+TUNED = {"lora": "LoRA", "full": "all weights"}
+MINILM = tuple(
+    Network(
+        f"MiniLM, {what}", f"{OWN}:minilm", ("int64<30523:64",), ("--classes", "2"), 16, f'{{"tune": "{tune}"}}', 1.0
+    )
+    for tune, what in TUNED.items()
+)
+DECODER = tuple(
+    Network(
+        f"GPT-2, {what}", f"{OWN}:decoder", ("int64<50258:64",), ("--classes", "2"), 8, f'{{"tune": "{tune}"}}', 5.0
+    )
+    for tune, what in TUNED.items()
+)
+SMALL_DECODER = Network(
+    "small GPT-2, LoRA",
+    f"{OWN}:decoder",
+    ("int64<1001:16",),
+    ("--classes", "2"),
+    8,
+    '{"tune": "lora", "layers": 2, "width": 128, "vocabulary": 1000}',
+)
+
 # small variants, for trials
 SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))

@@ -223,3 +223,15 @@ text_convert(TextConverter *converter, Datum value, int *length)
 		*length = strlen(utf8);
 	return utf8;
 }
+
+int
+tensile_text_prefix(const char *utf8, int length)
+{
+	int			bytes = 0;
+
+	if (length <= TEXT_MAX_CHARACTERS)
+		return length;
+	for (int i = 0; i < TEXT_MAX_CHARACTERS && bytes < length; i++)
+		bytes += pg_utf_mblen((const unsigned char *) utf8 + bytes);
+	return Min(bytes, length);
+}

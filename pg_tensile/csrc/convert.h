@@ -48,4 +48,13 @@ extern const char *text_convert(TextConverter *converter, Datum value, int *leng
  */
 extern bool tensile_date_to_timestamp(DateADT date, int64 *microseconds);
 
+/*
+ * Most characters of a text that a pretrained model looks at;
+ * pg_tensile/execution/data/texts.py has the same limit.
+ */
+#define TEXT_MAX_CHARACTERS 65536
+
+/* The bytes of a UTF-8 string that hold its first TEXT_MAX_CHARACTERS. */
+extern int	tensile_text_prefix(const char *utf8, int length);
+
 #endif

@@ -43,6 +43,7 @@ bool		tensile_log_jobs = true;
 /* Read by the Python processes, through SQL. */
 static char *tensile_python = NULL;
 static char *tensile_device = NULL;
+static char *tensile_model_path = NULL;
 static int	tensile_policy = TENSILE_POLICY_JOINT;
 static int	tensile_dataset_cache = 1024;
 static int	tensile_checkpoint_interval = 60;
@@ -93,6 +94,15 @@ check_python(char **newval, void **extra, GucSource source)
 	return false;
 }
 
+static bool
+check_model_path(char **newval, void **extra, GucSource source)
+{
+	if (**newval == '\0' || is_absolute_path(*newval))
+		return true;
+	GUC_check_errdetail("The path of a folder must be absolute.");
+	return false;
+}
+
 /* Sizes of shared memory. */
 static void
 define_startup_settings(void)
@@ -130,6 +140,12 @@ define_resource_settings(void)
 							   "The value auto means the first CUDA device if there is one, "
 							   "else the CPU.",
 							   &tensile_device, "auto", PGC_SIGHUP, 0, check_device, NULL, NULL);
+	DefineCustomStringVariable("pg_tensile.model_path",
+							   "Sets the folder that has a folder for each pretrained model.",
+							   "The architecture pretrained reads nothing outside of it. If it is "
+							   "empty, there are no pretrained models.",
+							   &tensile_model_path, "", PGC_SIGHUP, 0, check_model_path, NULL,
+							   NULL);
 	DefineCustomIntVariable("pg_tensile.device_memory",
 							"Sets how much memory of a device jobs and predictions together "
 							"may use.",

@@ -49,10 +49,11 @@ static List *cached_models = NIL;	/* of PredictModel */
 static uint64 cached_generation;
 
 #define NO_MODEL 0
-#define NO_VERSION (-1)
 
 #define MODEL_QUERY \
-	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
+	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
+	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
+	"tensile._base_number(m.id, m.architecture) " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
 	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
 	"AND v.weight_bytes IS NOT NULL " \
@@ -145,6 +146,9 @@ read_features(PredictModel *model, JsonbContainer *list)
 
 		set->names[i] = string_of(required_key(object, "name", jbvString), model->context);
 		feature->kind = kind_of(required_key(object, "kind", jbvString));
+		feature->is_text = getKeyJsonValueFromContainer(object, "vocabulary", strlen("vocabulary"),
+														NULL) != NULL;
+		set->has_texts = set->has_texts || feature->is_text;
 		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
 			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;
 	}
@@ -257,6 +261,8 @@ read_model(PredictModel *model, int32 version)
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
 	id = spi_value(table, 0, 6, NULL);
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
+	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
+	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
 
 	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
@@ -308,8 +314,9 @@ read_model_as_owner(PredictModel *model, int32 version)
 	AtEOXact_GUC(true, nest_level);
 }
 
-PredictModel *
-predict_model_load_version(const char *name, int32 version, MemoryContext parent)
+/* The model with that version (0: the deployed one), which it may not have. */
+static PredictModel *
+load_model(const char *name, int32 version, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
 	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
@@ -318,24 +325,38 @@ predict_model_load_version(const char *name, int32 version, MemoryContext parent
 	model->name = MemoryContextStrdup(context, name);
 	read_model_as_owner(model, version);
 	predict_model_check_privilege(model);
-	if (model->version == NO_VERSION && version != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("model \"%s\" has no version %d", name, version),
-				 errhint("See tensile.model_versions.")));
+	return model;
+}
+
+static PredictModel *
+with_version(PredictModel *model)
+{
 	if (model->version == NO_VERSION)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("model \"%s\" has no version to predict with", name),
+				 errmsg("model \"%s\" has no version to predict with", model->name),
 				 errhint("Train it with train_model and wait for the job, "
 						 "or choose a version with deploy_model.")));
 	return model;
 }
 
 PredictModel *
+predict_model_load_version(const char *name, int32 version, MemoryContext parent)
+{
+	PredictModel *model = load_model(name, version, parent);
+
+	if (model->version == NO_VERSION && version != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("model \"%s\" has no version %d", name, version),
+				 errhint("See tensile.model_versions.")));
+	return with_version(model);
+}
+
+PredictModel *
 predict_model_load(const char *name, MemoryContext parent)
 {
-	return predict_model_load_version(name, 0, parent);
+	return with_version(load_model(name, 0, parent));
 }
 
 /* ---- the cache ---- */
@@ -368,7 +389,7 @@ forget_models(uint64 generation)
 }
 
 PredictModel *
-predict_model_get(const char *name, MemoryContext call_context)
+predict_model_find(const char *name, MemoryContext call_context)
 {
 	uint64		generation = tensile_models_generation();
 	PredictModel *model;
@@ -383,7 +404,7 @@ predict_model_get(const char *name, MemoryContext call_context)
 		predict_model_check_privilege(model);
 		return model;
 	}
-	model = predict_model_load(name, call_context);
+	model = load_model(name, 0, call_context);
 	if (!IsInParallelMode())
 	{
 		MemoryContextSetParent(model->context, cache_context);
@@ -392,6 +413,12 @@ predict_model_get(const char *name, MemoryContext call_context)
 		MemoryContextSwitchTo(old);
 	}
 	return model;
+}
+
+PredictModel *
+predict_model_get(const char *name, MemoryContext call_context)
+{
+	return with_version(predict_model_find(name, call_context));
 }
 
 void

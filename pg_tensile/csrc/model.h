@@ -15,6 +15,8 @@ typedef enum ModelTask
 	TASK_MULTICLASS
 } ModelTask;
 
+#define NO_VERSION (-1)
+
 /* A role as the tables store it.  InvalidOid: PUBLIC in a grant, no owner. */
 typedef struct ModelRole
 {
@@ -26,7 +28,9 @@ typedef struct ModelRole
 typedef struct PredictModel
 {
 	const char *name;
-	int64		version;		/* model_versions.id */
+	int64		base;			/* the predictor's number of it without a version */
+	int64		version;		/* model_versions.id, or NO_VERSION */
+	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
 	ModelRole	owner;
 	int			ngrants;
 	ModelRole  *grants;			/* roles that may predict besides the owner */
@@ -47,6 +51,9 @@ typedef struct PredictModel
  * version.
  */
 extern PredictModel *predict_model_get(const char *name, MemoryContext call_context);
+
+/* The same, but the model may have no version. */
+extern PredictModel *predict_model_find(const char *name, MemoryContext call_context);
 
 /* A copy of the caller's own, in `context`. */
 extern PredictModel *predict_model_load(const char *name, MemoryContext context);

@@ -1,6 +1,6 @@
 /*
  * predict_client.c: a session's requests to the predictor
- * (docs/internals.md, "Frames": PREDICT, PREDICTION).
+ * (docs/internals.md, "Frames": PREDICT, PREDICTION, EMBED, EMBEDDING).
  *
  * Answers come in the order of the requests and carry no number, so a
  * connection must not be used while an older answer may still come.  It is
@@ -199,6 +199,47 @@ predict_client_exchange(PredictClient *client, int64 version, const StringInfo h
 	if (frame->type == FRAME_ERROR)
 		raise_answer(frame);
 	read_predictions(client, frame, answer);
+	return true;
+}
+
+static void
+read_embeddings(PredictClient *client, const Frame *frame, Embeddings *answer)
+{
+	const WireBuffer *buffers = frame->buffers;
+	int32		sizes[2];
+
+	if (frame->type != FRAME_EMBEDDING || frame->nbuffers != 2 ||
+		buffers[0].length != sizeof(sizes))
+		predict_client_went_away(client, "Its answer is not an embedding.");
+	memcpy(sizes, buffers[0].data, sizeof(sizes));
+	if (sizes[0] < 0 || sizes[1] <= 0 ||
+		buffers[1].length != (Size) sizes[0] * sizes[1] * sizeof(float))
+		predict_client_went_away(client, "Its embeddings are not of the size that they have.");
+	answer->rows = sizes[0];
+	answer->width = sizes[1];
+	answer->vectors = buffers[1].data;
+}
+
+bool
+predict_client_embed(PredictClient *client, int64 number, const StringInfo header,
+					 const WireBuffer *buffers, int nbuffers, Embeddings *answer,
+					 TimestampTz deadline)
+{
+	const Frame *frame;
+	bool		sending = header != NULL;
+
+	if (sending)
+		frame_writer_begin(&client->writer, FRAME_EMBED, number, header->data, header->len,
+						   buffers, nbuffers);
+	client->busy = true;
+	if (!exchange(client, sending, answer ? &frame : NULL, deadline))
+		return false;
+	if (answer == NULL)
+		return true;
+	client->busy = false;
+	if (frame->type == FRAME_ERROR)
+		raise_answer(frame);
+	read_embeddings(client, frame, answer);
 	return true;
 }
 

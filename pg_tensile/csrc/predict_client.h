@@ -35,6 +35,14 @@ typedef struct Predictions
 	const WireBuffer *extras;
 } Predictions;
 
+/* The answer to an EMBED frame, likewise. */
+typedef struct Embeddings
+{
+	int			rows;
+	int			width;
+	const float *vectors;		/* [rows][width] */
+} Embeddings;
+
 extern void predict_client_init(PredictClient *client, MemoryContext context);
 extern void predict_client_close(PredictClient *client);
 
@@ -52,6 +60,11 @@ extern bool predict_client_connect(PredictClient *client, TimestampTz deadline);
 extern bool predict_client_exchange(PredictClient *client, int64 version, const StringInfo header,
 									const WireBuffer *buffers, int nbuffers, Predictions *answer,
 									TimestampTz deadline);
+
+/* The same with an EMBED frame. */
+extern bool predict_client_embed(PredictClient *client, int64 number, const StringInfo header,
+								 const WireBuffer *buffers, int nbuffers, Embeddings *answer,
+								 TimestampTz deadline);
 
 /* Closes the connection and raises 08006; the detail may be NULL. */
 pg_noreturn extern void predict_client_went_away(PredictClient *client, const char *detail);

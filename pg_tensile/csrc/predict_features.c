@@ -55,7 +55,9 @@ feature_batch_capacity(const FeatureSet *set)
 	Size		row_bytes = sizeof(double) * set->nscalars +
 		sizeof(int32) * (set->ncategories + set->narrays);
 
-	return Max(1, Min(FEATURES_MAX_BYTES / Max(row_bytes, 1), FEATURES_MAX_ROWS));
+	int			most = set->has_texts ? FEATURES_MAX_TEXT_ROWS : FEATURES_MAX_ROWS;
+
+	return Max(1, Min(FEATURES_MAX_BYTES / Max(row_bytes, 1), most));
 }
 
 bool
@@ -88,6 +90,8 @@ feature_set_string(FeatureBatch *batch, int feature, const char *utf8, int lengt
 {
 	Size		index = batch->set->features[feature].index;
 
+	if (batch->set->features[feature].is_text)
+		length = tensile_text_prefix(utf8, length);
 	batch->codes[index * batch->capacity + batch->row] =
 		dictionary_code(&batch->dictionaries[index], utf8, length, bytes_hash(utf8, length));
 }

@@ -22,6 +22,7 @@
  * many in JSON)
  */
 #define FEATURES_MAX_ROWS 8192
+#define FEATURES_MAX_TEXT_ROWS 64	/* if a transformer reads their texts */
 #define FEATURES_MAX_BYTES ((Size) 8 * 1024 * 1024)
 #define FEATURES_MAX_STRINGS ((Size) 2 * 1024 * 1024)
 
@@ -37,6 +38,7 @@ typedef struct Feature
 {
 	FeatureKind kind;
 	int			index;			/* among scalars, categories or arrays */
+	bool		is_text;		/* a category that a transformer reads */
 } Feature;
 
 /* The features of a model version, in order. */
@@ -48,6 +50,7 @@ typedef struct FeatureSet
 	int			nscalars;		/* numeric and timestamp */
 	int			ncategories;
 	int			narrays;
+	bool		has_texts;
 } FeatureSet;
 
 typedef struct FeatureArrays

@@ -137,8 +137,8 @@ copy_counters(int *count)
 /* ---- rows that belong to a version ---- */
 
 /*
- * Selects those of the versions that the current user sees.  Caller is
- * connected to SPI.
+ * Selects those of the versions that the current user sees, and of the numbers
+ * of models without a version.  Caller is connected to SPI.
  */
 static void
 select_visible(Datum *versions, int count)
@@ -149,9 +149,14 @@ select_visible(Datum *versions, int count)
 	argument = PointerGetDatum(construct_array(versions, count, INT8OID, sizeof(int64),
 											   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	if (SPI_execute_with_args("SELECT v.id FROM tensile.model_versions v "
-							  "WHERE v.id OPERATOR(pg_catalog.=) ANY ($1)",
+							  "WHERE v.id OPERATOR(pg_catalog.=) ANY ($1) "
+							  "UNION ALL "
+							  "SELECT tensile._base_number(m.id, m.architecture) "
+							  "FROM tensile.models m "
+							  "WHERE tensile._base_number(m.id, m.architecture) "
+							  "OPERATOR(pg_catalog.=) ANY ($1)",
 							  1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read tensile.model_versions");
+		elog(ERROR, "could not read the catalogue of models");
 }
 
 static bool

@@ -25,7 +25,9 @@ typedef enum FrameType
 	FRAME_ROWS_END = 5,
 	FRAME_ERROR = 14,
 	FRAME_PREDICT = 20,
-	FRAME_PREDICTION = 21
+	FRAME_PREDICTION = 21,
+	FRAME_EMBED = 27,
+	FRAME_EMBEDDING = 28
 } FrameType;
 
 typedef struct WireBuffer

@@ -15,7 +15,7 @@ from typing import Any
 from pg_tensile.execution.data.columns import Chunk, Column, decode
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
-from pyworker.children.loaded_models import Version, load
+from pyworker.children.loaded_models import Version, load_version
 from pyworker.wire import Frame, FrameType
 
 RESULT_ROWS = 10_000  # of a frame
@@ -29,7 +29,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 
     torch.set_num_threads(channel.threads)
     with torch.inference_mode():
-        version = load(channel.spec, weights, _profile(channel.spec))
+        version = load_version(channel.spec, weights, _profile(channel.spec))
         try:
             rows = (_importance if channel.spec["function"] == "feature_importance" else _evaluation)(channel, version)
         finally:

@@ -95,6 +95,8 @@ class Executor:
         """Train, from the rows to the weights."""
         channel = self._channel
         profile = channel.background.submit(self._measure_device)
+        if self._spec["architecture"]["type"] == "pretrained":
+            channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
@@ -119,8 +121,12 @@ class Executor:
 
     def _own_checkpoint(self, checkpoint: State | None, fingerprint: str) -> State | None:
         """Return the checkpoint, or None, with a warning, if it belongs to other data or settings."""
+        from pg_tensile.execution import models
         from pg_tensile.execution.training.trainer import disagreement
 
+        texts = models.text_columns(models.parse(self._spec["architecture"]))
+        if texts is not None:
+            self._identity["folder"] = texts.source.sha256
         reason = None if checkpoint is None else disagreement(checkpoint[1], fingerprint, self._identity)
         if reason is None:
             return checkpoint

@@ -54,6 +54,7 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
         Weighting.of(options),
         options.get("target_transform", "none"),
         models.takes_ranks(architecture),
+        models.text_columns(architecture),
     )
     return with_quantiles(fitted, options)
 
@@ -63,8 +64,9 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
     from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
 
     preprocessing = fitted.preprocessing
-    architecture = spec["architecture"]["type"]
-    subject = Subject(architecture, preprocessing.task, fitted.training_rows, len(preprocessing.features))
+    architecture, rows, features = spec["architecture"], fitted.training_rows, len(preprocessing.features)
+    tune = architecture.get("tune") if architecture["type"] == "pretrained" else None
+    subject = Subject(architecture["type"], preprocessing.task, rows, features, tune)
     options = spec["options"]
     patience = options.get("early_stopping", {}).get("patience")
     explicit = Explicit(spec["batch_size"], spec["learning_rate"], patience, options.get("learning_rate_schedule"))
@@ -78,6 +80,9 @@ def job_settings(spec: dict[str, Any]) -> Settings:
 
     options = spec["options"]
     check_options(options)
+    if spec["batch_size"] == 0 and options.get("accumulate", 1) > 1:
+        hint = "Give a batch_size, or leave accumulate out: the batch size is chosen so that whole batches fit."
+        raise OptionError("a job that chooses its batch size cannot accumulate", hint=hint)
     return Settings(
         epochs=spec["epochs"],
         batch_size=spec["batch_size"],
@@ -94,6 +99,8 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         max_time_s=spec["max_time_s"],
         learning_rate_schedule=spec["learning_rate_schedule"],
         quantiles=tuple(options.get("quantiles", ())),
+        precision=options.get("precision", "float32"),
+        accumulate=int(options.get("accumulate", 1)),
     )
 
 

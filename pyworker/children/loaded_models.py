@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from pg_tensile.execution.data.answers import Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
+from pyworker.children.embedding import BaseModel, Embedder, shorten
+from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
 
 if TYPE_CHECKING:
@@ -28,16 +30,13 @@ MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT f
 
 
 class Key(NamedTuple):
-    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece)."""
+    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
+
+    A negative number (tensile._base_number) is that of a model as its folder has it, without a version.
+    """
 
     version: int
     memory_budget: int = 0
-
-
-class Malformed(Exception):
-    """A request does not fit the model's features."""
-
-    hint = "The server's library and the predictor disagree; run make install and restart the server."
 
 
 class Reply(NamedTuple):
@@ -64,6 +63,8 @@ class Version:
         self._numbers = len(preprocessing.numbers)
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
+        self._embedder: Embedder | None = None
+        self._padded = True  # texts have as many tokens as in training
 
     def predict(self, frame: Frame) -> Reply:
         """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
@@ -92,6 +93,12 @@ class Version:
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
         raise NotImplementedError
+
+    def embed(self, frame: Frame) -> tuple[Any, ...]:
+        """Return the buffers of the answer to an EMBED frame. Raises Malformed unless the model reads texts."""
+        if self._embedder is None:
+            raise Malformed("a request for embeddings is about a model that reads no texts")
+        return self._embedder.embed(frame)
 
     def close(self) -> None:
         """Release resources that are not memory."""
@@ -122,6 +129,8 @@ class Version:
         lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
         if lowest < -1 or any(map(operator.ge, highest, limits)):
             raise Malformed("a request's category codes exceed their dictionary")
+        if self._preprocessing.text is not None:
+            return self._text_inputs(codes, dictionaries)
         codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
@@ -133,6 +142,19 @@ class Version:
             if True in unknown_strings:
                 unknown += int(np.array([*unknown_strings, False])[indices].sum())
             categories.append(category)
+        return categories, unknown
+
+    def _text_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
+        """Return the categories of a version with text features, as `_category_inputs`."""
+        categories = [
+            CategoryInput(indices, self._preprocessing.table(number, strings, self._padded))
+            for number, (indices, strings) in enumerate(zip(codes, dictionaries, strict=True))
+        ]
+        unknown = 0
+        for number, (indices, table) in enumerate(categories):
+            if not self._preprocessing.categories[number].vocabulary:
+                unknown_strings = self._preprocessing.unknown(number, table[:-1].tolist())
+                unknown += int(np.array([*unknown_strings, False])[indices].sum())
         return categories, unknown
 
     @staticmethod
@@ -155,14 +177,28 @@ class LoadedModel(Version):
         from pg_tensile.execution.models import few_rows, fused
 
         super().__init__(preprocessing, nbytes)
+        self._padded = False
         self._module = fused(module).eval()
         self._few_rows = few_rows(module)
+        if preprocessing.text is not None:
+            transformer: Any = module.texts
+            self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
+        self._texts = sum(feature.vocabulary is not None for feature in preprocessing.categories)
         self._from_numpy = torch.from_numpy
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         if rows <= FEW_ROWS and self._few_rows is not None:
             return self._few_rows(features)
-        tensors = [self._from_numpy(array) for array in features.flat()]
+        if self._texts:
+            parts = shorten(features.flat(), self._texts)
+            outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
+            for chosen, arrays in parts:
+                outputs[chosen] = self._call(arrays)
+            return outputs
+        return self._call(features.flat())
+
+    def _call(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        tensors = [self._from_numpy(array) for array in arrays]
         outputs: NDArray[Any] = self._module(Features.from_flat(tensors)).numpy()
         return outputs
 
@@ -207,27 +243,40 @@ class BudgetedModel(Version):
         self._device.close()
 
 
-def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
-    """Load the version that a MODEL frame's header describes.
+def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Model:
+    """Load the version that a MODEL frame's header describes, or the model without a version.
 
     `profile` is the device's, and required with a memory budget. Raises TensileError.
     """
+    if header["preprocessing"] is None:
+        return BaseModel(header["architecture"])
+    return load_version(header, weights, profile)
+
+
+def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
+    """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 
     from pg_tensile.execution import models
     from pg_tensile.execution.training import checkpoint
 
     preprocessing = Preprocessing.from_json(header["preprocessing"])
+    if preprocessing.text is not None:
+        _ = preprocessing.encoder  # raises if its folder is missing or another one
     architecture = models.parse(header["architecture"])
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
+    inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
     memory_budget = header.get("memory_budget") or 0
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
         module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         checkpoint.load_model(module, checkpoint.from_bytes(weights))
     if not memory_budget:
-        return LoadedModel(preprocessing, module, len(weights) + strings)
+        return LoadedModel(preprocessing, module, len(weights) + inherited + strings)
     assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + strings)
+    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings)
+
+
+Model = Version | BaseModel
 
 
 class ModelCache:
@@ -235,11 +284,11 @@ class ModelCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._models: OrderedDict[Key, Version] = OrderedDict()
+        self._models: OrderedDict[Key, Model] = OrderedDict()
         self.nbytes = 0  # of device memory
         self._host_bytes = 0
 
-    def get(self, key: Key) -> Version | None:
+    def get(self, key: Key) -> Model | None:
         model = self._models.get(key)
         if model is not None:
             self._models.move_to_end(key)
@@ -258,7 +307,7 @@ class ModelCache:
             for key, model in self._models.items()
         ]
 
-    def add(self, key: Key, model: Version) -> None:
+    def add(self, key: Key, model: Model) -> None:
         """Keep the model, dropping others to make room for it."""
         self._models[key] = model
         self.nbytes += model.nbytes

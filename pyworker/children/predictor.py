@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyworker import child
-from pyworker.children.loaded_models import Key, ModelCache, Version, load
+from pyworker.children.loaded_models import Key, Model, ModelCache, load
 from pyworker.connection import Connection
 from pyworker.state_frames import StateCollector
 from pyworker.version import VERSION
@@ -160,9 +160,11 @@ class Predictor:
             frame = session.requests[0]
             if frame.type == FrameType.HELLO and not session.greeted:
                 self._greet(session, frame)
-            elif frame.type != FrameType.PREDICT or not session.greeted:
+            elif frame.type not in (FrameType.PREDICT, FrameType.EMBED) or not session.greeted:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
-            elif (model := self._models.get(key := _key(frame))) is not None:
+            elif (model := self._models.get(key := _key(frame))) is not None and frame.type == FrameType.EMBED:
+                self._embed(session, frame, model)
+            elif model is not None:
                 self._predict(session, frame, model)
             else:
                 self._wait_for_model(session, key)
@@ -177,13 +179,21 @@ class Predictor:
         session.greeted = True
         self._send(session, FrameType.HELLO, 0, {"version": VERSION, "python": sys.version, "pid": os.getpid()})
 
-    def _predict(self, session: Session, frame: Frame, model: Version) -> None:
+    def _predict(self, session: Session, frame: Frame, model: Model) -> None:
         try:
             unknown, answers, extras = model.predict(frame)
         except Exception as error:  # anything that a user's model raises is that request's error
             self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
             return
         self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers, *extras))
+
+    def _embed(self, session: Session, frame: Frame, model: Model) -> None:
+        try:
+            buffers = model.embed(frame)
+        except Exception as error:
+            self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
+            return
+        self._send(session, FrameType.EMBEDDING, frame.job, None, buffers)
 
     def _send(
         self, session: Session, type: FrameType, job: int, header: dict[str, Any] | None, buffers: tuple[Any, ...] = ()

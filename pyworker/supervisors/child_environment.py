@@ -24,6 +24,7 @@ def child_environment(threads: int) -> dict[str, str]:
         # slow when none does.
         "GOMP_SPINCOUNT": "5000",
         "MKL_NUM_THREADS": str(threads),
+        "RAYON_NUM_THREADS": str(threads),  # of tokenizers
     }
 
 

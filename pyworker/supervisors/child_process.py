@@ -39,6 +39,7 @@ KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
 BUSY_LIMIT = 1.0  # seconds without a wait, at most; cancel, stop and drop go unnoticed meanwhile
 COMPUTING = 0.05  # share of its silence that a child must spend computing so as not to count as hung
 MAX_SILENCES = 10  # time-outs after which a silent child is killed even if it computes
+MODEL_PATH_VARIABLE = "PG_TENSILE_MODEL_PATH"  # the folder of pretrained models
 LOG_TAIL = 64 << 10  # bytes; a fatal error prints the stacks of all threads, up to 100 lines each
 
 unreaped: list[subprocess.Popen[bytes]] = []  # children that SIGKILL has not ended yet
@@ -71,6 +72,7 @@ class Child:
         limits = {
             NICE_VARIABLE: str(server.number("pg_tensile.nice") if nice else 0),
             MEMORY_VARIABLE: str(server.number("pg_tensile.child_memory") << 20),
+            MODEL_PATH_VARIABLE: server.setting("pg_tensile.model_path"),
         }
         self._environment = child_environment(threads) | limits | dict(environment or {})
         self._timeout = timeout

@@ -37,6 +37,15 @@ ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
 SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
+VERSION_QUERY = (
+    "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
+    " WHERE id = $1 AND weight_bytes IS NOT NULL"
+)
+BASE_QUERY = (
+    "SELECT architecture, 'null' AS preprocessing, 0 AS weight_bytes FROM tensile.models"
+    " WHERE tensile._base_number(id, architecture) = $1"
+)
+NOT_COMMITTED = ("55000", "this model is registered by a transaction that goes on", "Commit it, then embed texts.")
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
@@ -122,12 +131,7 @@ class Inference:
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
         try:
-            rows = server.rows(
-                "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
-                " WHERE id = $1 AND weight_bytes IS NOT NULL",
-                ["int8"],
-                version,
-            )
+            rows = server.rows(VERSION_QUERY if version > 0 else BASE_QUERY, ["int8"], version)
             profile = self._profile() if memory_budget else None
             limit = self._device_limit() if memory_budget else 0
             server.commit()
@@ -136,10 +140,11 @@ class Inference:
             refuse(*_unreadable_model(error))
             return
         if not rows:
-            refuse(*DELETED)
+            refuse(*(DELETED if version > 0 else NOT_COMMITTED))
             return
         weight_bytes = int(rows[0]["weight_bytes"])
-        size = memory_budget or weight_bytes
+        header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
+        size = memory_budget or weight_bytes + self._folder_bytes(header)
         if memory_budget > limit:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
             refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
@@ -151,7 +156,6 @@ class Inference:
             message = f"there is no device memory for the {size:,} bytes of {what}"
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
-        header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
         header |= {"error": None, "keep_bytes": granted - size - sum(self._arriving_bytes)}
         header |= {"memory_budget": memory_budget, "profile": profile}
         self._arriving_bytes.append(size)
@@ -165,6 +169,9 @@ class Inference:
     async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
         """Send the weights, each chunk when the one before has left; return the error, or None."""
         sent = seq = 0
+        if not weight_bytes:  # a model without a version
+            header = {"kind": "weights", "seq": 0, "last": True, "meta": None}
+            self._child.queue(FrameType.STATE, version, header=header, buffers=[b""])
         while sent < weight_bytes:
             await self._drain()
             try:
@@ -227,6 +234,20 @@ class Inference:
         self._return_memory()  # registers the device if it has not been used yet
         budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
         return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
+
+    def _folder_bytes(self, header: dict[str, Any]) -> int:
+        """Return the bytes of weights that a model has from its folder (of pretrained models), 0 for other models."""
+        if header["preprocessing"] is not None:
+            return int((header["preprocessing"].get("text") or {}).get("weight_bytes", 0))
+        setting = self._server.setting("pg_tensile.model_path")
+        self._server.commit()
+        try:
+            root = Path(setting or "/nonexistent").resolve(strict=True)
+            folder = (root / str(header["architecture"].get("path"))).resolve(strict=True)
+            files = folder.glob("*.safetensors") if root in folder.parents else ()
+            return sum(path.stat().st_size for path in files if path.is_file())
+        except (OSError, RuntimeError, ValueError):
+            return 0  # the predictor says what is wrong
 
     def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str) -> None:
         error = {"sqlstate": sqlstate, "message": message, "hint": hint}

@@ -95,7 +95,7 @@ BEGIN
         FOR i IN 0 .. jsonb_array_length(value) - 1 LOOP
             PERFORM tensile._check_value(value->i, rule->'items', what, format('%s[%s]', path, i));
         END LOOP;
-        IF (rule->>'ascending')::bool AND (value->>0)::numeric > (value->>1)::numeric THEN
+        IF (CASE WHEN (rule->>'ascending')::bool THEN (value->>0)::numeric > (value->>1)::numeric END) THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = format('key "%s" in the %s is empty: from %s to %s', path, what, value->0, value->1),
                 HINT = format('The first number is the least, the second the most: [%s, %s].', value->1, value->0);

@@ -21,6 +21,14 @@ AS $$
                    AND (g.grantee = 0 OR tensile._acts_for($1, g.grantee, g.grantee_name)))
 $$;
 
+-- The predictor's number of a model as its folder has it, without a version: negative, and another one for each
+-- architecture that the model has had. Also called from C (model.c).
+CREATE FUNCTION tensile._base_number(model bigint, architecture jsonb) RETURNS bigint
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT -(($1 << 24) | (jsonb_hash($2)::bigint & 16777215))
+$$;
+
 -- Lock and return the model's row; raise an error unless the caller may change it.
 CREATE FUNCTION tensile._own_model(caller oid, name text) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

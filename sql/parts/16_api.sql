@@ -82,6 +82,16 @@ CREATE FUNCTION @extschema@.predict_class(model text, features jsonb, memory_bud
 CREATE FUNCTION @extschema@.predict_rows(model text, query text, memory_budget text DEFAULT NULL)
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
+CREATE FUNCTION @extschema@.embed(model text, content text) RETURNS real[]
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed';
+CREATE FUNCTION @extschema@.embed_rows(model text, query text)
+    RETURNS TABLE (row_number bigint, embedding real[])
+    LANGUAGE C COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed_rows';
+COMMENT ON FUNCTION @extschema@.embed(text, text) IS
+    'vector of a text by a pretrained transformer: that of the deployed version, or of the folder if the model has '
+    'no version';
+COMMENT ON FUNCTION @extschema@.embed_rows(text, text) IS
+    'vectors of the texts that a query of one column returns, in batches; null for null';
 COMMENT ON FUNCTION @extschema@.predict(text, record, text) IS
     'predict for a row, with columns matched by name: a number, or the probability of the second of two classes';
 COMMENT ON FUNCTION @extschema@.predict(text, float8[], text) IS

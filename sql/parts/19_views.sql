@@ -195,10 +195,12 @@ COMMENT ON COLUMN tensile.predictions.unknown_categories IS
 CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
     FROM tensile._loaded_models() l
-         JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
-         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+         LEFT JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
+         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
+              OR tensile._base_number(m.id, m.architecture) OPERATOR(pg_catalog.=) l.version;
 COMMENT ON VIEW tensile.loaded_models IS
-    'models loaded by the predictor, a version once for each memory budget';
+    'models loaded by the predictor, a version once for each memory budget; version null: a pretrained model '
+    'without a version';
 COMMENT ON COLUMN tensile.loaded_models.memory_budget IS
     'memory budget in bytes; null: the model is executed as a whole';
 COMMENT ON COLUMN tensile.loaded_models.device_bytes IS

@@ -7,7 +7,7 @@
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tensile._version(), tensile._owned(oid, name),
+    tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
@@ -44,7 +44,8 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows,
+    @extschema@.evaluate_model, @extschema@.feature_importance,
     @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
@@ -59,7 +60,8 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_rows, @extschema@.embed, @extschema@.embed_rows,
+    @extschema@.evaluate_model, @extschema@.feature_importance,
     @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ import pytest
 from scripts.demo import sql
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
+from tests.pretrained import minilm
 from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
-LONG = {"tutorial.md", "training.md"}  # each trains a dozen models
+LONG = {"tutorial.md", "training.md", "pretrained.md"}  # each trains a dozen models, or a transformer
 NOT_EXECUTED = 0  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
@@ -60,8 +62,10 @@ SELF_EXPLANATORY = {
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster(extension=False)
+def server(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[Any]:
+    """A cluster whose pg_tensile.model_path has the folder minilm."""
+    shutil.copytree(minilm(), clusters_folder / "documents" / "minilm", dirs_exist_ok=True)
+    cluster = new_cluster({"pg_tensile.model_path": clusters_folder / "documents"}, extension=False)
     yield cluster
     cluster.end()
 

@@ -14,6 +14,7 @@ from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.preprocessing import TokenLimits
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.texts import TextColumns
 from pg_tensile.execution.data.weights import Weighting
 
 
@@ -74,6 +75,7 @@ class Rows:
         seed: int = 0,
         task: str | None = None,
         tokens: TokenLimits | None = None,
+        texts: TextColumns | None = None,
         order: Sequence[int] | None = None,
         split_by: str | None = None,
         flagged: bool = False,
@@ -82,7 +84,7 @@ class Rows:
         ranks: bool = False,
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)
-        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform, ranks)
+        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform, ranks, texts)
         return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

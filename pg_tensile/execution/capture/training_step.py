@@ -62,7 +62,7 @@ def forward_loss(
     model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], spec: StepSpec
 ) -> tuple[Any, Tensor]:
     """Return the picked outputs of one micro-batch and its share of the loss."""
-    with _autocast(model, spec):
+    with autocast(model, spec):
         outputs = spec.pick(model(*inputs))
         loss = spec.loss(outputs, *targets)
     _check_loss(loss)
@@ -72,7 +72,8 @@ def forward_loss(
     return outputs, loss / spec.accumulation if spec.accumulation > 1 else loss
 
 
-def _autocast(model: nn.Module, spec: StepSpec) -> torch.autocast:
+def autocast(model: nn.Module, spec: StepSpec) -> torch.autocast:
+    """Return the context in which forward and loss are computed."""
     device = next(model.parameters()).device
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=spec.autocast == "bf16")
 
@@ -124,7 +125,7 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
 
 def evaluate(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder, with_loss: bool) -> StepResult:
     """Evaluate the whole batch at once, whatever the accumulation, without gradients."""
-    with torch.no_grad(), _autocast(model, spec):
+    with torch.no_grad(), autocast(model, spec):
         picked = spec.pick(model(*tensors.inputs))
         loss = spec.loss(picked, *tensors.targets) if with_loss else None
     if with_loss:

@@ -196,6 +196,26 @@ class CategoryFitter:
         return [self._strings[code] for code in np.flatnonzero(self._counts[1:]).tolist()]
 
 
+class TextFitter:
+    """Fitter of text columns that are tokenised. The length is that of the longest string of all rows."""
+
+    def __init__(self, column: Column, tokens: NDArray[np.int32], vocabulary: int) -> None:
+        self._column = column
+        self._length = tokens.shape[1]
+        self._vocabulary = vocabulary
+        self._nulls = 0
+
+    def observe(self, values: Values) -> None:
+        self._nulls += int(values.nulls.sum())
+
+    def observe_again(self, values: Values) -> None:
+        pass
+
+    def feature(self) -> Feature:
+        name, length = self._column.name, self._length
+        return Feature(name, Kind.CATEGORY, "text", self._nulls, length=length, vocabulary=self._vocabulary)
+
+
 class ArrayFitter:
     """Fitter of arrays of one length."""
 

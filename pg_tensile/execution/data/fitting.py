@@ -33,6 +33,7 @@ from pg_tensile.execution.data.fitters import (
     CategoryFitter,
     NumberFitter,
     TargetFitter,
+    TextFitter,
     TokenFitter,
     ValueFitter,
     check_labels,
@@ -50,6 +51,7 @@ from pg_tensile.execution.data.preprocessing import (
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Division, Rows, Split, divide, no_target
 from pg_tensile.execution.data.targets import Target
+from pg_tensile.execution.data.texts import TextColumns
 from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
 NO_WEIGHTS = Weighting()
@@ -65,7 +67,7 @@ class FittedPreprocessing:
     training_rows: int
     validation_rows: int
     skipped_rows: int
-    tables: tuple[NDArray[np.int64], ...]  # for each category: its codes by sorted dictionary code, then 0 for null
+    tables: tuple[NDArray[Any], ...]  # of CategoryInputs: for each category by sorted dictionary code, then null
     label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
     roles: Roles
     division: Division
@@ -113,22 +115,28 @@ def fit(
     weighting: Weighting = NO_WEIGHTS,
     transform: str = "none",
     ranks: bool = False,
+    texts: TextColumns | None = None,
 ) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). Raises
-    DataError if there is no target or no training row, if the rows cannot be divided or weighted, if the target has
-    only one value or too many labels, and for columns that cannot be used.
+    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). `texts`: the
+    text columns that are tokenised; None means that all are categories. Raises DataError if there is no target or no
+    training row, if the rows cannot be divided or weighted, if the target has only one value or too many labels, and
+    for columns that cannot be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
     classify = _is_classification(columns[roles.target], task)
     division = divide(rows, split, roles)
-    used_text = sum(columns[index].type == "text" for index in roles.features)
+    encoded = {} if texts is None else _encode(rows, roles, texts)
+    used_text = sum(columns[index].type == "text" and index not in encoded for index in roles.features)
     fitters = {
-        index: _fitter(columns[index], rows.dictionaries[index], used_text, tokens, ranks) for index in roles.features
+        index: TextFitter(columns[index], *encoded[index])
+        if index in encoded
+        else _fitter(columns[index], rows.dictionaries[index], used_text, tokens, ranks)
+        for index in roles.features
     }
     fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
     known_rows = validation_rows = 0
@@ -146,8 +154,10 @@ def fit(
         for index, fitter in fitters.items():
             fitter.observe_again(training.columns[index])
     preprocessing = _preprocessing(columns, roles, fitters, classify)
+    if texts is not None:
+        preprocessing = replace(preprocessing, text=texts.source)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
-    tables = _tables(rows, roles, preprocessing)
+    tables = _tables(rows, roles, preprocessing, {index: table for index, (table, _) in encoded.items()})
     fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
     labels = len(preprocessing.labels or ())
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
@@ -164,6 +174,29 @@ def _check_sides(division: Division, known_rows: int, validation_rows: int) -> N
             raise DataError("the training query returned no row with a target", hint=hint)
         hint = "Select more distinct rows, or set validation to 0."
         raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
+
+
+def _encode(rows: Rows, roles: Roles, texts: TextColumns) -> dict[int, tuple[NDArray[np.int32], int]]:
+    """Return the table of each feature that is tokenised, by index, and the vocabulary of its tokens.
+
+    Raises DataError if a column that is named is no text, or if there is no column to tokenise."""
+    features = {rows.columns[index].name: rows.columns[index] for index in roles.features}
+    for name in texts.names or ():
+        if name not in features or features[name].type != "text":
+            given = f"of type {features[name].type}" if name in features else "not in the query, or no feature"
+            hint = 'Correct the key "text" of the architecture, or select a column of type text.'
+            raise DataError(f'the text column "{name}" is {given}', hint=hint)
+    text = [index for index in roles.features if rows.columns[index].type == "text"]
+    chosen = [index for index in text if texts.include(rows.columns[index].name)]
+    if not chosen:
+        hint = "Select a column of type text, or use another architecture."
+        raise DataError("a pretrained model needs a text column, the query has none", hint=hint)
+    encoder = texts.source.encoder()
+    length = texts.source.length
+    return {
+        index: (encoder.encode([*(rows.dictionaries[index] or []), ""], length, padded=False), encoder.vocabulary)
+        for index in chosen
+    }
 
 
 def _is_classification(target: Column, task: str | None) -> bool:
@@ -248,11 +281,14 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
 
 
 def _tables(
-    rows: Rows, roles: Roles, preprocessing: Preprocessing
-) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.int64] | None]:
-    """Return `tables` and `label_codes` of a `FittedPreprocessing`."""
-    strings = [rows.dictionaries[index] or [] for index in roles.features if rows.columns[index].type == "text"]
-    tables = tuple(np.array([*preprocessing.codes(i, dictionary), 0], np.int64) for i, dictionary in enumerate(strings))
+    rows: Rows, roles: Roles, preprocessing: Preprocessing, tokens: Mapping[int, NDArray[np.int32]]
+) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64] | None]:
+    """Return `tables` and `label_codes` of a `FittedPreprocessing`. `tokens`: tables of text features, by column."""
+    text = [index for index in roles.features if rows.columns[index].type == "text"]
+    tables = tuple(
+        tokens[index] if index in tokens else preprocessing.table(category, rows.dictionaries[index] or [])
+        for category, index in enumerate(text)
+    )
     target = rows.dictionaries[roles.target]
     if target is None:
         return tables, None

@@ -7,7 +7,7 @@ the model does not use, or that is the same in all rows, has the importance 0 ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.evaluation import Targets, scored_data
-from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Inputs, Preprocessing
+from pg_tensile.execution.data.preprocessing import PADDING, ArraysInput, CategoryInput, Inputs, Preprocessing
 from pg_tensile.execution.data.scores import higher_is_better, score
 
 MAX_ROWS = 100_000
@@ -95,15 +95,22 @@ def _take_arrays(array: ArraysInput, index: Order) -> ArraysInput:
 
 
 def _join(parts: list[Rows]) -> Rows:
-    codes = [
-        Codes(*map(np.concatenate, zip(*pairs, strict=True))) for pairs in zip(*(p.codes for p in parts), strict=True)
-    ]
+    codes = [_join_codes(of_parts) for of_parts in zip(*(part.codes for part in parts), strict=True)]
     arrays = [
         ArraysInput(*map(np.concatenate, zip(*pairs, strict=True)))
         for pairs in zip(*(p.arrays for p in parts), strict=True)
     ]
     numbers = np.concatenate([part.numbers for part in parts], axis=1)
     return Rows(numbers, codes, arrays, np.concatenate([part.values for part in parts]))
+
+
+def _join_codes(parts: Sequence[Codes]) -> Codes:
+    """Return the rows of all parts; tokens are padded to the longest, as each part has only its own texts' length."""
+    codes = [part.codes for part in parts]
+    if codes[0].ndim > 1:
+        width = max(part.shape[1] for part in codes)
+        codes = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=PADDING) for part in codes]
+    return Codes(np.concatenate(codes), np.concatenate([part.nulls for part in parts]))
 
 
 class Sample:

@@ -12,6 +12,8 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
                 all are midnight
     category    code of the string from 1, the most frequent one first; 0 = null; rare strings share a code or, of a
                 column with too many strings, are hashed to codes
+    text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
+                empty text, plus an indicator column of nulls if the training rows have any
     array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
                 column of null arrays if the training rows have any
     tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
@@ -38,6 +40,7 @@ from pg_tensile.execution.data.cycles import cycle_width, cycles
 from pg_tensile.execution.data.hashing import string_hash
 from pg_tensile.execution.data.ranks import RankScale, RankScales
 from pg_tensile.execution.data.targets import Target
+from pg_tensile.execution.data.texts import TextEncoder, TextSource
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
 # an extreme value at prediction time from becoming infinite in float32.
@@ -116,10 +119,11 @@ def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], D
 class CategoryInput(NamedTuple):
     """Strings of one category: indices `places` [rows] into `table`, −1 = null.
 
-    `table` holds the code of each string and a 0 at its end, which −1 selects."""
+    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the tokens
+    [strings + 1, width] of each string and, at its end, those of the empty text."""
 
     places: NDArray[Any]
-    table: NDArray[np.int64]
+    table: NDArray[Any]
 
 
 class ArraysInput(NamedTuple):
@@ -172,7 +176,7 @@ class Feature:
     mean: float = 0.0
     std: float = 0.0
     hour: bool = False  # timestamps: whether some are not at midnight
-    length: int | None = None  # arrays: elements per row
+    length: int | None = None  # arrays: elements per row; text features: tokens per row
     categories: tuple[str, ...] | None = None
     mode: str | None = None  # categories: the most frequent one, None if that is null
     tokens: tuple[int, ...] | None = None
@@ -180,6 +184,7 @@ class Feature:
     high: float | None = None
     buckets: int = 0
     ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
+    vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
 
     def to_json(self) -> dict[str, Any]:
         value = {key: value for key, value in vars(self).items() if value is not None}
@@ -220,6 +225,7 @@ class Preprocessing:
     calibration: Calibration | None = None
     conformal: Conformal | None = None
     quantiles: tuple[float, ...] = ()  # of a regression's target that are learned besides the mean
+    text: TextSource | None = None  # of the text features
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
     @cached_property
@@ -229,6 +235,7 @@ class Preprocessing:
 
     @cached_property
     def categories(self) -> tuple[Feature, ...]:
+        """Categories and text features, both of which a request gives as strings."""
         return tuple(f for f in self.features if f.kind == Kind.CATEGORY)
 
     @cached_property
@@ -238,11 +245,13 @@ class Preprocessing:
     @cached_property
     def model_inputs(self) -> ModelInputs:
         cycle_columns = sum(cycle_width(feature.hour) for _, feature in self._timestamps)
-        indicators = len(self._indicated) + sum(f.nulls > 0 for f in self.arrays)
-        cardinalities = tuple(f.cardinality for f in self.categories)
-        arrays = (
+        texts = [f for f in self.categories if f.vocabulary]
+        indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
+        cardinalities = tuple(f.cardinality for f in self.categories if not f.vocabulary)
+        arrays = [
             ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
-        )
+        ]
+        arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
         bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
         numeric = len(self.numbers) + cycle_columns + indicators + len(bins)
         return ModelInputs(numeric, cardinalities, tuple(arrays), bins)
@@ -255,6 +264,14 @@ class Preprocessing:
     @cached_property
     def _rank_scales(self) -> RankScales:
         return RankScales([feature.ranks for feature in self.numbers if feature.ranks is not None])
+
+    @cached_property
+    def encoder(self) -> TextEncoder:
+        """Encoder of the text features.
+
+        Raises ArchitectureError if the folder of its tokenizer is missing or is another one than in training."""
+        assert self.text is not None
+        return self.text.encoder()
 
     @cached_property
     def _means(self) -> NDArray[np.float64]:
@@ -321,6 +338,16 @@ class Preprocessing:
         largest = feature.cardinality - 1 - (feature.buckets == 1)
         return [not 0 < code <= largest for code in codes]
 
+    def table(self, category: int, strings: Sequence[str], padded: bool = True) -> NDArray[Any]:
+        """Return the table of a CategoryInput for the category or text feature with that index.
+
+        `padded`: tokens have the feature's whole length, as the graph of a captured model needs it; otherwise only the
+        length of the longest text, which gives the same outputs but for rounding. Raises ArchitectureError."""
+        feature = self.categories[category]
+        if not feature.vocabulary:
+            return np.array([*self.codes(category, strings), 0], np.int64)
+        return self.encoder.encode([*strings, ""], feature.length or 1, padded)
+
     def apply(self, inputs: Inputs) -> Features:
         """Return the features [rows, …] of raw values. Raises DataError if an array has the wrong length."""
         numeric = np.empty((inputs.rows, self.model_inputs.numeric), np.float32)
@@ -344,10 +371,20 @@ class Preprocessing:
                 count += 1
         if len(self._ranked):
             self._apply_ranks(x, valid, numeric)
-        categories = np.empty((inputs.rows, len(inputs.categories)), np.int64)
-        for column, category in enumerate(inputs.categories):
-            categories[:, column] = category.table[category.places]
-        arrays = (_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True))
+        if len(self._ranked):
+            self._apply_ranks(x, valid, numeric)
+        categories = np.empty((inputs.rows, len(self.model_inputs.cardinalities)), np.int64)
+        arrays = [_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True)]
+        column = 0
+        for feature, category in zip(self.categories, inputs.categories, strict=True):
+            if not feature.vocabulary:
+                categories[:, column] = category.table[category.places]
+                column += 1
+                continue
+            arrays.append(category.table[category.places].astype(np.int64))
+            if feature.nulls:
+                numeric[:, count] = category.places < 0
+                count += 1
         return Features(numeric, categories, tuple(arrays))
 
     def _apply_ranks(self, x: NDArray[np.float64], valid: NDArray[np.bool_], numeric: NDArray[np.float32]) -> None:
@@ -370,7 +407,7 @@ class Preprocessing:
             "calibration": None if self.calibration is None else self.calibration._asdict(),
             "conformal": None if self.conformal is None else self.conformal.to_json(),
             "quantiles": self.quantiles,
-        }
+        } | ({} if self.text is None else {"text": self.text._asdict()})
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Preprocessing:
@@ -383,6 +420,7 @@ class Preprocessing:
             Calibration(**value["calibration"]) if value.get("calibration") else None,
             Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
             tuple(value.get("quantiles", ())),
+            None if value.get("text") is None else TextSource(**value["text"]),
         )
 
 

@@ -1,5 +1,13 @@
 """Models: built-in architectures and those of users, all of which map the same Features to outputs [rows, outputs]."""
 
-from pg_tensile.execution.models.registry import build, few_rows, fused, parse, takes_ranks, token_limits
+from pg_tensile.execution.models.registry import (
+    build,
+    few_rows,
+    fused,
+    parse,
+    takes_ranks,
+    text_columns,
+    token_limits,
+)
 
-__all__ = ["build", "few_rows", "fused", "parse", "takes_ranks", "token_limits"]
+__all__ = ["build", "few_rows", "fused", "parse", "takes_ranks", "text_columns", "token_limits"]

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pg_tensile.execution.data.preprocessing import Features, ModelInputs, TokenLimits
+from pg_tensile.execution.data.texts import TextColumns
 from pg_tensile.execution.models import mlp, tabular
 from pg_tensile.execution.models.cnn import CNNArchitecture
 from pg_tensile.execution.models.imported import ImportArchitecture, PythonArchitecture
 from pg_tensile.execution.models.mlp import MLP, MLPArchitecture
+from pg_tensile.execution.models.pretrained import PretrainedArchitecture
 from pg_tensile.execution.models.tabular import FusedTabular, Tabular, TabularArchitecture
 from pg_tensile.execution.models.transformer import TransformerArchitecture
 from pg_tensile.rules import check_architecture
@@ -32,6 +34,7 @@ TYPES: dict[str, Any] = {
     "mlp": MLPArchitecture,
     "cnn": CNNArchitecture,
     "transformer": TransformerArchitecture,
+    "pretrained": PretrainedArchitecture,
     "import": ImportArchitecture,
     "python": PythonArchitecture,
 }
@@ -57,6 +60,13 @@ def parse(architecture: dict[str, Any]) -> Architecture:
 def token_limits(architecture: Architecture) -> TokenLimits | None:
     """Return the limits for turning integer arrays into tokens, or None if the architecture takes them as numbers."""
     return architecture.token_limits if isinstance(architecture, TransformerArchitecture) else None
+
+
+def text_columns(architecture: Architecture) -> TextColumns | None:
+    """Return the text columns that the architecture takes as texts, or None if it takes all as categories.
+
+    Raises ArchitectureError if the folder of a pretrained model cannot be used."""
+    return architecture.text_columns() if isinstance(architecture, PretrainedArchitecture) else None
 
 
 def takes_ranks(architecture: Architecture) -> bool:

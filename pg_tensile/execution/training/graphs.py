@@ -104,7 +104,7 @@ def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Size
     spec = step_spec(settings, task)
     first, last = _training_rows(sizes, settings)
     check_model(model, first)
-    with _taking_tensors(model):
+    with taking_tensors(model):
         train = _train(model, spec, sizes, first, device)
         train_last = _train(model, spec, sizes, last, device) if last != first else None
         rows = lead_rest(sizes, settings) - {first, last}
@@ -124,7 +124,7 @@ def capture_lead(model: nn.Module, settings: Settings, task: Task, sizes: Sizes,
     spec = step_spec(settings, task)
     rows = sorted(set(settings.lead), reverse=True)
     check_model(model, rows[-1])
-    with _taking_tensors(model):
+    with taking_tensors(model):
         train, *others = (_train(model, spec, sizes, count, device) for count in rows)
     return Graphs(train, None, None, None, tuple(others))
 
@@ -144,7 +144,7 @@ def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Siz
     if not sizes.validation_rows:
         return settings.batch_size
     spec = step_spec(settings, task)
-    with _taking_tensors(model):
+    with taking_tensors(model):
         try:
             train = _train(model, spec, sizes, _training_rows(sizes, settings)[0], device)
             evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
@@ -156,7 +156,7 @@ def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Siz
 
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
     """Capture only the training step of a whole batch of `settings.batch_size`. Raises CaptureError, DeviceError."""
-    with _taking_tensors(model):
+    with taking_tensors(model):
         return _train(model, step_spec(settings, task), sizes, settings.batch_size, device)
 
 
@@ -181,7 +181,18 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
     loss = loss_function(task)
     if settings.quantiles:
         loss = with_quantiles(loss, settings.quantiles)
-    return StepSpec(loss, optimizer, settings.clip, returns_outputs=True)
+    autocast = "bf16" if settings.precision == "bfloat16" else None
+    return StepSpec(loss, optimizer, settings.clip, autocast, accumulation=settings.accumulate, returns_outputs=True)
+
+
+def micro_batched(spec: StepSpec, rows: int) -> StepSpec:
+    """Return the specification for a batch of `rows` rows, which has to be cut into equal parts.
+
+    They are as many as the specification says, or the next smaller number, and have at least two rows each, because
+    batch normalisation cannot train on one."""
+    counts = range(spec.accumulation, 0, -1)
+    count = next(count for count in counts if count == 1 or (rows % count == 0 and rows >= 2 * count))
+    return spec if count == spec.accumulation else replace(spec, accumulation=count)
 
 
 def loss_function(task: Task) -> Callable[..., Tensor]:
@@ -225,7 +236,7 @@ def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
 
 def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
     inputs, targets = _example(sizes, rows)
-    return capture(model, inputs, targets, spec, early_update=True, device=device)
+    return capture(model, inputs, targets, micro_batched(spec, rows), early_update=True, device=device)
 
 
 def _evaluate(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
@@ -265,7 +276,7 @@ def _example(sizes: Sizes, rows: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @contextmanager
-def _taking_tensors(model: nn.Module) -> Iterator[None]:
+def taking_tensors(model: nn.Module) -> Iterator[None]:
     """Make the model accept the tensors of its features one by one, as capturing passes them.
 
     Replacing `forward` rather than wrapping the model keeps the names of its parameters."""

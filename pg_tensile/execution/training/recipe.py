@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from pg_tensile.execution.data.preprocessing import Task
 
-LEARNING_RATES = {"mlp": 2e-3, "tabular": 4e-3}  # by type of architecture
+LEARNING_RATES = {"mlp": 2e-3, "tabular": 4e-3, "pretrained": 2e-4}  # by type of architecture
+TUNING_RATES = {"head": 1e-3, "full": 2e-5}  # of pretrained models that train other weights than adapters, by `tune`
 LEARNING_RATE = 1e-3  # of the other types
 STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
 BATCH_SIZES = (32, 1024)
+MOST_ROWS = {"pretrained": 32}  # of a batch, by type of architecture, where BATCH_SIZES would allow more
 PATIENCE = 18  # epochs: the learning rate falls twice before a run ends
 SCHEDULES = {"mlp": "plateau", "tabular": "plateau"}  # of the learning rate, by type of architecture
 SCHEDULE = "constant"  # of the other types
@@ -23,12 +25,13 @@ PLATEAU_FACTOR = 0.25
 
 
 class Subject(NamedTuple):
-    """What a recipe depends on: type of the architecture, task, and size of the data."""
+    """What a recipe depends on: type of the architecture, task, size of the data, and `tune` of a pretrained model."""
 
     architecture: str
     task: Task
     training_rows: int
     features: int
+    tune: str | None = None
 
 
 class Explicit(NamedTuple):
@@ -55,12 +58,18 @@ class Recipe(NamedTuple):
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
     batch_size, learning_rate, patience, schedule = explicit
+    most = MOST_ROWS.get(subject.architecture, BATCH_SIZES[1])
     return Recipe(
-        batch_size_for(subject.training_rows) if batch_size is None else batch_size,
-        LEARNING_RATES.get(subject.architecture, LEARNING_RATE) if learning_rate is None else learning_rate,
+        min(batch_size_for(subject.training_rows), most) if batch_size is None else batch_size,
+        _learning_rate(subject) if learning_rate is None else learning_rate,
         PATIENCE if patience is None else patience,
         schedule or SCHEDULES.get(subject.architecture, SCHEDULE),
     )
+
+
+def _learning_rate(subject: Subject) -> float:
+    of_type = LEARNING_RATES.get(subject.architecture, LEARNING_RATE)
+    return of_type if subject.tune is None else TUNING_RATES.get(subject.tune, of_type)
 
 
 def batch_size_for(rows: int) -> int:

@@ -36,7 +36,9 @@ class Settings:
     (recipe.py). `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
     (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
     the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays.
-    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first."""
+    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first.
+    `precision` of forward and backward: float32, or bfloat16 by autocast. `accumulate`: the most parts of a batch for
+    one update."""
 
     epochs: int
     batch_size: int
@@ -54,6 +56,8 @@ class Settings:
     max_time_s: float | None = None
     learning_rate_schedule: str = "constant"
     quantiles: tuple[float, ...] = ()
+    precision: str = "float32"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         words = {"compression": COMPRESSIONS, "keep": KEPT, "learning_rate_schedule": SCHEDULES}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.capture.training_step import autocast
 from pg_tensile.execution.data.batches import Batch
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.runtime.device import Device
@@ -25,7 +26,7 @@ from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.plan_change import follow
 from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
-from pg_tensile.execution.training.graphs import Graphs, rows_of, step_spec
+from pg_tensile.execution.training.graphs import Graphs, micro_batched, rows_of, step_spec, taking_tensors
 from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.trainer import StepResult, StepsState
@@ -48,18 +49,24 @@ class EagerSteps:
         self.model = model.to(device)
         self.batch_device = device
         self.evaluation_rows = evaluation_rows
-        self._eager = EagerStep(model, step_spec(settings, task), one_group=True)
+        self._spec = step_spec(settings, task)
+        self._eager = EagerStep(model, self._spec, one_group=True)
 
     def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
         self._switch(True)
-        loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate)
-        return StepResult(outputs, loss.item())
+        self._eager.spec = micro_batched(self._spec, batch.rows)
+        if self._eager.spec.accumulation == 1:
+            loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate)
+            return StepResult(outputs.float(), loss.item())
+        with taking_tensors(self.model):
+            loss, parts = self._eager.step(batch.features.flat(), batch.targets, learning_rate)
+        return StepResult(torch.cat(parts).float(), loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
         self._switch(False)
-        with torch.inference_mode():
+        with torch.inference_mode(), autocast(self.model, self._spec):
             outputs = self.model(batch.features)
-            return StepResult(outputs, self._eager.spec.loss(outputs, *batch.targets).item())
+            return StepResult(outputs.float(), self._spec.loss(outputs, *batch.targets).item())
 
     def _switch(self, training: bool) -> None:
         if self.model.training != training:
@@ -155,7 +162,8 @@ class PlannedSteps:
                 shortage = error.with_traceback(None)  # the traceback's frames keep tensors alive
             if shortage is None:
                 assert loss is not None
-                return StepResult(outputs[0].to(self.batch_device), loss.item())
+                whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+                return StepResult(whole.to(self.batch_device).float(), loss.item())
             self._renegotiate(shortage)
 
     # ---- plans ----

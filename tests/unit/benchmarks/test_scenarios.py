@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_cold, bench_core, bench_planning, bench_systems, bench_tensile, scenarios
+from benchmarks import (
+    bench_cold,
+    bench_core,
+    bench_finetuning,
+    bench_planning,
+    bench_systems,
+    bench_tensile,
+    scenarios,
+)
 from benchmarks.experiments import networks
 from benchmarks.experiments.paper import PUBLISHED
 from pg_tensile.tools.bench.report import Row
@@ -19,7 +27,7 @@ from pg_tensile.tools.cli.main import main
 
 @pytest.mark.parametrize("device", ["host", "cuda"])
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("driver", [bench_core, bench_tensile], ids=["core", "tensile"])
+@pytest.mark.parametrize("driver", [bench_core, bench_tensile, bench_finetuning], ids=["core", "tensile", "finetuning"])
 def test_the_scenarios_of_benchmarks_can_be_run(driver, device, quick):
     found = driver.BENCHMARK.scenarios(device, quick)
     assert len({scenario.name for scenario in found}) == len(found)
@@ -117,6 +125,19 @@ def test_bench_cold_sees_what_does_not_hold():
     for change in ({"bit_identical": False}, {"first_step_ms": 1600.0}, {"latency_error": 0.15}, {"error": "no plan"}):
         assert [check.holds for check in bench_cold.row_checks("VGG-16", good | change)].count(False) == 1
     assert [check.holds for check in bench_cold.row_checks("VGG-16", good | {"latencies": "roofline"})] == [True]
+
+
+def test_bench_finetuning_sees_what_does_not_hold(tmp_path):
+    good = tensile_row() | {"budget": "50%", "label": "joint"}
+    assert [check.holds for check in bench_finetuning.row_checks("MiniLM", good)] == [True, True]
+    for change in ({"bit_identical": False}, {"device_peak_bytes": 10**9}, {"error": "no plan"}):
+        assert [check.holds for check in bench_finetuning.row_checks("MiniLM", good | change)].count(False) == 1
+    small = {"budget": "35%", "error": "no plan"}  # it may be less than the weights
+    assert list(bench_finetuning.row_checks("MiniLM", good | small)) == []
+    results = scenarios.Results(tmp_path / "finetuning-host.json", "host", fresh=False)
+    results.scenarios["fine-tuning: MiniLM"] = {"arguments": [], "seconds": 1.0, "rows": [good, good | small]}
+    text = "\n".join(bench_finetuning.tables(results))
+    assert "| MiniLM | 50% |" in text and "| MiniLM | 35% | no plan |" in text
 
 
 def test_bench_cold_plans_with_models_for_shapes_that_they_have_not_seen(tmp_path, monkeypatch):

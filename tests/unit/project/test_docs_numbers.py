@@ -22,13 +22,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import bench_cold, bench_core, bench_db, bench_methods, bench_systems, bench_tensile, soak
+from benchmarks import (
+    bench_cold,
+    bench_core,
+    bench_db,
+    bench_finetuning,
+    bench_methods,
+    bench_systems,
+    bench_tensile,
+    soak,
+)
 from benchmarks.scenarios import DOCUMENT, RESULTS, marks, page_part
 from tests.documents import DOCUMENTS, REPOSITORY
 
 FILES = sorted(RESULTS.glob("*.json"))
 MODULES = {
-    module.BENCHMARK.name: module for module in (bench_cold, bench_core, bench_methods, bench_systems, bench_tensile)
+    module.BENCHMARK.name: module
+    for module in (bench_cold, bench_core, bench_finetuning, bench_methods, bench_systems, bench_tensile)
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 UNITS = {

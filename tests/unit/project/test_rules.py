@@ -80,7 +80,8 @@ def test_rules_use_known_terms_and_refer_to_shared_ones() -> None:
 
 def test_every_default_is_a_value_that_may_be_given() -> None:
     for name, architecture in ARCHITECTURES.items():
-        given = dict.fromkeys(architecture.get("required", ()), "a.b:c")
+        rules = architecture["properties"]
+        given = {key: rules[key].get("examples", ["a.b:c"])[0] for key in architecture.get("required", ())}
         for key, rule in architecture["properties"].items():
             check_architecture({"type": name, **given, **({key: rule["default"]} if "default" in rule else {})})
     for key, rule in OPTIONS["properties"].items():

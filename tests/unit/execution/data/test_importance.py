@@ -130,6 +130,20 @@ def test_few_rows_are_all_kept_in_order() -> None:
     assert sample.result().values.tolist() == [*raw(37, 0)[1], *raw(37, 1)[1]]
 
 
+def test_tokens_of_parts_are_padded_to_the_longest_text() -> None:
+    sample = Sample(100, 1 << 30, 4)
+    expected = []
+    for width in (3, 1, 2):
+        inputs, target = raw(20)
+        tokens = np.arange(1, 4 * width + 1).reshape(4, width)
+        tokens[-1] = [7] + [0] * (width - 1)  # of the empty text
+        text = CategoryInput(inputs.categories[0].places, tokens)
+        sample.add(Rows.of(inputs._replace(categories=[*inputs.categories, text]), target))
+        expected += [[*tokens[place], *[0] * (3 - width)] for place in text.places]
+    _, joined = sample.result().inputs().categories
+    assert joined.table[joined.places].tolist() == expected
+
+
 def test_an_undefined_metric_is_refused() -> None:
     rows = Rows.of(*raw(10))._replace(values=np.ones(10))
     with pytest.raises(DataError, match='"r2" is not defined'):

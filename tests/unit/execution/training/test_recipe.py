@@ -40,7 +40,14 @@ def test_what_is_given_is_kept() -> None:
     assert recipe(LATE, Explicit(batch_size=7)) == chosen._replace(batch_size=7)
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "tabular", "cnn", "transformer", "import", "python"])
+@pytest.mark.parametrize("architecture", ["mlp", "tabular", "cnn", "transformer", "pretrained", "import", "python"])
 def test_every_architecture_has_a_learning_rate(architecture: str) -> None:
     rate = recipe(LATE._replace(architecture=architecture)).learning_rate
     assert rate == recipes.LEARNING_RATES.get(architecture, recipes.LEARNING_RATE) > 0
+
+
+def test_pretrained_models_have_small_batches_and_rates_by_what_is_trained() -> None:
+    late = LATE._replace(architecture="pretrained")
+    assert recipe(late).batch_size == 32 and recipe(late._replace(training_rows=9)).batch_size == 9
+    full, lora, head = (recipe(late._replace(tune=tune)).learning_rate for tune in ("full", "lora", "head"))
+    assert full < lora < head and recipe(late).learning_rate == lora

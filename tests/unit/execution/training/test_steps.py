@@ -14,11 +14,19 @@ from torch import nn
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, NotFiniteError, OutOfDeviceMemoryError
 from pg_tensile.execution import models
-from pg_tensile.execution.data.preprocessing import TokenLimits
+from pg_tensile.execution.data.preprocessing import Task, TokenLimits
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training import checkpoint, course
 from pg_tensile.execution.training.checkpoint import Checkpoint
-from pg_tensile.execution.training.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
+from pg_tensile.execution.training.graphs import (
+    Graphs,
+    Sizes,
+    capture_graphs,
+    evaluation_rows,
+    micro_batched,
+    rows_of,
+    step_spec,
+)
 from pg_tensile.execution.training.settings import EarlyStopping, Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
 from pg_tensile.execution.training.trainer import Steps, Trainer
@@ -170,6 +178,47 @@ def test_weights_losses_and_checkpoints_are_those_without_a_plan(
 def test_other_models_too(rows: Rows, architecture: dict[str, Any], tokens: TokenLimits | None) -> None:
     job = case(rows.prepare(tokens=tokens), architecture, batch_size=16)
     assert_same(job, job.planned(0.2))
+
+
+NO_DROPOUT = {"type": "mlp", "hidden": [16]}
+
+
+@pytest.mark.parametrize("architecture", [MLP, TRANSFORMER], ids=["mlp", "transformer"])
+@pytest.mark.parametrize(
+    "options", [{"precision": "bfloat16"}, {"accumulate": 4}, {"precision": "bfloat16", "accumulate": 3}], ids=str
+)
+def test_with_less_precision_and_in_parts_as_well(architecture: dict[str, Any], options: dict[str, Any]) -> None:
+    """The last batches have 13 rows, which cannot be cut, and 18."""
+    rows = (
+        texts(109).prepare(0.0, tokens=TokenLimits(8, 40))
+        if architecture == TRANSFORMER
+        else every_type(114).prepare(0.0)
+    )
+    job = case(rows, architecture, batch_size=24, early_stopping=None, **options)
+    assert_same(job, job.planned(0.2))
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole_within_less_memory(prepared: Prepared) -> None:
+    whole = case(prepared, NO_DROPOUT, batch_size=64, optimizer="sgd", learning_rate=0.1)
+    parts = case(prepared, NO_DROPOUT, batch_size=64, optimizer="sgd", learning_rate=0.1, accumulate=8)
+    expected, actual = whole.eager(), parts.eager()
+    whole.run(expected)
+    parts.run(actual)
+    for name, tensor in expected.model.state_dict().items():
+        torch.testing.assert_close(actual.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+    activations = [
+        footprint(job.graphs(job.model()).train.trace).device_peak_bytes
+        for job in (case(prepared, accumulate=n, batch_size=256, optimizer="sgd") for n in (1, 8))
+    ]
+    assert activations[1] < 0.5 * activations[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "asked", "count"), [(24, 4, 4), (13, 4, 1), (18, 4, 3), (4, 4, 2), (1, 9, 1), (7, 7, 1)]
+)
+def test_a_batch_is_cut_into_equal_parts_of_two_rows_at_least(rows: int, asked: int, count: int) -> None:
+    spec = step_spec(Settings(1, rows, accumulate=asked), Task.REGRESSION)
+    assert micro_batched(spec, rows).accumulation == count
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(97, 32), (64, 64), (65, 64), (50, 49)])

@@ -1,0 +1,79 @@
+"""`make bench-finetuning`: fine-tuning of pretrained transformers within less memory. How it runs: scenarios.py.
+
+MiniLM (6 layers of width 384) and a decoder of GPT-2's size (12 layers of width 768, random weights), with short
+sequences, are trained by LoRA and as a whole: with the policy `none`, and with `joint` at 100, 50 and 35 % of the
+memory that `none` takes. All plans of a network share a run, in interleaved rounds, so every time is compared with
+vanilla's in the same rounds. A budget below the least one of a network has no plan, which is no failure: with LoRA,
+most of the memory may be weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from benchmarks.experiments.networks import DECODER, MINILM, SMALL_DECODER, Network
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
+from benchmarks.tables import table
+
+SECTION = "fine-tuning"
+BUDGETS = ("100%", "50%", "35%")
+ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "1", "--light")
+QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
+STEPS = 40  # of a run, approximately
+
+
+def scenarios(_device: str, quick: bool) -> list[Scenario]:
+    return [
+        scenario(network, QUICK if quick else ROUNDS) for network in ((SMALL_DECODER,) if quick else MINILM + DECODER)
+    ]
+
+
+def scenario(network: Network, rounds: tuple[str, ...]) -> Scenario:
+    policies = ",".join(["none", *(f"joint:budget={budget}" for budget in BUDGETS)])
+    arguments = (*network.arguments(), *rounds, "--early-update", "--policies", policies)
+    return Scenario(SECTION, network.title, arguments, STEPS * network.step_s)
+
+
+def checks(results: Results) -> list[Check]:
+    return [check for title, row in results.rows(SECTION) for check in row_checks(title, row)]
+
+
+def row_checks(title: str, row: Row) -> Iterator[Check]:
+    """Check that results are those of eager PyTorch to the bit, and that the peak is within the budget."""
+    what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    if row["error"] is not None:
+        if row["budget"] in (None, "100%", "50%"):
+            yield Check(SECTION, what, row["error"], "no error", False)
+        return
+    same = "identical" if row["bit_identical"] else "different"
+    yield Check(SECTION, f"{what}: results", same, "identical", row["bit_identical"] is True)
+    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
+    if budget is not None:
+        yield Check(SECTION, f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+
+
+def tables(results: Results) -> list[str]:
+    """Return the time of a step, beside that without a plan, and the peak, for each network and budget."""
+    headings = ("network", "memory", "peak, MiB", "step, ms", "times `none`", "moved, MiB", "recomputed")
+    rows = []
+    for title, row in results.rows(SECTION):
+        start = (title, row["budget"] or "`none`")
+        if row["error"] is not None:
+            rows.append((*start, row["error"], *[""] * (len(headings) - 3)))
+            continue
+        moved = (row["bytes_out"] + row["bytes_in"]) / 2**20
+        times = row["step_ms_median"] / row["vanilla_step_ms_median"]
+        numbers = (f"{row['device_peak_bytes'] / 2**20:.0f}", f"{row['step_ms_median']:.0f}", f"{times:.2f}")
+        rows.append((*start, *numbers, f"{moved:.0f}", f"{row['recomputes']:,}"))
+    return table(headings, rows)
+
+
+def no_planning(_device: str, _quick: bool) -> list[Row]:
+    return []
+
+
+BENCHMARK = Benchmark("finetuning", "Fine-tuning within less memory.", scenarios, no_planning, checks, tables)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))
