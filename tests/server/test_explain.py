@@ -203,7 +203,7 @@ def test_names_of_the_query_are_found_with_the_callers_search_path(grantee: Conn
 
 
 WRONG: list[dict[str, Any]] = [
-    {"model": "nothing"},
+    {"model": "a line\nbreak"},
     {"model": None},
     {"query": ""},
     {"query": "SELECT 1 AS x; SELECT 2"},

@@ -226,7 +226,8 @@ def inference(stage: Stage) -> Any:
     """The inference process, started by a prediction that times out."""
     stage.conn.execute(
         "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        """ SELECT id, 1, 'regression', '{"features": [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""
+        """ SELECT id, 1, 'regression', '{"target": {"name": "y"}, "features":"""
+        """ [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""
         " FROM tensile.models WHERE name = 'm'; UPDATE tensile.models SET deployed_version = 1 WHERE name = 'm'"
     )
     with stage.alice.transaction(), pytest.raises(psycopg.errors.QueryCanceled), stage.alice.transaction():

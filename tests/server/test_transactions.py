@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -128,7 +129,8 @@ def test_prepare_transaction_is_refused_after_a_change(quiet: Any) -> None:
 
 def test_models_are_served_in_one_database_only(quiet: Any) -> None:
     """Versions have the same ids in other databases, so the predictor would answer with another model."""
-    preprocessing = '{"task": "regression", "features": [{"name": "x", "kind": "numeric", "type": "float8"}]}'
+    feature = {"name": "x", "kind": "numeric", "type": "float8"}
+    preprocessing = json.dumps({"task": "regression", "target": {"name": "y"}, "features": [feature]})
     with quiet.connect() as conn:
         register(conn, "m")
         conn.execute(
