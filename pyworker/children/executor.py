@@ -95,11 +95,13 @@ class Executor:
         """Train, from the rows to the weights."""
         channel = self._channel
         profile = channel.background.submit(self._measure_device)
+        imports: Future[Any] = self._libraries
         if self._spec["architecture"]["type"] == "pretrained":
-            channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
+            imports = channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
+        channel.wait_for(imports, "preparing")  # of two threads that import transformers, one sees a part of it
         checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
         prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store

@@ -94,7 +94,7 @@ def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection)
     ).fetchone() or ({}, {})
     inputs = Preprocessing.from_json({key: part for key, part in preprocessing.items() if key != "rows"}).model_inputs
     calibrated = (sizes["numeric"], tuple(sizes["cardinalities"]), tuple(map(tuple, sizes["arrays"])))
-    assert calibrated == tuple(inputs) and inputs.numeric == 2 and len(inputs.arrays) == 2
+    assert calibrated == inputs[:3] and inputs.numeric == 2 and len(inputs.arrays) == 2
     long, short = ("it was a film nice " * 20_000, "it was a film nice " * 20)
     predict = "SELECT predict('m', jsonb_build_object('body', %s::text, 'shop', NULL, 'stars', 0))"
     assert value(conn, predict, long) == pytest.approx(value(conn, predict, short))
