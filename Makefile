@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-majors test-headers test-long lint \
-	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems soak \
+	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -112,6 +112,7 @@ help:
 	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
 	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
+	@echo 'make bench-answers   the default of train_model against gradient boosting, on eleven real tables'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
 	@echo 'make clean           remove what was compiled'
@@ -174,7 +175,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-training bench-jobs: venv deploy
+bench-db bench-feed bench-predict bench-training bench-jobs bench-answers: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
 soak: venv deploy

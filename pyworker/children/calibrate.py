@@ -59,7 +59,8 @@ class Workload(NamedTuple):
         """Return the workload of a model as tensile._calibration_workloads() returns it."""
         inputs = value["inputs"]
         arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
-        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays)
+        bins = tuple(tuple(map(float, range(edges))) for edges in inputs["edges"])  # only their number matters
+        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays, bins)
         return Workload(**(value | {"inputs": sizes, "task": Task(value["task"])}))
 
 

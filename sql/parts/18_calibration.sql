@@ -48,7 +48,7 @@ BEGIN
                 'outputs', CASE v.task WHEN 'multiclass' THEN jsonb_array_length(v.preprocessing->'labels') ELSE 1 END,
                 'batch_size', v.batch_size, 'optimizer', v.optimizer, 'options', v.options)
                 ORDER BY v.created_at DESC), '[]')
-            FROM (SELECT o.*, j.batch_size, j.optimizer, j.options,
+            FROM (SELECT o.*, coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer, j.options,
                          row_number() OVER (PARTITION BY o.model ORDER BY o.version DESC) AS age
                   FROM tensile.model_versions o JOIN tensile.jobs j ON j.id = o.job
                   WHERE o.weight_bytes IS NOT NULL
@@ -66,13 +66,16 @@ AS $$
         'numeric', coalesce(sum(CASE f->>'kind' WHEN 'numeric' THEN 1 WHEN 'array' THEN 0
                                     WHEN 'timestamp' THEN CASE WHEN (f->>'hour')::bool THEN 7 ELSE 5 END ELSE 0 END
                                 + CASE WHEN (f->>'kind' <> 'category' OR f ? 'vocabulary') AND (f->>'nulls')::bigint > 0
-                                       THEN 1 ELSE 0 END), 0),
-        'cardinalities', coalesce(jsonb_agg(1 + jsonb_array_length(f->'categories') ORDER BY position)
+                                       THEN 1 ELSE 0 END + (f ? 'ranks')::int), 0),
+        'cardinalities', coalesce(jsonb_agg(1 + jsonb_array_length(f->'categories') + coalesce((f->>'buckets')::int, 0)
+                                            ORDER BY position)
                                   FILTER (WHERE f->>'kind' = 'category' AND NOT f ? 'vocabulary'), '[]'),
         'arrays', coalesce(jsonb_agg(jsonb_build_array((f->>'length')::int,
                                                        coalesce((f->>'vocabulary')::int,
                                                                 2 + jsonb_array_length(f->'tokens'), 0))
                                      ORDER BY f ? 'vocabulary', position)
-                           FILTER (WHERE f->>'kind' = 'array' OR f ? 'vocabulary'), '[]'))
+                           FILTER (WHERE f->>'kind' = 'array' OR f ? 'vocabulary'), '[]'),
+        'edges', coalesce(jsonb_agg(least(jsonb_array_length(f->'ranks'->'values'), 33) ORDER BY position)
+                          FILTER (WHERE f ? 'ranks'), '[]'))
     FROM jsonb_array_elements($1->'features') WITH ORDINALITY AS e (f, position)
 $$;

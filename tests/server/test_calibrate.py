@@ -103,6 +103,7 @@ def test_calibration_measures_trained_models(db: Connection, cluster: Any) -> No
     once = python_model(on_build=f"if not once('{marker}'): raise ValueError('gone')")
     trained = {
         "mixed": submit(db, "mixed", {"type": "mlp"}, query=MIXED, batch_size=10, optimizer="sgd"),
+        "table": submit(db, "table", {"type": "tabular"}, query=MIXED, batch_size=10),
         "tokens": submit(
             db, "tokens", {"type": "transformer", "dim": 8}, query=TOKENS, batch_size=10, options={"clip": 1.0}
         ),
@@ -113,12 +114,13 @@ def test_calibration_measures_trained_models(db: Connection, cluster: Any) -> No
     rows = db.execute(
         "SELECT preprocessing, tensile._model_inputs(preprocessing) FROM tensile.model_versions"
     ).fetchall()
-    assert len(rows) == 3
+    assert len(rows) == 4
     for preprocessing, inputs in rows:
         preprocessing.pop("rows")
         expected = Preprocessing.from_json(preprocessing).model_inputs
         sizes = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
-        assert sizes == tuple(expected)
+        assert sizes == expected[:3]
+        assert inputs["edges"] == [len(edges) for edges in expected.bins]
     job = calibrate(db, 16)
     finish(db, job, "5 min")
     warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)

@@ -79,7 +79,8 @@ class RankScales:
         self._knots = [np.array(scale.values) for scale in scales]
         most = max((len(knots) for knots in self._knots), default=1)
         self._padded = np.full((len(scales), most), np.inf)  # of knots
-        self._starts, self._bases, self._slopes = (np.zeros((len(scales), most + 1)) for _ in range(3))
+        self._starts, self._bases, self._rises = (np.zeros((len(scales), most + 1)) for _ in range(3))
+        self._widths = np.ones((len(scales), most + 1))
         for row, scale in enumerate(scales):
             x, z = np.array(scale.values), np.array(scale.deviates)
             self._padded[row, : len(x)] = x
@@ -87,7 +88,7 @@ class RankScales:
             self._starts[row, 1 : len(x) + 1] = x
             self._bases[row] = z[-1]
             self._bases[row, : len(x) + 1] = (z[0], *z)
-            self._slopes[row, 1 : len(x)] = np.diff(z) / np.diff(x)
+            self._widths[row, 1 : len(x)], self._rises[row, 1 : len(x)] = np.diff(x), np.diff(z)
         self._centers = np.array([scale.center for scale in scales]).reshape(-1, 1)
         self._spreads = np.array([scale.spread for scale in scales]).reshape(-1, 1)
         self._rows = np.arange(len(scales)).reshape(-1, 1)
@@ -101,8 +102,8 @@ class RankScales:
             segments = np.array(searches, np.intp).reshape(x.shape)
         rows = self._rows
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = (x - self._starts[rows, segments]) * self._slopes[rows, segments]
-        return self._bases[rows, segments] + steps
+            parts = (x - self._starts[rows, segments]) / self._widths[rows, segments]
+        return self._bases[rows, segments] + np.minimum(parts, 1.0, out=parts) * self._rises[rows, segments]
 
     def robust(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the distances from the median [numbers, rows], scaled and limited smoothly to ±SMOOTH_LIMIT."""

@@ -23,10 +23,8 @@ from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
 from pg_tensile.execution.data.texts import TextSource
 from pg_tensile.execution.models.pretrained import Pretrained
 from pg_tensile.execution.training import checkpoint
-from pg_tensile.execution.training.graphs import capture_graphs
-from pg_tensile.planning.plan.memory import footprint
 from tests.pretrained import VOCABULARY, WORDS, minilm, save_bert, save_gpt2, save_mpnet
-from tests.unit.execution.training.test_steps import Case, assert_same, case, plan_within
+from tests.unit.execution.training.test_steps import assert_same, at_half, case
 from tests.unit.execution.training.test_training import Recorder, weights
 from tests.unit.rows import Prepared, Rows
 
@@ -199,16 +197,6 @@ def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- training ----
-
-
-def at_half(job: Case) -> Any:
-    """Return the steps of the job under a plan of `joint` within half of the memory that it takes without one."""
-    model = job.model()
-    graphs = capture_graphs(model, *job.parts)
-    vanilla = footprint(graphs.train.trace).device_peak_bytes
-    least = graphs.least_bytes
-    grant = plan_within(graphs, max(0.0, (vanilla / 2 - least) / (vanilla - least)))
-    return job.planned(grant=grant), grant.granted_bytes / vanilla
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])

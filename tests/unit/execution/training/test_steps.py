@@ -119,6 +119,17 @@ def plan_within(graphs: Graphs, part: float, generation: int = 1) -> Grant:
     return Grant(Plan(plan.rows, generation), budget)
 
 
+def at_half(job: Case) -> tuple[PlannedSteps, float]:
+    """Return steps under a plan of `joint` within half of the memory that the job takes without one, and the share that
+    they take."""
+    model = job.model()
+    graphs = capture_graphs(model, *job.parts)
+    vanilla = footprint(graphs.train.trace).device_peak_bytes
+    least = graphs.least_bytes
+    grant = plan_within(graphs, max(0.0, (vanilla / 2 - least) / (vanilla - least)))
+    return job.planned(grant=grant), grant.granted_bytes / vanilla
+
+
 def raise_it(error: OutOfDeviceMemoryError) -> None:
     raise error
 
