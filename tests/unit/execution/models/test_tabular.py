@@ -1,4 +1,4 @@
-"""The architecture tabular: its forms for prediction equal it, and training within half its memory has the same bits."""
+"""The architecture tabular: its forms for prediction equal it; within half its memory, training has the same bits."""
 
 from __future__ import annotations
 
