@@ -69,7 +69,7 @@ class Tabular(nn.Module):
             k=architecture.members,
             arch_type="tabm",
             start_scaling_init="normal",
-            start_scaling_init_chunks=[width],
+            start_scaling_init_chunks=[1] * width,
         )
         self.output = tabm.LinearEnsemble(architecture.hidden, outputs, k=architecture.members)
 
