@@ -53,10 +53,10 @@ def history(server: Server, epochs: int) -> str:
 # -- the image itself -------------------------------------------------------------------------------------------------
 
 
-def test_image_is_at_most_1600_mb():
+def test_image_is_at_most_1750_mb():
     size = int(call("image", "inspect", "--format", "{{.Size}}", IMAGE))
     version = run_once(command=["/opt/pg_tensile/bin/python", "-c", "import torch; print(torch.__version__)"]).stdout
-    assert size <= 1_600_000_000, f"with torch {version.strip()}: TORCH_INDEX=… names an index that has it for the CPU"
+    assert size <= 1_750_000_000, f"with torch {version.strip()}: TORCH_INDEX=… names an index that has it for the CPU"
 
 
 def test_image_carries_nothing_of_the_build():

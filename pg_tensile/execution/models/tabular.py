@@ -32,8 +32,8 @@ class TabularArchitecture:
     """Architecture `tabular`; rules.json describes its keys."""
 
     members: int = 8
-    projection: int = 96
-    hidden: int = 64
+    projection: int = 128
+    hidden: int = 128
     layers: int = 2
     dropout: float = 0.0
     embedding: int = 8
