@@ -43,7 +43,7 @@ def model_of(inputs: ModelInputs, outputs: int, **keys: Any) -> Tabular:
     assert isinstance(model, Tabular)
     with torch.no_grad():
         for parameter in model.parameters():  # the embeddings begin as linear ones
-            parameter += 0.1 * torch.randn_like(parameter)
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 
