@@ -10,16 +10,16 @@ outputs], each of which has its own loss; in evaluation they are their mean [row
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tabm
 import torch
 from numpy.typing import NDArray
-from rtdl_num_embeddings import PiecewiseLinearEmbeddings
 from torch import Tensor, nn
 
 from pg_tensile.execution.data.preprocessing import Features, ModelInputs
@@ -48,6 +48,7 @@ class Tabular(nn.Module):
     offsets: Tensor
 
     def __init__(self, architecture: TabularArchitecture, inputs: ModelInputs, outputs: int) -> None:
+        tabm = _library("tabm")
         super().__init__()
         width, self.members = architecture.projection, architecture.members
         self.ranks = len(inputs.bins)
@@ -92,10 +93,26 @@ class Tabular(nn.Module):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
-def _embeddings(bins: tuple[tuple[float, ...], ...], width: int) -> PiecewiseLinearEmbeddings:
+def _library(name: str) -> Any:
+    """Import tabm or rtdl_num_embeddings, for models of this architecture only.
+
+    The latter imports scikit-learn, if there is one, for a function that is not used here: that takes most of a second,
+    and changes the state of Python's random numbers."""
+    if name in sys.modules or "sklearn" in sys.modules:
+        return importlib.import_module(name)
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules["sklearn"]
+
+
+def _embeddings(bins: tuple[tuple[float, ...], ...], width: int) -> nn.Module:
     edges = [torch.tensor(edges, dtype=torch.float32) for edges in bins]
+    embeddings = _library("rtdl_num_embeddings").PiecewiseLinearEmbeddings
     with warnings.catch_warnings(action="ignore"):  # of numbers with two values, which have one bin
-        return PiecewiseLinearEmbeddings(edges, width, activation=False, version="B")
+        module: nn.Module = embeddings(edges, width, activation=False, version="B")
+        return module
 
 
 class FusedTabular(nn.Module):
@@ -130,7 +147,7 @@ class FusedTabular(nn.Module):
         return torch.bmm(x, weight).sum(0) + bias
 
 
-def _members(layer: tabm.LinearBatchEnsemble) -> tuple[Tensor, Tensor]:
+def _members(layer: Any) -> tuple[Tensor, Tensor]:
     """Return the weights [members, in, out] and biases [members, out] of a layer, scales included."""
     return layer.r.unsqueeze(2) * layer.weight.T * layer.s.unsqueeze(1), layer.bias
 
@@ -171,7 +188,7 @@ def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
     return forward
 
 
-def _embed(layer: PiecewiseLinearEmbeddings | None) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+def _embed(layer: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
     """Return the embedding [rows, numbers · width] of ranks [rows, numbers], as a function; None without a layer."""
     if layer is None:
         return None
