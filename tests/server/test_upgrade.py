@@ -220,8 +220,8 @@ def test_rows_stay(upgraded: Upgraded, name: str) -> None:
 
 def test_metrics_have_become_rows_and_stay_columns_of_a_view(upgraded: Upgraded) -> None:
     assert upgraded.after.metrics == upgraded.before.metrics
-    names = "SELECT array_agg(DISTINCT metric ORDER BY metric) FROM tensile.metrics"
-    assert value(upgraded.conn, names) == ["accuracy", "f1", "loss", "r2", "rmse"]
+    names = "SELECT array_agg(DISTINCT metric) FROM tensile.metrics"  # later jobs may have added others
+    assert {"accuracy", "f1", "loss", "r2", "rmse"} <= set(value(upgraded.conn, names))
 
 
 def test_models_predict_the_same(upgraded: Upgraded) -> None:
