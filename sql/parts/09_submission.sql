@@ -83,9 +83,8 @@ CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jso
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    type_of_tables CONSTANT text := 'tabular';
     number int := cardinality(arrays) / 2;
-    type text := type_of_tables;
+    type text := 'tabular';
 BEGIN
     IF number = 0 THEN
         architecture_reason := 'no column is an array';

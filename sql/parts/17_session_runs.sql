@@ -64,8 +64,8 @@ BEGIN
         HINT = 'Use {"format": "text"} or {"format": "json"}.';
 END $$;
 
--- Seconds until the job ends, at most (early stopping is not foreseen, max_time is), estimated from its last epochs, or else
--- from its current rate, or else from the latencies of its operators; null if unknown.
+-- Seconds until the job ends, at most (early stopping is not foreseen, max_time is), estimated from its last epochs,
+-- or else from its current rate, or else from the latencies of its operators; null if unknown.
 CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

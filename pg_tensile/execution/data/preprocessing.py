@@ -371,8 +371,6 @@ class Preprocessing:
                 count += 1
         if len(self._ranked):
             self._apply_ranks(x, valid, numeric)
-        if len(self._ranked):
-            self._apply_ranks(x, valid, numeric)
         categories = np.empty((inputs.rows, len(self.model_inputs.cardinalities)), np.int64)
         arrays = [_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True)]
         column = 0
