@@ -76,8 +76,6 @@ typedef struct EmbedReceiver
 	MemoryContext scratch;		/* of one row or answer */
 } EmbedReceiver;
 
-static PredictClient *session_client = NULL;
-
 PG_FUNCTION_INFO_V1(tensile_embed);
 PG_FUNCTION_INFO_V1(tensile_embed_rows);
 
@@ -210,6 +208,7 @@ Datum
 tensile_embed(PG_FUNCTION_ARGS)
 {
 	EmbedSite  *site = embed_site(fcinfo->flinfo, PG_GETARG_TEXT_PP(0));
+	PredictClient *client = predict_session_client();
 	TimestampTz deadline = predict_deadline();
 	WireBuffer	buffers[2];
 	StringInfoData header;
@@ -222,26 +221,19 @@ tensile_embed(PG_FUNCTION_ARGS)
 	chunk_clear(&site->chunk);
 	chunk_add(&site->chunk, utf8, length);
 	chunk_frame(&site->chunk, &header, buffers);
-	if (session_client == NULL)
-	{
-		PredictClient *client = MemoryContextAlloc(TopMemoryContext, sizeof(PredictClient));
-
-		predict_client_init(client, TopMemoryContext);
-		session_client = client;
-	}
 	do
 	{
-		connected_now = predict_client_connect(session_client, deadline);
-		if (predict_client_embed(session_client, model_number(site->model), &header,
+		connected_now = predict_client_connect(client, deadline);
+		if (predict_client_embed(client, model_number(site->model), &header,
 								 buffers, lengthof(buffers), &answer, deadline))
 		{
 			if (answer.rows != 1)
 				elog(ERROR, "the predictor answered with %d rows instead of 1", answer.rows);
 			PG_RETURN_ARRAYTYPE_P(real_array(answer.vectors, answer.width));
 		}
-		predict_client_close(session_client);
+		predict_client_close(client);
 	} while (!connected_now);
-	predict_client_went_away(session_client, NULL);
+	predict_client_went_away(client, NULL);
 }
 
 /* ---- embed_rows ---- */

@@ -17,6 +17,7 @@
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/memutils.h"
 
 #include "extension.h"
 #include "inference.h"
@@ -38,6 +39,21 @@ predict_client_init(PredictClient *client, MemoryContext context)
 	client->context = context;
 	frame_writer_init(&client->writer, context);
 	frame_reader_init(&client->reader, MAX_ANSWER, context);
+}
+
+PredictClient *
+predict_session_client(void)
+{
+	static PredictClient *session_client = NULL;
+
+	if (session_client == NULL)
+	{
+		PredictClient *client = MemoryContextAlloc(TopMemoryContext, sizeof(PredictClient));
+
+		predict_client_init(client, TopMemoryContext);
+		session_client = client;
+	}
+	return session_client;
 }
 
 void
@@ -179,26 +195,41 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 	answer->extras = buffers + 4;
 }
 
+/*
+ * Sends a request (unless `header` is NULL) and receives an answer (unless
+ * `answer` is NULL).  Raises the error that is the answer.  False: the
+ * connection broke.
+ */
+static bool
+request(PredictClient *client, FrameType type, int64 number, const StringInfo header,
+		const WireBuffer *buffers, int nbuffers, const Frame **answer, TimestampTz deadline)
+{
+	if (header != NULL)
+		frame_writer_begin(&client->writer, type, number, header->data, header->len,
+						   buffers, nbuffers);
+	client->busy = true;
+	if (!exchange(client, header != NULL, answer, deadline))
+		return false;
+	if (answer == NULL)
+		return true;
+	client->busy = false;
+	if ((*answer)->type == FRAME_ERROR)
+		raise_answer(*answer);
+	return true;
+}
+
 bool
 predict_client_exchange(PredictClient *client, int64 version, const StringInfo header,
 						const WireBuffer *buffers, int nbuffers, Predictions *answer,
 						TimestampTz deadline)
 {
 	const Frame *frame;
-	bool		sending = header != NULL;
 
-	if (sending)
-		frame_writer_begin(&client->writer, FRAME_PREDICT, version, header->data, header->len,
-						   buffers, nbuffers);
-	client->busy = true;
-	if (!exchange(client, sending, answer ? &frame : NULL, deadline))
+	if (!request(client, FRAME_PREDICT, version, header, buffers, nbuffers,
+				 answer ? &frame : NULL, deadline))
 		return false;
-	if (answer == NULL)
-		return true;
-	client->busy = false;
-	if (frame->type == FRAME_ERROR)
-		raise_answer(frame);
-	read_predictions(client, frame, answer);
+	if (answer != NULL)
+		read_predictions(client, frame, answer);
 	return true;
 }
 
@@ -226,20 +257,12 @@ predict_client_embed(PredictClient *client, int64 number, const StringInfo heade
 					 TimestampTz deadline)
 {
 	const Frame *frame;
-	bool		sending = header != NULL;
 
-	if (sending)
-		frame_writer_begin(&client->writer, FRAME_EMBED, number, header->data, header->len,
-						   buffers, nbuffers);
-	client->busy = true;
-	if (!exchange(client, sending, answer ? &frame : NULL, deadline))
+	if (!request(client, FRAME_EMBED, number, header, buffers, nbuffers,
+				 answer ? &frame : NULL, deadline))
 		return false;
-	if (answer == NULL)
-		return true;
-	client->busy = false;
-	if (frame->type == FRAME_ERROR)
-		raise_answer(frame);
-	read_embeddings(client, frame, answer);
+	if (answer != NULL)
+		read_embeddings(client, frame, answer);
 	return true;
 }
 

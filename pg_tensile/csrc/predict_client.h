@@ -47,6 +47,11 @@ extern void predict_client_init(PredictClient *client, MemoryContext context);
 extern void predict_client_close(PredictClient *client);
 
 /*
+ * The session's client, for functions that send nothing while user code runs.
+ */
+extern PredictClient *predict_session_client(void);
+
+/*
  * Connects unless it is connected, and starts the inference process if needed.
  * True if the connection is new.
  */

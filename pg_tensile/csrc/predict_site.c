@@ -32,8 +32,6 @@
 #include "predictions.h"
 #include "wire.h"
 
-static PredictClient *session_client = NULL;
-
 /* ---- call sites ---- */
 
 static CallSite *
@@ -186,25 +184,19 @@ predict_site_pack_object(CallSite *site, Jsonb *object)
 void
 predict_site_request(CallSite *site, const char *wish, Predictions *answer)
 {
+	PredictClient *client = predict_session_client();
 	TimestampTz deadline = predict_deadline();
 	StringInfoData header;
 	WireBuffer *buffers;
 	int			nbuffers;
 	bool		connected_now;
 
-	if (session_client == NULL)
-	{
-		PredictClient *client = MemoryContextAlloc(TopMemoryContext, sizeof(PredictClient));
-
-		predict_client_init(client, TopMemoryContext);
-		session_client = client;
-	}
 	initStringInfo(&header);
 	nbuffers = feature_batch_frame(site->batch, site->memory_budget, wish, &header, &buffers);
 	do
 	{
-		connected_now = predict_client_connect(session_client, deadline);
-		if (predict_client_exchange(session_client, site->model->version, &header,
+		connected_now = predict_client_connect(client, deadline);
+		if (predict_client_exchange(client, site->model->version, &header,
 									buffers, nbuffers, answer, deadline))
 		{
 			if (answer->rows != 1)
@@ -212,7 +204,7 @@ predict_site_request(CallSite *site, const char *wish, Predictions *answer)
 			tensile_count_predictions(site->model->version, 1, answer->unknown);
 			return;
 		}
-		predict_client_close(session_client);
+		predict_client_close(client);
 	} while (!connected_now);
-	predict_client_went_away(session_client, NULL);
+	predict_client_went_away(client, NULL);
 }

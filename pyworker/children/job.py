@@ -63,10 +63,9 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
     """Return the fields of a recipe for the job's spec, those that the spec gives included."""
     from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
 
-    preprocessing = fitted.preprocessing
-    architecture, rows, features = spec["architecture"], fitted.training_rows, len(preprocessing.features)
+    architecture = spec["architecture"]
     tune = architecture.get("tune") if architecture["type"] == "pretrained" else None
-    subject = Subject(architecture["type"], preprocessing.task, rows, features, tune)
+    subject = Subject(architecture["type"], fitted.training_rows, tune)
     options = spec["options"]
     patience = options.get("early_stopping", {}).get("patience")
     explicit = Explicit(spec["batch_size"], spec["learning_rate"], patience, options.get("learning_rate_schedule"))

@@ -148,11 +148,11 @@ class PretrainedFolder:
         chosen = {key.removeprefix("pooling_mode_") for key, value in modes.items() if value is True} - {
             "include_prompt"
         }
-        known = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
-        if len(chosen) != 1 or not chosen <= set(known):
+        supported = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
+        if len(chosen) != 1 or not chosen <= set(supported):
             hint = 'Give the architecture a "pooling": mean, cls or last.'
             raise ArchitectureError(f'the folder "{self.name}" prescribes a pooling that is not supported', hint=hint)
-        return known[chosen.pop()]
+        return supported[chosen.pop()]
 
     @cached_property
     def normalises(self) -> bool:

@@ -60,10 +60,10 @@ class PretrainedArchitecture:
 
     def text_source(self, folder: PretrainedFolder) -> TextSource:
         """Return the source of tokens; raise ArchitectureError if the model does not know all of them."""
-        vocabulary, known = TextEncoder(folder).vocabulary - 1, folder.config.get("vocab_size")
-        if isinstance(known, int) and vocabulary > known:
+        tokens, embedded = TextEncoder(folder).vocabulary - 1, folder.config.get("vocab_size")
+        if isinstance(embedded, int) and tokens > embedded:
             raise ArchitectureError(
-                f'the tokenizer in the folder "{self.path}" has {vocabulary} tokens, its model only {known}',
+                f'the tokenizer in the folder "{self.path}" has {tokens} tokens, its model only {embedded}',
                 hint="Copy model and tokenizer from the same source.",
             )
         stored = 0 if self.tune == "full" else folder.weight_bytes
@@ -256,8 +256,8 @@ def _positions(folder: PretrainedFolder) -> int:
     config = folder.config
     limits = [config.get("max_position_embeddings"), config.get("n_positions")]
     limits.append(folder.tokenizer_config.get("model_max_length"))
-    known = [limit for limit in limits if isinstance(limit, int) and 8 <= limit < MOST_POSITIONS]
-    return min(known, default=MOST_POSITIONS)
+    usable = [limit for limit in limits if isinstance(limit, int) and 8 <= limit < MOST_POSITIONS]
+    return min(usable, default=MOST_POSITIONS)
 
 
 def _add_adapters(base: Any, architecture: PretrainedArchitecture, folder: PretrainedFolder) -> None:

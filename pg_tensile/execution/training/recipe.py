@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from pg_tensile.execution.data.preprocessing import Task
-
 LEARNING_RATES = {"mlp": 2e-3, "tabular": 4e-3, "pretrained": 2e-4}  # by type of architecture
 TUNING_RATES = {"head": 1e-3, "full": 2e-5}  # of pretrained models that train other weights than adapters, by `tune`
 LEARNING_RATE = 1e-3  # of the other types
@@ -25,12 +23,10 @@ PLATEAU_FACTOR = 0.25
 
 
 class Subject(NamedTuple):
-    """What a recipe depends on: type of the architecture, task, size of the data, and `tune` of a pretrained model."""
+    """Training for which values are chosen: type of the architecture, its rows, and `tune` of a pretrained model."""
 
     architecture: str
-    task: Task
     training_rows: int
-    features: int
     tune: str | None = None
 
 

@@ -15,6 +15,7 @@ from pg_tensile.planning.plan.plan import CODECS
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
 KEPT = ("best", "last")
 SCHEDULES = ("constant", "plateau")
+PRECISIONS = ("float32", "bfloat16")
 
 
 class EarlyStopping(NamedTuple):
@@ -28,7 +29,7 @@ class EarlyStopping(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run. Raises TrainingError if `compression`, `keep` or `learning_rate_schedule` is unknown.
+    """Settings of a run. Raises TrainingError if `compression`, `keep`, `precision` or a schedule is unknown.
 
     `keep`: the model is that of the best epoch, or of the last one. `max_time_s` limits the time of training: the run
     ends at the first step after it, and an unfinished epoch does not count unless it is the first one.
@@ -60,7 +61,12 @@ class Settings:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        words = {"compression": COMPRESSIONS, "keep": KEPT, "learning_rate_schedule": SCHEDULES}
+        words = {
+            "compression": COMPRESSIONS,
+            "keep": KEPT,
+            "learning_rate_schedule": SCHEDULES,
+            "precision": PRECISIONS,
+        }
         for name, choices in words.items():
             if getattr(self, name) not in choices:
                 hint = f"Use one of {', '.join(choices)}."

@@ -148,9 +148,8 @@ class Trainer:
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
 
-        The lead is executed as a whole, even if the time is up.
-
-        A run with the same lead and any batch size can then continue from `state`. Raises TrainingError."""
+        The lead is executed as a whole, even if the time is up. A run with the same lead and any batch size can then
+        continue from `state`. Raises TrainingError."""
         self._course.begin()
         try:
             self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))

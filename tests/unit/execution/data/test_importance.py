@@ -139,7 +139,7 @@ def test_tokens_of_parts_are_padded_to_the_longest_text() -> None:
         tokens[-1] = [7] + [0] * (width - 1)  # of the empty text
         text = CategoryInput(inputs.categories[0].places, tokens)
         sample.add(Rows.of(inputs._replace(categories=[*inputs.categories, text]), target))
-        expected += [[*tokens[place], *[0] * (3 - width)] for place in text.places]
+        expected += [[*tokens[row], *[0] * (3 - width)] for row in text.places]
     _, joined = sample.result().inputs().categories
     assert joined.table[joined.places].tolist() == expected
 

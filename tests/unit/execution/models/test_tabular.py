@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -86,3 +88,18 @@ def test_training_within_half_of_the_memory_gives_the_same_bits() -> None:
     steps, part = at_half(job)
     assert part <= 0.51
     assert_same(job, steps)
+
+
+def test_a_model_is_built_without_libraries_that_take_seconds_to_import() -> None:
+    program = """
+import random, sys
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import ModelInputs
+state = random.getstate()
+models.build(models.parse({"type": "tabular"}), ModelInputs(2, (3,), (), ((0.0, 1.0),)), 1)
+assert random.getstate() == state
+print([name for name in ("sklearn", "scipy", "pandas", "transformers", "captum") if name in sys.modules])
+import sklearn.metrics
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

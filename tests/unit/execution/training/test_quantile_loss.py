@@ -53,8 +53,8 @@ def test_members_of_an_ensemble_have_losses_of_their_own_and_rows_weights() -> N
         return outputs.new_zeros(())
 
     loss = with_quantiles(none, QUANTILES)
-    each = [loss(outputs[:, member], target).item() for member in range(4)]
-    assert loss(outputs, target).item() == pytest.approx(np.mean(each))
+    alone = [loss(outputs[:, member], target).item() for member in range(4)]
+    assert loss(outputs, target).item() == pytest.approx(np.mean(alone))
     weight = torch.tensor([2.0, 0.0] * 4, dtype=torch.float64)
     assert loss(outputs, target, weight).item() == pytest.approx(loss(outputs[::2], target[::2]).item())
 

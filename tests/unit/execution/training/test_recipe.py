@@ -1,4 +1,4 @@
-"""What a recipe chooses, and that it keeps what is given."""
+"""Recipes choose what a job leaves open, and keep what it gives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.training import recipe as recipes
 from pg_tensile.execution.training.recipe import BATCH_SIZES, STEPS, Explicit, Subject, batch_size_for, recipe
 
-LATE = Subject("mlp", Task.BINARY, 50_000, 12)
+LATE = Subject("mlp", 50_000)
 
 
 @given(st.integers(1, 10**9))

@@ -391,9 +391,9 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> No
     first = Recorder(stop_after=12)
     trainer(prepared, first, early_stopping=EarlyStopping(9))[0].run()
     data, meta = first.checkpoints[-1]
-    known = {key: value for key, value in meta.items() if key not in ("improved", "reductions", "trained_s")}
+    earlier = {key: value for key, value in meta.items() if key not in ("improved", "reductions", "trained_s")}
     run, model = trainer(prepared, Recorder(), early_stopping=EarlyStopping(9))
-    assert run.resume(Checkpoint.from_bytes(data, known)) is None
+    assert run.resume(Checkpoint.from_bytes(data, earlier)) is None
     run.run()
     assert weights(model) == expected
 
