@@ -26,26 +26,22 @@ def minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+
+
 def save_bert(folder: Path) -> Path:
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
-    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **sizes)
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **SIZES)
     return _save(folder, config, special=True)
 
 
 def save_mpnet(folder: Path) -> Path:
     """Save a model that makes its masks in the way of older versions of transformers."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
-    config = MPNetConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **sizes)
+    config = MPNetConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **SIZES)
     return _save(folder, config, special=True)
 
 

@@ -235,3 +235,9 @@ tensile_text_prefix(const char *utf8, int length)
 		bytes += pg_utf_mblen((const unsigned char *) utf8 + bytes);
 	return Min(bytes, length);
 }
+
+char *
+tensile_text_argument(FunctionCallInfo fcinfo, int number)
+{
+	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
+}

@@ -57,4 +57,7 @@ extern bool tensile_date_to_timestamp(DateADT date, int64 *microseconds);
 /* The bytes of a UTF-8 string that hold its first TEXT_MAX_CHARACTERS. */
 extern int	tensile_text_prefix(const char *utf8, int length);
 
+/* A text argument of a function, in the server's encoding; NULL for null. */
+extern char *tensile_text_argument(FunctionCallInfo fcinfo, int number);
+
 #endif

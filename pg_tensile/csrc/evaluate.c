@@ -314,13 +314,6 @@ feed_evaluation(SessionRun *run, int fd)
 
 /* ---- the functions ---- */
 
-/* The text of an argument, or NULL. */
-static char *
-text_argument(FunctionCallInfo fcinfo, int number)
-{
-	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
-}
-
 static void
 require_argument(FunctionCallInfo fcinfo, int number, const char *name)
 {
@@ -349,8 +342,8 @@ evaluate(FunctionCallInfo fcinfo, const char *function, const char *by, int32 ve
 	tensile_require_version();
 	require_argument(fcinfo, 0, "model");
 	require_argument(fcinfo, 1, "query");
-	evaluation.query = text_argument(fcinfo, 1);
-	evaluation.model = predict_model_load_version(text_argument(fcinfo, 0), version,
+	evaluation.query = tensile_text_argument(fcinfo, 1);
+	evaluation.model = predict_model_load_version(tensile_text_argument(fcinfo, 0), version,
 												  CurrentMemoryContext);
 	query = tensile_analyze_select(evaluation.query, QUERY_NAME);
 	find_columns(&columns, &evaluation, ExecCleanTypeFromTL(query->targetList),
@@ -382,7 +375,7 @@ tensile_evaluate_model(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a model has no version %d", version),
 				 errhint("Versions are numbered from 1; see tensile.model_versions.")));
-	return evaluate(fcinfo, "evaluate_model", text_argument(fcinfo, 2), version);
+	return evaluate(fcinfo, "evaluate_model", tensile_text_argument(fcinfo, 2), version);
 }
 
 /*

@@ -35,6 +35,7 @@
 #include "utils/memutils.h"
 #include "utils/portal.h"
 
+#include "convert.h"
 #include "feed.h"
 #include "guc.h"
 #include "training_rows.h"
@@ -288,12 +289,6 @@ forget_session(void)
 	DropAllPreparedStatements();
 }
 
-static const char *
-text_argument(FunctionCallInfo fcinfo, int number)
-{
-	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
-}
-
 /*
  * tensile._feed(fd, query, target, settings, split_by, validation_query) ->
  * number of rows; the last two may be null
@@ -316,10 +311,10 @@ tensile_feed(PG_FUNCTION_ARGS)
 			PG_RETURN_NULL();
 
 	training = (TrainingQuery) {
-		.query = text_argument(fcinfo, 1),
-		.target = text_argument(fcinfo, 2),
-		.split_by = text_argument(fcinfo, 4),
-		.validation_query = text_argument(fcinfo, 5)
+		.query = tensile_text_argument(fcinfo, 1),
+		.target = tensile_text_argument(fcinfo, 2),
+		.split_by = tensile_text_argument(fcinfo, 4),
+		.validation_query = tensile_text_argument(fcinfo, 5)
 	};
 	nest_level = NewGUCNestLevel();
 	apply_settings(PG_GETARG_JSONB_P(3));

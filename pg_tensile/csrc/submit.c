@@ -310,20 +310,14 @@ check_privileges(const char *sql, const char *what)
 	error_context_stack = context.previous;
 }
 
-static const char *
-text_argument(FunctionCallInfo fcinfo, int number)
-{
-	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
-}
-
 TrainingQuery
 tensile_training_query(FunctionCallInfo fcinfo)
 {
 	return (TrainingQuery) {
-		.query = text_argument(fcinfo, TENSILE_ARG_QUERY),
-		.target = text_argument(fcinfo, TENSILE_ARG_TARGET),
-		.split_by = text_argument(fcinfo, TENSILE_ARG_SPLIT_BY),
-		.validation_query = text_argument(fcinfo, TENSILE_ARG_VALIDATION_QUERY)
+		.query = tensile_text_argument(fcinfo, TENSILE_ARG_QUERY),
+		.target = tensile_text_argument(fcinfo, TENSILE_ARG_TARGET),
+		.split_by = tensile_text_argument(fcinfo, TENSILE_ARG_SPLIT_BY),
+		.validation_query = tensile_text_argument(fcinfo, TENSILE_ARG_VALIDATION_QUERY)
 	};
 }
 

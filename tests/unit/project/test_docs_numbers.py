@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks import (
+    bench_answers,
     bench_cold,
     bench_core,
     bench_db,
@@ -81,6 +82,8 @@ def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")
     if name == "db":
         section = bench_db.page_part(json.loads(path.read_text()))
+    elif name == "answers":
+        section = bench_answers.page_part(json.loads(path.read_text()))
     elif name == "soak":
         section = soak.section(json.loads(path.read_text()))
     else:
