@@ -263,9 +263,9 @@ class Executor:
         """Describe the version that the weights belong to, which are sent next."""
         from pg_tensile.execution.training.uncertainty import derive
 
+        assert self._memory is not None
         fitted = prepared.fitted
-        calibrate = self._spec["options"].get("calibrate", True)
-        derived = derive(fitted.preprocessing, outcome.validation, calibrate)
+        derived = derive(fitted.preprocessing, outcome.validation, self._memory.job.settings.calibrate)
         preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
@@ -285,7 +285,7 @@ class Executor:
         chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
         schedule = {"learning_rate_schedule": settings.learning_rate_schedule}
         course = {"epochs": outcome.epochs, "stopped": outcome.reason}
-        return chosen | schedule | {"keep": settings.keep} | course
+        return chosen | schedule | {"average_weights": settings.average_weights, "keep": settings.keep} | course
 
     # ---- observing ----
 

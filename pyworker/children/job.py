@@ -68,7 +68,13 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
     subject = Subject(architecture["type"], fitted.training_rows, tune)
     options = spec["options"]
     patience = options.get("early_stopping", {}).get("patience")
-    explicit = Explicit(spec["batch_size"], spec["learning_rate"], patience, options.get("learning_rate_schedule"))
+    explicit = Explicit(
+        spec["batch_size"],
+        spec["learning_rate"],
+        patience,
+        options.get("learning_rate_schedule"),
+        options.get("average_weights"),
+    )
     return recipe(subject, explicit)._asdict()
 
 
@@ -97,6 +103,8 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         keep=options.get("keep", "best"),
         max_time_s=spec["max_time_s"],
         learning_rate_schedule=spec["learning_rate_schedule"],
+        average_weights=spec["average_weights"],
+        calibrate=options.get("calibrate", True),
         quantiles=tuple(options.get("quantiles", ())),
         precision=options.get("precision", "float32"),
         accumulate=int(options.get("accumulate", 1)),

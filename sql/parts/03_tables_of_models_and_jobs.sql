@@ -249,7 +249,8 @@ COMMENT ON TABLE tensile.metrics IS
 COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
 COMMENT ON COLUMN tensile.metrics.metric IS
-    'loss; accuracy, balanced_accuracy, f1, precision, recall, mcc, log_loss, brier, roc_auc and pr_auc of labels; '
+    'loss; accuracy, balanced_accuracy, f1, precision, recall, mcc, log_loss, calibrated_log_loss, brier, roc_auc and '
+    'pr_auc of labels; '
     'rmse, mae and r2 of numbers; epoch_metrics has columns for the most used';
 COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric over all rows of the split';
 

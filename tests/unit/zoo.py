@@ -326,6 +326,7 @@ NAMED: dict[str, Case] = dict(
         ("lstm", Case(LSTMClassifier, ids(50, 3, 5), ids(10, 3), F.cross_entropy)),
         ("gcn", Case(GCN, lambda: (torch.randn(7, 6), torch.randn(7, 7)), ids(10, 7), F.cross_entropy)),
         ("shared", Case(Shared, rows(4, 8), ids(8, 4), F.cross_entropy, {"clip": 0.1})),
+        ("averaged", Case(Shared, rows(4, 8), ids(8, 4), F.cross_entropy, {"optimizer": OptimizerSpec(averaging=7)})),
         regressed("old_norms", OldNorms),
         regressed("new_norms", NewNorms),
         regressed("custom_function", CustomFunction),

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY
+from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY, average, average_states, make_state
 from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
 from pg_tensile.execution.capture.training_step import forward_loss, micro_batches, output_of
 
@@ -76,5 +77,22 @@ class EagerStep:
         if self.spec.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
         self.optimizer.step()
+        self._average()
         assert total is not None
         return EagerResult(total, tuple(outputs))
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the averages of all parameters that the step has updated; they are part of the optimizer's state."""
+        power = self.spec.optimizer.averaging
+        if not power:
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.optimizer.state[parameter]
+                for kept in average_states(power):
+                    if kept.key not in state:
+                        state[kept.key] = make_state(kept, parameter).fill_(kept.initial)
+                average(power, parameter, state)

@@ -1,23 +1,27 @@
 """Graph pass `early_update`: update every parameter as soon as its gradient is final.
 
 In the captured order all updates come last, so every gradient lives until then. This pass moves a parameter's update,
-with the increment of its step counter, to right after the last operator that it depends on or that still needs what it
-changes: a gradient is freed soon after it is computed, and parameter and optimizer state may leave the device early
-(TENSILE, section III, schedules across the optimizer phase). With clipping, every update depends on all gradients, so
-no update moves far. Operators are only reordered, random operators keep their order, and no operator moves past another
-with which it shares a tensor that either changes: the results are the same to the last bit.
+with the increment of its step counter, and the update of its average to right after the last operator that it depends
+on or that still needs what it changes: a gradient is freed soon after it is computed, and parameter and optimizer state
+may leave the device early (TENSILE, section III, schedules across the optimizer phase). With clipping, every update
+depends on all gradients, so no update moves far. Operators are only reordered, random operators keep their order, and
+no operator moves past another with which it shares a tensor that either changes: the results are the same to the last
+bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from pg_tensile.execution.capture.captured import Captured
 from pg_tensile.execution.capture.schema import FUSED_UPDATES
 from pg_tensile.planning.trace.trace import Kind, Mode, Operator, Trace
 
 UPDATES = frozenset(str(update) for update in FUSED_UPDATES)
+AVERAGE_UPDATE = str(torch.ops.aten.lerp_.Tensor)
 
 
 def early_update(captured: Captured) -> Captured:
@@ -35,19 +39,37 @@ def early_update(captured: Captured) -> Captured:
 def _updates(operators: Sequence[Operator], trace: Trace) -> list[list[int]]:
     """Return the operators of each update, in execution order.
 
-    An update consists of the operators that only change optimizer state which the fused kernel then reads (the step
-    counter), and of the kernel."""
+    An update consists of a kernel, and of the operators before it that depend on optimizer state alone, and on whose
+    results it depends: those of the step counter, and of the weight of an average."""
     updates = []
-    counters: dict[int, list[int]] = {}  # tensor → operators that changed it and wait for their kernel
+    waiting: dict[int, list[int]] = {}  # tensor → operators of its value that wait for their kernel
     for index, operator in enumerate(operators):
-        if operator.target in UPDATES:
-            waiting = [counter for tensor, _ in operator.accesses for counter in counters.pop(tensor, ())]
-            updates.append([*sorted(waiting), index])
-        elif len(operator.accesses) == 1 and not operator.random:
-            ((tensor, mode),) = operator.accesses
-            if mode == Mode.WRITE and trace.tensor_kind[tensor] == Kind.OPTIMIZER_STATE:
-                counters.setdefault(tensor, []).append(index)
+        tensors = [tensor for tensor, _ in operator.accesses]
+        if _is_kernel(operator, trace):
+            before = {member for tensor in tensors for member in waiting.pop(tensor, ())}
+            updates.append([*sorted(before), index])
+        elif _prepares(operator, trace, waiting):
+            members = {member for tensor in tensors for member in waiting.pop(tensor, ())}
+            waiting[tensors[-1]] = [*sorted(members), index]
     return updates
+
+
+def _is_kernel(operator: Operator, trace: Trace) -> bool:
+    """Return whether this is a fused update or that of an average."""
+    if operator.target != AVERAGE_UPDATE:
+        return operator.target in UPDATES
+    (changed,) = (tensor for tensor, mode in operator.accesses if mode == Mode.WRITE)
+    return trace.tensor_kind[changed] == Kind.OPTIMIZER_STATE
+
+
+def _prepares(operator: Operator, trace: Trace, waiting: Mapping[int, object]) -> bool:
+    """Return whether this changes one tensor of optimizer state, or computes a new one from such that wait."""
+    if operator.random or not operator.accesses:
+        return False
+    *read, (tensor, mode) = operator.accesses
+    if not read:
+        return mode == Mode.WRITE and trace.tensor_kind[tensor] == Kind.OPTIMIZER_STATE
+    return mode == Mode.CREATE and all(access == Mode.READ and source in waiting for source, access in read)
 
 
 def _order(operators: Sequence[Operator], updates: Sequence[Sequence[int]]) -> list[int]:

@@ -1,11 +1,12 @@
 """Optimizers as one fused update per parameter, with state that is part of the trace.
 
 torch.optim's fused kernels are called for one parameter at a time, which gives the same bits as torch.optim with
-`fused=True` and a parameter group for each parameter.
+`fused=True` and a parameter group for each parameter. An average of the parameter, if there is one, follows the update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from pg_tensile.execution.capture.spec import OptimizerSpec
 
 aten = torch.ops.aten
 WEIGHT_DECAY = {"sgd": 0.0, "adam": 0.0, "adamw": 1e-2}  # PyTorch's defaults
+AVERAGE, STEPS = "average", "averaged_steps"  # keys of the state that averaging adds
 
 
 class StateSpec(NamedTuple):
@@ -28,11 +30,20 @@ class StateSpec(NamedTuple):
 
 def states(optimizer: OptimizerSpec) -> tuple[StateSpec, ...]:
     """Return the state that an optimizer keeps for each parameter that has a gradient."""
+    kept = [StateSpec("exp_avg"), StateSpec("exp_avg_sq"), StateSpec("step", is_scalar=True)]
     if optimizer.name == "sgd":
         # −0.0 × momentum + gradient equals the gradient to the last bit, as in PyTorch's first step
-        return (StateSpec("momentum_buffer", initial=-0.0),) if optimizer.momentum else ()
-    moments = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"), StateSpec("step", is_scalar=True))
-    return (*moments, StateSpec("max_exp_avg_sq")) if optimizer.amsgrad else moments
+        kept = [StateSpec("momentum_buffer", initial=-0.0)] if optimizer.momentum else []
+    elif optimizer.amsgrad:
+        kept.append(StateSpec("max_exp_avg_sq"))
+    return (*kept, *average_states(optimizer.averaging))
+
+
+def average_states(power: int) -> tuple[StateSpec, ...]:
+    """Return the state of an average: itself, and (power + t) / (power + 1) after step t."""
+    if not power:
+        return ()
+    return (StateSpec(AVERAGE), StateSpec(STEPS, is_scalar=True, initial=power / (power + 1)))
 
 
 def make_state(spec: StateSpec, parameter: Tensor) -> Tensor:
@@ -69,7 +80,26 @@ def update(
             maximize=optimizer.maximize,
             is_first_step=False,
         )
-        return
+    else:
+        _update_adam(optimizer, parameter, gradient, state, learning_rate, weight_decay)
+    if optimizer.averaging:
+        average(optimizer.averaging, parameter, state)
+
+
+def average(power: int, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
+    """Move the average towards a parameter that was just updated; the first step sets it to the parameter."""
+    state[STEPS].add_(1 / (power + 1))
+    state[AVERAGE].lerp_(parameter, state[STEPS].reciprocal())
+
+
+def _update_adam(
+    optimizer: OptimizerSpec,
+    parameter: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    learning_rate: Tensor,
+    weight_decay: float,
+) -> None:
     state["step"].add_(1)
     kernel = aten._fused_adam_.tensor_lr if optimizer.name == "adam" else aten._fused_adamw_.tensor_lr
     kernel(

@@ -18,7 +18,10 @@ class OptimizerSpec(NamedTuple):
     """Name and arguments of an optimizer of torch.optim.
 
     `momentum`, `dampening` and `nesterov` apply to sgd; `betas`, `eps` and `amsgrad` to adam and adamw. None as
-    `weight_decay` means PyTorch's default. The learning rate is an input of every step, so a schedule may change it."""
+    `weight_decay` means PyTorch's default. The learning rate is an input of every step, so a schedule may change it.
+
+    `averaging` is the power η of polynomial-decay averaging (Shamir and Zhang 2013): step t moves an average of each
+    parameter, which is part of the optimizer state, by (η + 1) / (η + t) towards the parameter. 0: no average."""
 
     name: str = "adamw"
     learning_rate: float = 1e-3
@@ -30,6 +33,7 @@ class OptimizerSpec(NamedTuple):
     amsgrad: bool = False
     weight_decay: float | None = None
     maximize: bool = False
+    averaging: int = 0
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,11 @@ def fit(outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any]
 
     `weight` [rows] is that of each row, None means 1. Returns None if fewer than LEAST_ROWS rows have a weight, or if
     logits are not finite."""
-    weights = np.ones(len(outputs)) if weight is None else weight.astype(np.float64)
-    counted = weights > 0
-    outputs, labels, weights = outputs[counted], target[counted].astype(np.int64), weights[counted]
-    rows = len(outputs)
-    if rows < LEAST_ROWS or not np.isfinite(outputs).all():
+    usable = _counted(outputs, target, weight)
+    if usable is None:
         return None
-    weights /= weights.mean()
+    outputs, labels, weights = usable
+    rows = len(outputs)
     # Folds of neighbours keep equal rows together, so that none is fitted to and judged.
     folds = np.array_split(np.arange(rows), FOLDS)
     loss = 0.0
@@ -72,6 +70,32 @@ def fit(outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any]
         loss += float(log_losses(calibration.apply(outputs[fold]), labels[fold]) @ weights[fold])
     before = float(log_losses(outputs, labels) @ weights)
     return Fit(_minimum(outputs, labels, weights), rows, before / rows, loss / rows)
+
+
+def least_log_loss(
+    outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any] | None = None
+) -> float | None:
+    """Return the mean log loss (nats) of logits [rows, outputs] after the calibration that suits these rows best.
+
+    It says how well a model tells labels apart, however sure of itself it is. Arguments, and None, as in `fit`."""
+    rows = _counted(outputs, target, weight)
+    if rows is None:
+        return None
+    outputs, labels, weights = rows
+    calibrated = _minimum(outputs, labels, weights).apply(outputs)
+    return float(log_losses(calibrated, labels) @ weights) / len(labels)
+
+
+def _counted(
+    outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any] | None
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]] | None:
+    """Return logits, labels and weights, whose mean is 1, of the rows with a weight; None if `fit` refuses them."""
+    weights = np.ones(len(outputs)) if weight is None else weight.astype(np.float64)
+    counted = weights > 0
+    outputs, labels, weights = outputs[counted], target[counted].astype(np.int64), weights[counted]
+    if len(outputs) < LEAST_ROWS or not np.isfinite(outputs).all():
+        return None
+    return outputs, labels, weights / weights.mean()
 
 
 def log_losses(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -41,6 +41,7 @@ class Metrics:
     recall: float | None = None
     mcc: float | None = None
     log_loss: float | None = None
+    calibrated_log_loss: float | None = None  # of validation rows, if probabilities are to be calibrated
     brier: float | None = None
     roc_auc: float | None = None
     pr_auc: float | None = None

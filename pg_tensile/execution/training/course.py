@@ -1,6 +1,9 @@
 """Course of a run from epoch to epoch: the epoch whose model is kept, the learning rate, and why the run ends.
 
-The decisive loss of an epoch is that of validation, or of training if there are no validation rows. Everything that
+The decisive loss of an epoch is that of validation, or of training if there are no validation rows. Of a classifier
+that will be calibrated it is the log loss after a calibration on these rows: a network becomes too sure of itself long
+before it stops learning to tell labels apart (Berta et al. 2025, Rethinking Early Stopping: Refine, Then Calibrate;
+arXiv 2501.19195). Everything that
 later decisions depend on is part of a checkpoint, the time spent so far included.
 """
 

@@ -34,6 +34,7 @@ from pg_tensile.planning.trace.trace import Trace
 
 EVALUATION_ROWS = 4096  # limits of an evaluation batch, unless the training batch is larger
 EVALUATION_BYTES = 4 << 20
+AVERAGING = 7  # power of the averages of weights: after many steps, the last eighth of them has most of the weight
 
 
 class Sizes(NamedTuple):
@@ -167,13 +168,19 @@ def state_bytes(model: nn.Module, settings: Settings) -> int:
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     copies = 3 if settings.optimizer != "sgd" else 2 if settings.momentum else 1
+    copies += settings.average_weights
     return tensors + copies * sum(parameter.nbytes for parameter in trained)
 
 
 def step_spec(settings: Settings, task: Task) -> StepSpec:
     """Return the specification of the training step with these settings."""
     momentum = settings.momentum
-    optimizer = OptimizerSpec(settings.optimizer, settings.learning_rate, weight_decay=settings.weight_decay)
+    optimizer = OptimizerSpec(
+        settings.optimizer,
+        settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        averaging=AVERAGING if settings.average_weights else 0,
+    )
     if settings.optimizer == "sgd":
         optimizer = optimizer._replace(momentum=momentum or 0.0)
     elif momentum is not None:

@@ -20,6 +20,7 @@ SCHEDULES = {"mlp": "plateau", "tabular": "plateau"}  # of the learning rate, by
 SCHEDULE = "constant"  # of the other types
 PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate falls
 PLATEAU_FACTOR = 0.25
+AVERAGED = ("tabular",)  # types of architectures whose weights are averaged
 
 
 class Subject(NamedTuple):
@@ -37,6 +38,7 @@ class Explicit(NamedTuple):
     learning_rate: float | None = None
     patience: int | None = None
     learning_rate_schedule: str | None = None
+    average_weights: bool | None = None
 
 
 OPEN = Explicit()
@@ -49,17 +51,19 @@ class Recipe(NamedTuple):
     learning_rate: float
     patience: int
     learning_rate_schedule: str
+    average_weights: bool
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
-    batch_size, learning_rate, patience, schedule = explicit
+    batch_size, learning_rate, patience, schedule, average = explicit
     most = MOST_ROWS.get(subject.architecture, BATCH_SIZES[1])
     return Recipe(
         min(batch_size_for(subject.training_rows), most) if batch_size is None else batch_size,
         _learning_rate(subject) if learning_rate is None else learning_rate,
         PATIENCE if patience is None else patience,
         schedule or SCHEDULES.get(subject.architecture, SCHEDULE),
+        subject.architecture in AVERAGED if average is None else average,
     )
 
 

@@ -21,7 +21,7 @@ PRECISIONS = ("float32", "bfloat16")
 class EarlyStopping(NamedTuple):
     """Rule to stop after `patience` epochs in which the loss has not improved by more than `min_delta`.
 
-    The loss is that of validation, or of training if there are no validation rows."""
+    The loss is that of validation, or of training if there are no validation rows; course.py has the details."""
 
     patience: int
     min_delta: float = 0.0
@@ -34,12 +34,14 @@ class Settings:
     `keep`: the model is that of the best epoch, or of the last one. `max_time_s` limits the time of training: the run
     ends at the first step after it, and an unfinished epoch does not count unless it is the first one.
     `learning_rate_schedule`: constant, or plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
-    (recipe.py). `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
-    (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays.
-    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first.
-    `precision` of forward and backward: float32, or bfloat16 by autocast. `accumulate`: the most parts of a batch for
-    one update."""
+    (recipe.py). `average_weights`: the model has averages of the weights of all steps, later ones counting more; its
+    buffers are the last step's. `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so
+    its epochs are compared by their log loss after a calibration. `clip`: largest norm of the gradient.
+    `checkpoint_interval_s`: least time between checkpoints (checkpoint_schedule.py), 0 = between epochs only. `lead`:
+    rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
+    or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has
+    an output for each, behind the first. `precision` of forward and backward: float32, or bfloat16 by autocast.
+    `accumulate`: the most parts of a batch for one update."""
 
     epochs: int
     batch_size: int
@@ -56,6 +58,8 @@ class Settings:
     keep: str = "best"
     max_time_s: float | None = None
     learning_rate_schedule: str = "constant"
+    average_weights: bool = False
+    calibrate: bool = False
     quantiles: tuple[float, ...] = ()
     precision: str = "float32"
     accumulate: int = 1

@@ -4,7 +4,8 @@ A run is a pure function of dataset, architecture and settings: generators are s
 (seed, epoch), and a checkpoint holds everything on which the next step depends. So a run that is resumed at any step
 ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
 
-Which epoch's model is kept and when a run ends is decided in course.py.
+Which epoch's model is kept and when a run ends is decided in course.py. Where weights are averaged, validation and the
+model that is kept have the averages, and the steps go on with the weights themselves.
 
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
@@ -17,16 +18,21 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pg_tensile.errors import NotFiniteError
+from pg_tensile.execution.capture.optimizers import AVERAGE
 from pg_tensile.execution.data.batches import Batch, Batches
+from pg_tensile.execution.data.calibration import least_log_loss
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
-from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
@@ -102,6 +108,7 @@ class Trainer:
         self._observer = observer
         self._identity = identity or {}
         self._parameters = [name for name, _ in steps.model.named_parameters()]
+        self._trainable = [name for name, parameter in steps.model.named_parameters() if parameter.requires_grad]
         batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
         self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled, settings.lead)
         self._validation = Batches(dataset.validation, batch_size, seed, device, False)
@@ -137,6 +144,8 @@ class Trainer:
             if stop.checkpoint:
                 self.save()
             return Outcome(True, self._last_metrics, self._epoch)
+        if course.kept is None:
+            self._exchange_averages()
         self._steps.close()
         model, kept = self._steps.model, course.kept
         if kept is not None:
@@ -161,7 +170,8 @@ class Trainer:
         """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
         self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
-            self._finish_epoch(self._sums.result(), self._evaluate())
+            with self._averaged():
+                self._finish_epoch(self._sums.result(), self._evaluate())
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -206,12 +216,22 @@ class Trainer:
             if now >= self._report_at:
                 self._report("validating", now)
             self._observer.poll()
-        return EpochMetrics(self._epoch + 1, "validation", sums.result(), time.monotonic() - started)
+        metrics = replace(sums.result(), calibrated_log_loss=self._calibrated_log_loss())
+        return EpochMetrics(self._epoch + 1, "validation", metrics, time.monotonic() - started)
+
+    def _calibrated_log_loss(self) -> float | None:
+        """Return the log loss of the last validation after a calibration, if there will be one."""
+        if not self._settings.calibrate or self._preprocessing.task == Task.REGRESSION:
+            return None
+        sample = {name: tensor.numpy() for name, tensor in self._evaluated.tensors().items()}
+        return least_log_loss(sample["outputs"].astype(np.float64), sample["target"], sample.get("weight"))
 
     def _finish_epoch(self, training: Metrics, validation: EpochMetrics | None) -> None:
         decisive = training if validation is None else validation.metrics
-        if decisive.loss is None or not math.isfinite(decisive.loss):
-            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {decisive.loss}", self._total_steps())
+        loss = decisive.loss
+        if loss is None or not math.isfinite(loss):
+            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {loss}", self._total_steps())
+        loss = loss if decisive.calibrated_log_loss is None else decisive.calibrated_log_loss
         self._observer.metrics(EpochMetrics(self._epoch + 1, "training", training, self._seconds))
         if validation is not None:
             self._observer.metrics(validation)
@@ -220,11 +240,32 @@ class Trainer:
             "training": training.to_json(),
             "validation": None if validation is None else validation.metrics.to_json(),
         }
-        self._course.epoch_ended(self._epoch + 1, decisive.loss, self._last_metrics, lambda: self._steps.state().model)
+        self._course.epoch_ended(self._epoch + 1, loss, self._last_metrics, lambda: self._steps.state().model)
         if self._course.kept is None or self._course.kept.epoch == self._epoch + 1:
             self._sample = self._evaluated
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Give the model the averages of its weights inside, if weights are averaged."""
+        self._exchange_averages()
+        try:
+            yield
+        finally:
+            self._exchange_averages()
+
+    def _exchange_averages(self) -> None:
+        """Exchange the weights and their averages, if weights are averaged."""
+        if not self._settings.average_weights:
+            return
+        state = self._steps.state()
+        model, optimizer = dict(state.model), dict(state.optimizer)
+        for number, name in enumerate(self._trainable):
+            average = f"{number}.{AVERAGE}"
+            if average in optimizer:  # it has had a gradient
+                model[name], optimizer[average] = optimizer[average].clone(), model[name].clone()
+        self._steps.load(StepsState(model, optimizer))
 
     def _new_sums(self, ranks: bool = False) -> EpochSums:
         return EpochSums(MetricSums(self._preprocessing, ranks))

@@ -68,6 +68,22 @@ def test_has_a_fused_group_for_each_parameter_that_is_trained():
     assert all(group["fused"] and group["weight_decay"] == 0.01 for group in optimizer.param_groups)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_averages_the_parameters_of_all_steps_the_later_ones_more(name):
+    model, x, y = batch()
+    eager = EagerStep(model, StepSpec(F.cross_entropy, OptimizerSpec(name, 0.1, averaging=3)), one_group=True)
+    expected = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for step in range(1, 7):
+        eager.step([x], [y])
+        weight = 4 / (3 + step)
+        for average, parameter in zip(expected, model.parameters(), strict=True):
+            average.mul_(1 - weight).add_(parameter.detach(), alpha=weight)
+        if step == 1:
+            assert all(map(torch.equal, expected, model.parameters()))
+    for parameter, average in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(eager.optimizer.state[parameter]["average"], average)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_one_group_gives_the_same_bits(name):
     model, x, y = batch()

@@ -16,7 +16,18 @@ from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS
 
 CASES = {**NAMED, **HABITS}
-NAMES = ["resnet50", "gpt2", "bert", "lstm", "shared", "checkpointed", "containers", "clipped_sgd", "accumulated"]
+NAMES = [
+    "resnet50",
+    "gpt2",
+    "bert",
+    "lstm",
+    "shared",
+    "checkpointed",
+    "containers",
+    "clipped_sgd",
+    "accumulated",
+    "averaged",
+]
 
 
 def network(*optimizer: object, **options: object) -> Captured:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.execution.data import calibration
-from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, log_losses
+from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, least_log_loss, log_losses
 
 
 def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,6 +41,18 @@ def test_a_kept_calibration_never_raises_the_loss_on_its_rows(
     if result.improves:
         losses = log_losses(result.calibration.apply(distorted), target)
         assert losses.mean() <= log_losses(distorted, target).mean()
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_the_least_log_loss_does_not_depend_on_how_sure_a_model_is(labels: int) -> None:
+    logits, target = sample(4_000, labels, 2)
+    honest, sure = least_log_loss(logits, target), least_log_loss(logits * 20.0, target)
+    assert honest == pytest.approx(sure, abs=1e-6)
+    assert honest is not None and honest <= log_losses(logits, target).mean()
+    rng = np.random.default_rng(0)
+    worse = least_log_loss(logits + rng.normal(size=logits.shape), target)
+    assert worse is not None and worse > honest + 0.01
+    assert least_log_loss(logits[: LEAST_ROWS - 1], target[: LEAST_ROWS - 1]) is None
 
 
 def test_probabilities_that_are_right_stay_nearly_as_they_are() -> None:

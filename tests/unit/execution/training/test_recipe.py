@@ -32,8 +32,9 @@ def test_more_rows_never_have_a_smaller_batch_size(rows: int, more: int) -> None
 
 
 def test_what_is_given_is_kept() -> None:
-    explicit = Explicit(0, 0.5, 0, "plateau")
-    assert recipe(LATE, explicit) == explicit
+    for average in (False, True):
+        explicit = Explicit(0, 0.5, 0, "plateau", average)
+        assert recipe(LATE, explicit) == explicit
     chosen = recipe(LATE)
     assert recipe(LATE, Explicit(learning_rate=0.5)) == chosen._replace(learning_rate=0.5)
     assert recipe(LATE, Explicit(batch_size=7)) == chosen._replace(batch_size=7)

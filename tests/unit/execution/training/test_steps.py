@@ -119,6 +119,9 @@ def plan_within(graphs: Graphs, part: float, generation: int = 1) -> Grant:
     return Grant(Plan(plan.rows, generation), budget)
 
 
+PLAIN = {"type": "mlp", "hidden": [16]}
+
+
 def at_half(job: Case) -> tuple[PlannedSteps, float]:
     """Return steps under a plan of `joint` within half of the memory that the job takes without one, and the share that
     they take."""
@@ -181,6 +184,17 @@ def test_weights_losses_and_checkpoints_are_those_without_a_plan(
     assert (steps.memory().bytes_swapped or 0) > 0 or part == 1.0
 
 
+@pytest.mark.parametrize("part", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, SGD, {"keep": "last"}], ids=["adamw", "sgd", "last"])
+def test_averaged_weights_are_those_without_a_plan(prepared: Prepared, options: dict[str, Any], part: float) -> None:
+    job = case(prepared, PLAIN, average_weights=True, **options)
+    steps = job.planned(part)
+    assert_same(job, steps)
+    last = case(prepared, PLAIN, **options).eager()
+    case(prepared, PLAIN, **options).run(last)
+    assert weights(steps.model) != weights(last.model)
+
+
 @pytest.mark.parametrize(
     ("rows", "architecture", "tokens"),
     [(images(150), CNN, None), (texts(150), TRANSFORMER, TokenLimits(8, 40))],
@@ -189,9 +203,6 @@ def test_weights_losses_and_checkpoints_are_those_without_a_plan(
 def test_other_models_too(rows: Rows, architecture: dict[str, Any], tokens: TokenLimits | None) -> None:
     job = case(rows.prepare(tokens=tokens), architecture, batch_size=16)
     assert_same(job, job.planned(0.2))
-
-
-NO_DROPOUT = {"type": "mlp", "hidden": [16]}
 
 
 @pytest.mark.parametrize("architecture", [MLP, TRANSFORMER], ids=["mlp", "transformer"])
@@ -210,8 +221,8 @@ def test_with_less_precision_and_in_parts_as_well(architecture: dict[str, Any], 
 
 
 def test_parts_of_a_batch_give_the_gradient_of_the_whole_within_less_memory(prepared: Prepared) -> None:
-    whole = case(prepared, NO_DROPOUT, batch_size=64, optimizer="sgd", learning_rate=0.1)
-    parts = case(prepared, NO_DROPOUT, batch_size=64, optimizer="sgd", learning_rate=0.1, accumulate=8)
+    whole = case(prepared, PLAIN, batch_size=64, optimizer="sgd", learning_rate=0.1)
+    parts = case(prepared, PLAIN, batch_size=64, optimizer="sgd", learning_rate=0.1, accumulate=8)
     expected, actual = whole.eager(), parts.eager()
     whole.run(expected)
     parts.run(actual)

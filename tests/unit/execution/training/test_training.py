@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import operator
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -305,6 +307,62 @@ def test_min_delta_counts_only_real_improvements(prepared: Prepared) -> None:
     losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
     assert min(losses) > losses[0] - 0.5
     assert outcome.metrics["epoch"] == int(np.argmin(losses)) + 1  # of improvements that do not count, too
+
+
+def labelled(count: int) -> Prepared:
+    """Return rows with a label that follows from one of two numbers nine times out of ten."""
+    rng = np.random.default_rng(0)
+    a, b, chance = rng.normal(size=count), rng.normal(size=count), rng.random(count)
+    labels = np.where((a > 0) ^ (chance < 0.1), "yes", "no")
+    columns = {"a": ("float8", a.tolist()), "b": ("float8", b.tolist()), "y": ("text", labels.tolist())}
+    return Rows(columns).prepare(validation=0.5)
+
+
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_a_classifier_that_will_be_calibrated_is_judged_as_if_it_were(calibrate: bool) -> None:
+    recorder, prepared = Recorder(), labelled(600)
+    options: dict[str, Any] = {"epochs": 30, "learning_rate": 0.05, "calibrate": calibrate}
+    outcome = trainer(prepared, recorder, {"type": "mlp", "hidden": [64]}, **options)[0].run()
+    metrics = [epoch.metrics for epoch in recorder.epochs if epoch.split == "validation"]
+    calibrated = [epoch.calibrated_log_loss for epoch in metrics]
+    losses = [epoch.log_loss or math.nan for epoch in metrics]
+    if not calibrate:
+        assert calibrated == [None] * 30 and outcome.metrics["epoch"] == int(np.argmin(losses)) + 1
+        return
+    known = [loss for loss in calibrated if loss is not None]
+    assert len(known) == 30 and all(map(operator.lt, known, losses))
+    assert outcome.metrics["epoch"] == int(np.argmin(known)) + 1 != int(np.argmin(losses)) + 1
+
+
+def test_averaged_weights_are_those_that_validation_has_seen(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights themselves go on: without validation in between, the averages are the same."""
+    recorder, architecture = Recorder(), {"type": "mlp", "hidden": [16]}
+    run, model = trainer(prepared, recorder, architecture, average_weights=True, keep="last")
+    outcome = run.run()
+    loss = outcome.metrics["validation"]["loss"]
+    again, _ = trainer(prepared, Recorder(), architecture)
+    checkpoint.load_model(again._steps.model, checkpoint.model_tensors(model))
+    seen = again._evaluate()
+    assert seen is not None and seen.metrics.loss == loss
+    other, twin = trainer(prepared, Recorder(), architecture, average_weights=True, keep="last")
+    monkeypatch.setattr(other, "_evaluate", lambda: None)
+    monkeypatch.setattr(other, "_averaged", contextlib.nullcontext)
+    other.run()
+    assert weights(twin) == weights(model)
+
+
+@pytest.mark.parametrize("stop_after", [7, 15, 31])
+def test_averages_are_part_of_a_checkpoint(prepared: Prepared, stop_after: int) -> None:
+    options: dict[str, Any] = {"average_weights": True, "early_stopping": EarlyStopping(9)}
+    expected, _ = uninterrupted(prepared, **options)
+    first = Recorder(stop_after)
+    assert trainer(prepared, first, **options)[0].run().stopped
+    resumed, model = trainer(prepared, Recorder(), **options)
+    assert resumed.resume(Checkpoint.from_bytes(*first.checkpoints[-1])) is None
+    resumed.run()
+    assert weights(model) == expected
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
