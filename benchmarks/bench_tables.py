@@ -57,7 +57,7 @@ P50_US = 300.0
 ROWS_PER_S = 150_000.0
 COVERAGE_ERROR = 0.01
 ATTRIBUTION_ERROR = 1e-5  # in standard deviations of the target
-EVALUATED_BYTES = 120.0  # for each row, beyond what a small evaluation takes
+EVALUATED_BYTES = 160.0  # for each row, at the end, when all scores are computed
 CACHE_SHARE, CACHE_CONSTANT = 1.5, 256 * MIB  # of a training's memory, beyond that of a small table
 
 Connection = psycopg.Connection[Any]
