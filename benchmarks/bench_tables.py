@@ -52,13 +52,15 @@ MIB = 1 << 20
 SAMPLE_S = 0.1
 
 # Goals
-SECONDS = 120.0
+AIM, SECONDS = 60.0, 120.0  # of a training; the verdict is that of the latter
 P50_US = 300.0
 ROWS_PER_S = 150_000.0
 COVERAGE_ERROR = 0.01
 ATTRIBUTION_ERROR = 1e-5  # in standard deviations of the target
 EVALUATED_BYTES = 160.0  # for each row, at the end, when all scores are computed
-CACHE_SHARE, CACHE_CONSTANT = 1.5, 256 * MIB  # of a training's memory, beyond that of a small table
+# Memory of a training beyond that of a small table: its share of the cache and, whatever the number of rows, three
+# windows of 64 MiB (batches.py), blocks that are prepared, and a larger batch
+CACHE_SHARE, CACHE_CONSTANT = 1.5, 384 * MIB
 
 Connection = psycopg.Connection[Any]
 
@@ -287,7 +289,8 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
     for row in results["tasks"]:
         task, seconds, rate = row["task"], row["seconds"], row["rows_per_s"]
         checked += [
-            Check("training", f"{task}: seconds", f"{seconds:.0f}", f"≤ {SECONDS:.0f}", seconds <= SECONDS),
+            Check("training", f"{task}: seconds, aim {AIM:.0f}", f"{seconds:.0f}", f"≤ {SECONDS:.0f}",
+                  seconds <= SECONDS),
             Check("predictions", f"{task}: predict of one row, median µs", f"{row['p50_us']:.0f}",
                   f"below {P50_US:.0f}", row["p50_us"] < P50_US),
             Check("predictions", f"{task}: the same from a client", f"{row['client_p50_us']:.0f}",
@@ -298,13 +301,11 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
     for row in results["intervals"]:
         what = f"rows inside, {'quantiles' if row['quantiles'] else 'split conformal'}, {row['coverage']}"
         holds = abs(row["inside"] - row["coverage"]) <= COVERAGE_ERROR
-        asked = f"within {COVERAGE_ERROR} of {row['coverage']}"
-        checked.append(Check("intervals", what, f"{row['inside']:.4f}", asked, holds))
+        checked.append(Check("intervals", what, f"{row['inside']:.4f}", f"within {COVERAGE_ERROR}", holds))
     for key, what in ATTRIBUTIONS.items():
         found = results["attributions"][key]
-        checked.append(
-            Check("attributions", what, f"{found:.1e}", f"≤ {ATTRIBUTION_ERROR}", found <= ATTRIBUTION_ERROR)
-        )
+        holds = found <= ATTRIBUTION_ERROR
+        checked.append(Check("attributions", what, f"{found:.1e}", f"≤ {ATTRIBUTION_ERROR}", holds))
     for task in TARGETS:
         found = evaluated_bytes([row for row in results["evaluations"] if row["task"] == task])
         what = f"{task}: bytes that evaluate_model takes for a further row"
