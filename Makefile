@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-majors test-headers test-long lint \
-	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers soak \
+	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers bench-tables soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -113,6 +113,7 @@ help:
 	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
 	@echo 'make bench-answers   the default of train_model against gradient boosting, on eleven real tables'
+	@echo 'make bench-tables    its time, predictions, intervals and memory on a large table'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
 	@echo 'make clean           remove what was compiled'
@@ -175,7 +176,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-training bench-jobs bench-answers: venv deploy
+bench-db bench-feed bench-predict bench-training bench-jobs bench-answers bench-tables: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
 soak: venv deploy

@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -32,6 +32,7 @@ from scripts.demo import data, sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+MODEL = "late_arrival"
 SINGLE_ROWS = 20_000
 ARCHITECTURE = {"type": "mlp", "hidden": [128, 128, 128, 64]}
 ROUNDS = 5
@@ -40,14 +41,14 @@ SPIN_ROWS = 2000  # in a turn
 BATCH = 8192
 QUERY = "SELECT * FROM rows"
 LATENCIES = """
-    CREATE FUNCTION latencies(n int) RETURNS SETOF float8 LANGUAGE plpgsql AS $$
+    CREATE FUNCTION latencies(model text, n int) RETURNS SETOF float8 LANGUAGE plpgsql AS $$
     DECLARE
         r rows;
         started timestamptz;
     BEGIN
         FOR r IN SELECT * FROM rows LIMIT n LOOP
             started := clock_timestamp();
-            PERFORM predict('late_arrival', r);
+            PERFORM predict(model, r);
             RETURN NEXT extract(epoch FROM clock_timestamp() - started) * 1e6;
         END LOOP;
     END $$
@@ -121,10 +122,31 @@ def set_up(conn: Connection) -> None:
     conn.execute(LATENCIES)
 
 
-def measure_latencies(conn: Connection) -> list[float]:
+def measure_latencies(conn: Connection, model: str, calls: int = SINGLE_ROWS) -> list[float]:
     """Return the microseconds of each call, sorted."""
-    conn.execute("SELECT count(*) FROM latencies(1000)")  # warm up
-    return sorted(row[0] for row in conn.execute("SELECT latencies(%s)", (SINGLE_ROWS,)).fetchall())
+    conn.execute("SELECT count(*) FROM latencies(%s, 1000)", (model,))  # warm up
+    return sorted(row[0] for row in conn.execute("SELECT latencies(%s, %s)", (model, calls)).fetchall())
+
+
+def p50_p99(latencies: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile of sorted latencies."""
+    return statistics.median(latencies), latencies[len(latencies) * 99 // 100]
+
+
+class Pass(NamedTuple):
+    """One query with predict_rows."""
+
+    seconds: float
+    rows: int
+    total: float  # of the predictions
+
+
+def predict_all(conn: Connection, model: str, query: str) -> Pass:
+    """Predict all rows of the query, which are counted in the server."""
+    started = time.perf_counter()
+    ask = "SELECT count(*), sum(prediction) FROM predict_rows(%s, %s)"
+    rows, total = conn.execute(ask, (model, query)).fetchone() or (0, 0.0)
+    return Pass(time.perf_counter() - started, rows, total)
 
 
 def measure_spins(conn: Connection) -> dict[int, float]:
@@ -133,7 +155,8 @@ def measure_spins(conn: Connection) -> dict[int, float]:
     for _ in range(ROUNDS):
         for spin, latencies_us in latencies.items():
             conn.execute(f"SET pg_tensile.predict_spin = {spin}".encode())
-            latencies_us += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
+            rows = conn.execute("SELECT latencies(%s, %s)", (MODEL, SPIN_ROWS)).fetchall()
+            latencies_us += [row[0] for row in rows]
     conn.execute("RESET pg_tensile.predict_spin")
     return {spin: round(statistics.median(latencies_us), 1) for spin, latencies_us in latencies.items()}
 
@@ -141,14 +164,12 @@ def measure_spins(conn: Connection) -> dict[int, float]:
 def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
     """Return the rows, and the seconds of each round of predict_rows and of the client."""
     client = Client(conn)
-    ask = "SELECT count(*), sum(prediction) FROM predict_rows('late_arrival', %s)"
     inside: list[float] = []
     outside: list[float] = []
     rows = 0
     for _ in range(ROUNDS):
-        started = time.perf_counter()
-        rows, expected = conn.execute(ask, (QUERY,)).fetchone() or (0, 0.0)
-        inside.append(time.perf_counter() - started)
+        seconds, rows, expected = predict_all(conn, MODEL, QUERY)
+        inside.append(seconds)
         started = time.perf_counter()
         total = client.predict_all()
         outside.append(time.perf_counter() - started)
@@ -160,10 +181,10 @@ def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
 def main() -> None:
     with fresh_cluster({"shared_buffers": "256MB"}) as cluster, cluster.connect() as conn:
         set_up(conn)
-        latencies = measure_latencies(conn)
+        latencies = measure_latencies(conn, MODEL)
         spins = measure_spins(conn)
         rows, inside, outside = measure_rates(conn)
-    p50, p99 = statistics.median(latencies), latencies[len(latencies) * 99 // 100]
+    p50, p99 = p50_p99(latencies)
     console = Console(width=100)
     console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")
     by_spin = ", ".join(f"{spin} µs: {p50:.0f} µs" for spin, p50 in spins.items())

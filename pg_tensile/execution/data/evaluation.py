@@ -76,10 +76,10 @@ class EvaluatedRows:
 
         Raises DataError if no row has a target, or if there are too many labels or groups."""
         dictionaries = dictionaries_of(self._columns, dictionary_buffers)
-        values, groups = np.concatenate(self._values), np.concatenate(self._groups)
+        values, groups = _joined(self._values), _joined(self._groups)
         check_rows(self.rows, len(values), self._preprocessing)
         targets = encoded(values, self._columns[0], dictionaries[0], self._preprocessing)
-        outputs, skipped = np.concatenate(self._outputs), np.concatenate(self._skipped)
+        outputs, skipped = _joined(self._outputs), _joined(self._skipped)
         if len(self._columns) == 1:
             return self._scored(None, outputs, targets, len(skipped))
         names = dictionaries[1] or []
@@ -116,6 +116,12 @@ class EvaluatedRows:
             result.append(row("calibration_frequency", frequency, quantile))
             result.append(row("calibration_rows", rows, quantile))
         return result
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the parts as one array, which takes their place: the scores need memory, too."""
+    parts[:] = [np.concatenate(parts)]
+    return parts[0]
 
 
 def _compact(outputs: NDArray[Any]) -> NDArray[Any]:

@@ -30,6 +30,7 @@ from benchmarks import (
     bench_finetuning,
     bench_methods,
     bench_systems,
+    bench_tables,
     bench_tensile,
     soak,
 )
@@ -84,6 +85,8 @@ def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
         section = bench_db.page_part(json.loads(path.read_text()))
     elif name == "answers":
         section = bench_answers.page_part(json.loads(path.read_text()))
+    elif name == "tables":
+        section = bench_tables.page_part(json.loads(path.read_text()))
     elif name == "soak":
         section = soak.section(json.loads(path.read_text()))
     else:

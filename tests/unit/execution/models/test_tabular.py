@@ -12,6 +12,7 @@ import torch
 
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs
+from pg_tensile.execution.models import tabular
 from pg_tensile.execution.models.tabular import PART, Tabular
 from pg_tensile.execution.training.graphs import Sizes, capture_graphs
 from pg_tensile.execution.training.settings import Settings
@@ -63,6 +64,17 @@ def test_forms_for_prediction_equal_the_model(kind: str, rows: int, keys: dict[s
         assert expected.shape == (rows, 3) and expected.std() > 0
         assert np.allclose(models.fused(model).eval()(tensors).numpy(), expected, atol=1e-5)
     assert np.allclose(few_rows(arrays), expected, atol=1e-5)
+
+
+def test_the_form_for_many_rows_needs_no_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = INPUTS["all"]
+    model = model_of(inputs, 2).eval()
+    tensors = Features.from_flat([torch.from_numpy(array) for array in features(inputs, 50).flat()])
+    fused = models.fused(model)
+    with torch.inference_mode():
+        onednn = fused(tensors)
+        monkeypatch.setattr(tabular, "ONEDNN", False)
+        assert torch.allclose(fused(tensors), onednn, atol=1e-5)
 
 
 def test_members_answer_alone_in_training_and_together_in_evaluation() -> None:

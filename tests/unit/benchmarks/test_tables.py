@@ -1,0 +1,107 @@
+"""`make bench-tables`: its table has the function that it says, and its verdicts are those of the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+from benchmarks import bench_tables
+from benchmarks.bench_tables import MIB, Sizes, checks, many, page_part
+from benchmarks.synthetic_table import FEATURES, synthetic_table
+
+TASK = {
+    "seconds": 50.0,
+    "epochs": 30,
+    "metric": "r2",
+    "level_seconds": 20.0,
+    "score": 0.9,
+    "peer_seconds": 2.0,
+    "peer_score": 0.8,
+    "p50_us": 100.0,
+    "p99_us": 200.0,
+    "client_p50_us": 200.0,
+    "client_p99_us": 300.0,
+    "rows_per_s": 200_000,
+}
+MEMORY = {"seconds": 3.0, "rows_per_s": 1000, "rss_bytes": 400 * MIB, "anonymous_bytes": 300 * MIB}
+
+
+def results() -> dict[str, Any]:
+    """Results that reach all goals."""
+    interval = {"coverage": 0.9, "inside": 0.905, "width": 1.0, "validation_rows": 8000, "spread": 0.004}
+    return {
+        "machine": {"cpu": "a processor", "cores": 2},
+        "versions": {"revision": "abc"},
+        "sizes": Sizes()._asdict(),
+        "tasks": [{"task": task, **TASK} for task in ("regression", "classification")],
+        "intervals": [{"quantiles": quantiles, **interval} for quantiles in (False, True)],
+        "attributions": {"sum": 1e-16, "base": 1e-7},
+        "evaluations": [
+            {"task": task, "rows": rows, **MEMORY}
+            for task in ("regression", "classification")
+            for rows in (50_000, 5_000_000)
+        ],
+        "trainings": [
+            {"rows": rows, "cache_mib": cache, **MEMORY}
+            for rows, cache in ((40_000, 64), (1_000_000, 64), (1_000_000, 4096))
+        ],
+    }
+
+
+def broken(found: dict[str, Any]) -> list[str]:
+    return [check.section for check in checks(found) if not check.holds]
+
+
+def test_results_that_reach_the_goals_hold() -> None:
+    assert broken(results()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "section"),
+    [
+        (("tasks", 1, "seconds"), 121.0, "training"),
+        (("tasks", 0, "p50_us"), 300.0, "predictions"),
+        (("tasks", 0, "client_p50_us"), 301.0, "predictions"),
+        (("tasks", 1, "rows_per_s"), 149_999, "predictions"),
+        (("intervals", 1, "inside"), 0.889, "intervals"),
+        (("attributions", "base"), 2e-5, "attributions"),
+        (("evaluations", 3, "anonymous_bytes"), 1300 * MIB, "evaluation"),
+        (("trainings", 1, "anonymous_bytes"), 800 * MIB, "trainings"),
+    ],
+)
+def test_a_missed_goal_is_named(path: tuple[Any, ...], value: float, section: str) -> None:
+    found = results()
+    *parents, key = path
+    part: Any = found
+    for parent in parents:
+        part = part[parent]
+    part[key] = value
+    assert broken(found) == [section]
+
+
+def test_a_page_has_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_tables, "measured_on", lambda *_: "Measured.")
+    page = page_part(results())
+    assert page.startswith("Measured.\n")
+    assert page.count("\n| --- |") == len(bench_tables.TABLES)
+    assert "200,000" in page and "mean and quantiles" in page and "training, one epoch" in page
+
+
+def test_a_table_is_repeated_as_often_as_needed() -> None:
+    assert many(100, "rows", 40).endswith("generate_series(1, 3) LIMIT 100")
+
+
+def test_the_table_has_a_function_of_its_features_and_is_the_same_every_time() -> None:
+    frame = synthetic_table(3000)
+    assert frame.equals(synthetic_table(3000)) and not frame.equals(synthetic_table(3000, seed=1))
+    assert list(frame) == [*FEATURES, "amount", "late"]
+    assert frame["n10"].isna().any() and not frame["amount"].isna().any()
+    numbers = frame[[name for name in FEATURES if name.startswith("n")]]
+    regressor = HistGradientBoostingRegressor(random_state=0).fit(numbers[:2000], frame["amount"][:2000])
+    assert regressor.score(numbers[2000:], frame["amount"][2000:]) > 0.3
+    classifier = HistGradientBoostingClassifier(random_state=0).fit(numbers[:2000], frame["late"][:2000])
+    share = np.mean(frame["late"][2000:] == "late")
+    assert classifier.score(numbers[2000:], frame["late"][2000:]) > max(share, 1 - share) + 0.05
