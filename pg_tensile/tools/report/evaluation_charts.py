@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import BasicTickFormatter, ColumnDataSource, Whisker
+from bokeh.models import BasicTickFormatter, ColumnDataSource
+from bokeh.models.annotations import TeeHead, Whisker
 
 from pg_tensile.tools.report.chart_style import BLUE, GREY, ORANGE, new_chart, pointing
 from pg_tensile.tools.report.evaluation import Bin, Evaluation, Importance, Residual
@@ -50,11 +51,18 @@ def _importance(features: Sequence[Importance], metric: str) -> Any:
         }
     )
     bars = chart.hbar(y="place", right="importance", height=0.7, source=source, color=BLUE, fill_alpha=0.6)
+    lower_head, upper_head = (TeeHead(size=6, line_color=ORANGE) for _ in range(2))
     whiskers = Whisker(
-        base="place", lower="lower", upper="upper", dimension="width", source=source, line_color=ORANGE, level="overlay"
+        base="place",
+        lower="lower",
+        upper="upper",
+        lower_head=lower_head,
+        upper_head=upper_head,
+        dimension="width",
+        source=source,
+        line_color=ORANGE,
+        level="overlay",
     )
-    for head in (whiskers.lower_head, whiskers.upper_head):
-        head.size, head.line_color = 6, ORANGE
     chart.add_layout(whiskers)
     chart.yaxis.ticker = places
     chart.yaxis.major_label_overrides = {

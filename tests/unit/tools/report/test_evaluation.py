@@ -89,13 +89,15 @@ def test_the_section_has_the_charts_and_tables_of_its_task(scores: list[dict[str
 
 
 def test_the_bars_and_their_spread_are_the_importances() -> None:
-    rows = importance(2)
+    rows = [row | {"deviation": 0.3} for row in importance(2)]
     charts = evaluation_charts(evaluation_of(evaluated(CLASSIFIED, rows)))
     (bars,) = charts["importance"].renderers
     columns = bars.data_source.data
     assert columns["importance"].tolist() == [row["importance"] for row in rows]
     assert columns["upper"].tolist() == [row["importance"] + row["deviation"] for row in rows]
     assert columns["lower"].tolist() == [row["importance"] - row["deviation"] for row in rows]
+    span = charts["importance"].x_range
+    assert span.start < min(0.0, *columns["lower"]) and max(columns["upper"]) < span.end
     assert columns["place"] == [2, 1], "the most important feature is not on top"
 
 
