@@ -172,16 +172,19 @@ class Job:
         """Return the view tensile.footprint: device bytes at each step of an iteration, with and without the plan."""
         return frame(FOOTPRINT, self._rows("SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence"))
 
-    def report(self, path: str | PathLike[str] | None = None) -> Report:
+    def report(self, path: str | PathLike[str] | None = None, evaluate: str | None = None) -> Report:
         """Return one HTML page about the job, which a notebook shows inline; unless `path` is None, write it there too.
 
-        The command `pg-tensile report` makes the same page. Raises MissingPackageError if a package that reports need
-        is not installed, ArgumentError if the file cannot be written."""
+        `evaluate` is a query, as `Client.evaluate` takes one: the page then shows how good the version that the job has
+        trained is on its rows, and how important each feature is. The command `pg-tensile report` makes the same page.
+        Raises MissingPackageError if a package that reports need is not installed, ArgumentError if the file cannot be
+        written, ServerError if the job has no version to evaluate."""
         from pg_tensile.client.record import read_job
 
         render = renderer()
+        query = None if evaluate is None else converted("query", evaluate)
         with self._session.asking() as connection:
-            record = read_job(connection, self.number)
+            record = read_job(connection, self.number, query)
         page = Report(self.number, render(record))
         if path is not None:
             page.save(path)

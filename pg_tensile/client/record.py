@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.client.connection import Connection, no_such_job
+from pg_tensile.client.evaluation import Evaluation, evaluate
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
@@ -79,12 +80,15 @@ class JobRecord:
     planned: Planned | None
     settings: dict[str, str]  # pg_tensile.*, as the connection has them now
     versions: dict[str, str]
+    evaluation: Evaluation | None = None  # None if no rows were given
 
 
-def read_job(connection: Connection, job: int) -> JobRecord:
-    """Return the record of a job, read in one read-only transaction.
+def read_job(connection: Connection, job: int, query: str | None = None) -> JobRecord:
+    """Return the record of a job, read in one read-only transaction; the version that the job has trained is evaluated
+    on the rows of `query`, unless that is None.
 
-    Raises ServerError if the job does not exist or the role may not see it, and psycopg.Error."""
+    Raises ServerError if the job does not exist, the role may not see it or it has no version to evaluate, and
+    psycopg.Error."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
@@ -109,6 +113,7 @@ def read_job(connection: Connection, job: int) -> JobRecord:
             planned=_planned(connection, job, log),
             settings={row["name"]: row["value"] for row in connection.execute(SETTINGS)},
             versions={row["name"]: row["version"] for row in connection.execute(VERSIONS)},
+            evaluation=None if query is None else evaluate(connection, jobs[0], query),
         )
 
 

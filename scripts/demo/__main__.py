@@ -20,19 +20,20 @@ import psycopg
 from pg_tensile.tools.cli.main import main as pg_tensile
 from scripts.cluster import REPOSITORY, Cluster, ClusterError
 from scripts.demo.data import load
-from scripts.demo.screen import DemoError, console, show
+from scripts.demo.evaluation import evaluate
+from scripts.demo.screen import DemoError, console, print_notice, show
 from scripts.demo.server import DATABASE, ROLE, demo_folder, open_cluster, start_cluster
-from scripts.demo.sql import DEPARTURES, DIGITS, ROUTES, YEAR
+from scripts.demo.sql import DEPARTURES, DIGITS, ROUTES, SAMPLE, YEAR
 from scripts.demo.training import cancel_leftovers, compare_weights, show_and_register, train_within
 
 
 def report(cluster: Cluster, job: int) -> None:
-    """Write a page about the job and its plan."""
-    arguments = ["report", str(job), *address(cluster), "-o", str(cluster.folder / "report.html")]
+    """Write a page about the job, its plan and its model."""
+    arguments = ["report", str(job), *address(cluster), "--evaluate", SAMPLE, "-o", str(cluster.folder / "report.html")]
     console.print(f"\n.venv/bin/pg-tensile {shlex.join(arguments)}", soft_wrap=True, style="bold")
     if pg_tensile(arguments) != 0:
         raise DemoError("the report could not be made")
-    console.print("Open it in a browser: memory and link over one iteration, latencies, learning curves, plans.")
+    console.print("Open it in a browser: memory and link over one iteration, latencies, learning curves, evaluation.")
 
 
 def address(cluster: Cluster) -> list[str]:
@@ -64,6 +65,7 @@ def run() -> None:
     started = time.monotonic()
     cluster = start_cluster()
     with cluster.connect(DATABASE, ROLE) as conn:
+        conn.add_notice_handler(print_notice)
         load(conn)
         console.rule("A model's training data is a query: three tables joined")
         show(conn, DEPARTURES)
@@ -71,11 +73,14 @@ def run() -> None:
         cancel_leftovers(conn)
         show_and_register(conn)
         jobs = train_within(cluster, conn)
+        console.rule("How good is the model, by what does it predict, how sure may it be?")
+        console.print("December was kept out of the training.")
+        evaluate(conn)
         report(cluster, jobs[0])
         console.rule("The same two jobs without a plan")
         compare_weights(conn, jobs)
         console.rule("Both models are now functions")
-        console.print("December was kept out of the training. Its ten most often late routes:")
+        console.print("The ten routes that were late most often in December:")
         show(conn, ROUTES)
         show(conn, YEAR)
         console.print("\nThe last 297 images of digits were kept out, too:")

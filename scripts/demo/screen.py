@@ -24,6 +24,11 @@ def print_sql(sql: str) -> None:
     console.print(Syntax(sql.strip(), "sql", background_color="default", word_wrap=True))
 
 
+def print_notice(diagnostic: psycopg.errors.Diagnostic) -> None:
+    """Print a message of the server that is no error, as psql does."""
+    console.print(f"{diagnostic.severity}:  {diagnostic.message_primary}", markup=False, style="yellow")
+
+
 class Rows(NamedTuple):
     """The result of a query."""
 
@@ -49,8 +54,8 @@ def print_rows(result: Rows) -> None:
     console.print(table)
 
 
-def show(conn: Connection, sql: str, **parameters: Any) -> None:
-    """Print SQL as a user would type it, run it, and print the rows of a query as a table."""
+def show(conn: Connection, sql: str, **parameters: Any) -> Rows | None:
+    """Print SQL as a user would type it, run it, and print and return the rows of a query as a table."""
     print_sql(
         sql % {name: f"'{{{','.join(map(str, value))}}}'" for name, value in parameters.items()} if parameters else sql
     )
@@ -61,3 +66,4 @@ def show(conn: Connection, sql: str, **parameters: Any) -> None:
         print_rows(result)
         count = len(result.rows)
         console.print(f"({count} row{'s'[: count != 1]} in {seconds:.1f} s)", style="dim")
+    return result

@@ -32,18 +32,20 @@ WHERE f.arr_delay IS NOT NULL;
 """
 
 REGISTER = """
-SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 128, 128, 64], "norm": "batch"}',
-                      replace => true);
 SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8], "channels": [64, 128]}',
                       replace => true);
 """
 
+BEFORE_DECEMBER = "SELECT * FROM departures WHERE time_hour < '2013-12-01'"
+DECEMBER = "SELECT * FROM departures WHERE time_hour >= '2013-12-01'"
+SAMPLE = f"{DECEMBER} ORDER BY hashtext(departures::text) LIMIT 5000"  # the same rows in every run
+
 # The arguments of explain_training and train_model. The tensors saved for the backward pass grow with the rows of a
-# step: with this many the first job would take some 150 MB, of which its weights are less than one.
+# step, so the first job takes far more memory than its weights, and a plan can save most of that.
 TRAIN = {
-    "late_arrival": """('late_arrival', target => 'late',
-    query => $$SELECT * FROM departures WHERE time_hour < '2013-12-01'$$,
-    epochs => 5, batch_size => 32768, learning_rate => 0.01{more})""",
+    "late_arrival": f"""('late_arrival', target => 'late',
+    query => $${BEFORE_DECEMBER}$$,
+    split_by => 'time_hour', validation => 0.1, epochs => 3, batch_size => 2048{{more}})""",
     "digit": """('digit', target => 'label',
     query => 'SELECT label, image FROM digits WHERE id <= 1500',
     epochs => 24, options => '{{"task": "classification"{options}}}'{more})""",
@@ -97,6 +99,40 @@ JOIN tensile.models m ON m.id = v.model JOIN tensile.jobs j ON j.id = v.job
 JOIN tensile.model_weights w ON w.version = v.id
 WHERE v.job = ANY (%(jobs)s)
 GROUP BY v.job, j.policy, m.name, v.version ORDER BY m.name, v.job;
+"""
+
+EVALUATION = f"""
+SELECT metric, trim_scale(round(value::numeric, 4)) AS value
+FROM evaluate_model('late_arrival', $${DECEMBER}$$)
+WHERE metric IN ('rows', 'accuracy', 'roc_auc', 'log_loss', 'brier');
+"""
+
+CALIBRATION = f"""
+SELECT (100 * max(value) FILTER (WHERE metric = 'calibration_probability'))::int AS "predicted late, %",
+       (100 * max(value) FILTER (WHERE metric = 'calibration_frequency'))::int AS "really late, %",
+       max(value) FILTER (WHERE metric = 'calibration_rows')::int AS flights
+FROM evaluate_model('late_arrival', $${DECEMBER}$$)
+WHERE metric ^@ 'calibration' GROUP BY quantile ORDER BY quantile;
+"""
+
+LATE = """
+SELECT (100 * avg(late::int) FILTER (WHERE time_hour >= '2013-12-01'))::int,
+       (100 * avg(late::int) FILTER (WHERE time_hour < '2013-12-01'))::int
+FROM departures;
+"""
+
+IMPORTANCE = f"""
+SELECT feature, round(importance::numeric, 4) AS importance, round(deviation::numeric, 4) AS "±"
+FROM feature_importance('late_arrival', $${SAMPLE}$$)
+LIMIT 6;
+"""
+
+# What gradient boosting gets: the same columns, the time as a number
+ROWS_OF_BOTH = """
+SELECT late, carrier, origin, dest, distance, hour, extract(epoch FROM time_hour)::float8 AS time_hour,
+       weekday, temp, humid, wind_speed, precip, pressure, visib, built, seats, engine,
+       time_hour >= '2013-12-01' AS december
+FROM departures;
 """
 
 ROUTES = """

@@ -31,6 +31,7 @@ from pg_tensile.client import (
 )
 from pg_tensile.client.frames import PLAN, frame
 from tests.server.support import FOREVER, MLP, ROWS, Wait, value
+from tests.unit.records import facts_in
 
 SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
@@ -169,6 +170,15 @@ def test_a_report_is_a_page_inline_or_in_a_file(client: Client, trained: int, tm
     assert report.html.lstrip().lower().startswith("<!doctype html")
     assert report._repr_html_().startswith("<iframe ")
     assert "[red]\\ <b>" not in report.html
+
+
+def test_a_report_has_the_evaluation_of_a_query(client: Client, trained: int) -> None:
+    facts = facts_in(client.job(trained).report(evaluate=QUERY).html)
+    scores = client.evaluate(MODEL, QUERY)
+    assert facts["evaluation"]["metrics"]["accuracy"] == scores.loc["accuracy", "value"]
+    assert [row["feature"] for row in facts["evaluation"]["importance"]] == list(client.importance(MODEL, QUERY).index)
+    with pytest.raises(ArgumentError, match="argument query is not a str"):
+        client.job(trained).report(evaluate=1)  # type: ignore[arg-type]
 
 
 def test_a_notebook_shows_a_job_as_a_table(client: Client, trained: int, endless: Job) -> None:

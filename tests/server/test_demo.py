@@ -33,13 +33,13 @@ def demo(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def table_rows(output: str, header: str) -> list[list[str]]:
-    """Return the cells of the table whose first column is `header`, row by row."""
+def table_rows(output: str, header: str, number: int = 0) -> list[list[str]]:
+    """Return the cells of a table whose first column is `header`, row by row; `number` of such tables precede it."""
     lines = output.splitlines()
-    start = next(i for i, line in enumerate(lines) if re.match(rf"{header}\s+┃", line))
+    start = [i for i, line in enumerate(lines) if re.match(rf"{header}\s+┃", line)][number]
     rows = []
     for line in lines[start + 2 :]:
-        if line.startswith("("):
+        if "│" not in line:
             break
         rows.append([cell.strip() for cell in line.split("│")])
     return rows
@@ -51,21 +51,35 @@ def megabytes(pretty: str) -> float:
     return int(number) * {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}[unit]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
     folder = clusters_folder / "demo"
     first = demo(folder)
     try:
         assert "336,776 flights" in first
-        assert first.count("late_arrival   5/5") == 2 and first.count("digit         24/24") == 2
-        assert len(table_rows(first, "model")) >= 8 and "The same, to the bit" in first
+        assert 'NOTICE:  model "late_arrival" is registered with the architecture tabular' in " ".join(
+            first.split("\n")
+        )
+        assert first.count("late_arrival   3/3") == 2 and first.count("digit         24/24") == 2
+        assert len(table_rows(first, "model", 1)) == len(table_rows(first, "model", 2)) == 8  # events, operators
+        assert "The same, to the bit" in first
         # The first job takes much less memory than without a plan. The second may have ended by then.
         late = table_rows(first, "model")[0]
         assert late[0] == "late_arrival"
         vanilla, planned, peak = (megabytes(cell) for cell in late[1:4])
-        assert vanilla > 100 and peak <= planned < 0.8 * vanilla and megabytes(late[4]) > 0
+        assert vanilla > 50 and peak <= planned < 0.8 * vanilla and megabytes(late[4]) > 0
         _, jobs, budget, granted = table_rows(first, "device")[0]
         assert jobs in ("1", "2") and planned <= megabytes(granted) <= megabytes(budget) < vanilla
+        evaluated = dict(table_rows(first, "metric"))
+        assert int(evaluated["rows"]) > 20_000 and 0.6 < float(evaluated["roc_auc"]) < 0.8
+        compared = {name: values for name, *values in table_rows(first, "metric", 1)}
+        assert compared.keys() == {"roc_auc", "log_loss", "brier"}
+        for name, (own, other) in compared.items():
+            assert float(own) == pytest.approx(float(evaluated[name]), abs=1e-4) and 0.1 < float(other) < 0.8, name
+        frequencies = [int(row[1]) for row in table_rows(first, "predicted late, %")]
+        assert len(frequencies) == 10 and frequencies[0] < frequencies[-1]
+        importances = [float(row[1]) for row in table_rows(first, "feature")]
+        assert len(importances) == 6 and importances == sorted(importances, reverse=True) and importances[0] > 0
         digests = [row[4] for row in table_rows(first, "job")]
         assert len(digests) == 4 and digests[0] == digests[1] and digests[2] == digests[3]
         routes = table_rows(first, "origin")
@@ -79,7 +93,10 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
         assert "Using the server of the last run" in second and "336,776 flights" not in second
 
         page = (folder / "report.html").read_text("utf-8")
-        assert facts_in(page)["summary"]["saved_share"] > 0 and "<title>Job 5: late_arrival" in page
+        facts = facts_in(page)
+        assert facts["summary"]["saved_share"] > 0 and "<title>Job 5: late_arrival" in page
+        assert facts["evaluation"]["metrics"]["rows"] == 5000 and facts["evaluation"]["version"] == 3
+        assert len(facts["evaluation"]["calibration"]) == 10 and len(facts["evaluation"]["importance"]) == 16
         top = next(line.split() for line in second.splitlines() if "pg-tensile top" in line)
         done = subprocess.run([*top, "--once"], capture_output=True, text=True)
         assert done.returncode == 0 and "No open jobs" in done.stdout, done.stderr

@@ -16,7 +16,7 @@ from pg_tensile.tools.cli.main import main
 from tests.browser import Browser
 from tests.perfetto import COMPLAINTS, LANES, Perfetto
 from tests.server.pressure import Lab
-from tests.server.support import FOREVER, python_model, submit, value
+from tests.server.support import FOREVER, ROWS, finish, python_model, submit, value
 from tests.unit import trace_format
 from tests.unit.records import facts_in
 from tests.unit.trace_format import of
@@ -46,10 +46,18 @@ def planned(running: tuple[int, Path]) -> int:
     return running[0]
 
 
-def run(lab: Lab, command: str, job: object, path: object, user: str = "postgres", host: object = None) -> int:
+def run(
+    lab: Lab,
+    command: str,
+    job: object,
+    path: object,
+    *flags: str,
+    user: str = "postgres",
+    host: object = None,
+) -> int:
     """Run the command and return its exit status."""
     where = ("-h", str(host or lab.cluster.folder), "-p", str(lab.cluster.port), "-d", "postgres", "-U", user)
-    return main([command, str(job), *where, "-o", str(path)])
+    return main([command, str(job), *where, *flags, "-o", str(path)])
 
 
 def rows(lab: Lab, sql: str, *parameters: object) -> list[dict[str, Any]]:
@@ -166,6 +174,131 @@ def test_a_browser_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Pa
         assert json.loads(shown[f"summary.{name}"]) == published[name], name
     assert shown["job.state"] == "cancelled"
     assert sum(tensors) == published["out_bytes"] + published["in_bytes"]
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+CLASSIFIED, ESTIMATED = "judged", "estimated"
+ESTIMATED_ROWS = """
+    SELECT i % 40 AS km, 'c' || i % 3 AS courier, i % 40 * 3.0 + i % 7 AS minutes FROM generate_series(1, 900) i
+"""
+QUERIES = {CLASSIFIED: ROWS, ESTIMATED: ESTIMATED_ROWS}
+
+
+@pytest.fixture(scope="module")
+def versions(lab: Lab) -> dict[str, int]:
+    """Jobs that have trained a version each of a classification and of a regression."""
+    small = {"type": "mlp", "hidden": [8]}
+    jobs = {
+        CLASSIFIED: submit(lab.conn, CLASSIFIED, small),
+        ESTIMATED: submit(lab.conn, ESTIMATED, small, query=ESTIMATED_ROWS, target="minutes"),
+    }
+    for job in jobs.values():
+        finish(lab.conn, job)
+    return jobs
+
+
+def evaluated(lab: Lab, model: str, job: int, path: Path) -> dict[str, Any]:
+    """Return the evaluation in the report of a job, on the rows that its model was trained with."""
+    assert run(lab, "report", job, path, "--evaluate", QUERIES[model]) == 0
+    evaluation: dict[str, Any] = facts_in(path.read_text("utf-8"))["evaluation"]
+    return evaluation
+
+
+@pytest.mark.parametrize("model", [CLASSIFIED, ESTIMATED])
+def test_the_evaluation_is_that_of_sql(lab: Lab, versions: dict[str, int], model: str, tmp_path: Path) -> None:
+    facts = evaluated(lab, model, versions[model], tmp_path / "report.html")
+    scores = rows(lab, "SELECT * FROM evaluate_model(%s, %s)", model, QUERIES[model])
+    assert facts["version"] == 1 and facts["query"] == QUERIES[model]
+    assert facts["metrics"] == {
+        row["metric"]: row["value"] for row in scores if row["quantile"] is None and row["metric"] != "confusion"
+    }
+
+    def by_quantile(metric: str) -> list[tuple[float, float]]:
+        return [(row["quantile"], row["value"]) for row in scores if row["metric"] == metric]
+
+    for name in ("probability", "frequency", "rows"):
+        assert [(row["quantile"], row[name]) for row in facts["calibration"]] == by_quantile(f"calibration_{name}")
+    assert [(row["quantile"], row["value"]) for row in facts["residuals"]] == by_quantile("residual_quantile")
+    assert bool(facts["calibration"]) == (model == CLASSIFIED) and bool(facts["residuals"]) == (model == ESTIMATED)
+    importances = rows(lab, "SELECT * FROM feature_importance(%s, %s)", model, QUERIES[model])
+    assert facts["importance_metric"] == importances[0]["metric_used"]
+    for fact, row in zip(facts["importance"], importances, strict=True):
+        assert fact == {name: row[name] for name in ("feature", "importance", "deviation")}
+
+
+def test_the_version_of_the_job_is_evaluated_not_the_deployed_one(
+    lab: Lab, versions: dict[str, int], tmp_path: Path
+) -> None:
+    later = submit(lab.conn, CLASSIFIED, options={"deploy": False}, epochs=9, learning_rate=0.05)
+    finish(lab.conn, later)
+    facts = evaluated(lab, CLASSIFIED, later, tmp_path / "report.html")
+    score = "SELECT value FROM evaluate_model(%s, %s, version => %s) WHERE metric = 'log_loss'"
+    first, second = (value(lab.conn, score, CLASSIFIED, ROWS, version) for version in (1, 2))
+    assert facts["version"] == 2 and facts["metrics"]["log_loss"] == second != first
+    assert facts["importance"] is None
+
+
+def test_without_rows_the_option_is_named(
+    lab: Lab, versions: dict[str, int], planned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "evaluation" not in reported(lab, versions[CLASSIFIED], tmp_path / "report.html")
+    assert "--evaluate QUERY" in capsys.readouterr().out
+    assert "evaluation" not in reported(lab, planned, tmp_path / "report.html")  # it has no version
+    assert "--evaluate" not in capsys.readouterr().out
+    assert run(lab, "report", versions[CLASSIFIED], "-") == 0
+    assert capsys.readouterr().out.endswith("</html>\n")
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("SELECT nothing FROM nowhere", 'relation "nowhere" does not exist'),
+        ("SELECT", 'feature "a" is missing'),
+        (f"SELECT a, b, c FROM ({ROWS}) r", 'target "y" is missing'),
+        (f"SELECT a, c, y FROM ({ROWS}) r", 'feature "b" is missing'),
+        (f"SELECT * FROM ({ROWS}) r WHERE false", "no rows"),
+        ("CREATE TABLE bad (i int)", "query"),
+    ],
+)
+def test_rows_that_cannot_be_evaluated_are_refused(
+    lab: Lab, versions: dict[str, int], query: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(lab, "report", versions[CLASSIFIED], tmp_path / "file", "--evaluate", query)
+    said = capsys.readouterr()
+    assert status == 1 and said.out == "" and "Traceback" not in said.err
+    assert said.err.startswith("pg-tensile: ") and why in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_without_a_version_is_not_evaluated(
+    lab: Lab, planned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(lab, capsys, "report", planned, tmp_path / "file", "--evaluate", ROWS)
+    assert f"job {planned} is cancelled and has made no version to evaluate" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_dropped_is_not_evaluated(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit(lab.conn, "dropped", {"type": "mlp", "hidden": [4]})
+    finish(lab.conn, job)
+    lab.conn.execute("SELECT drop_model('dropped')")
+    assert f"job {job} has no model" in refused(lab, capsys, "report", job, tmp_path / "file", "--evaluate", ROWS)
+    assert "evaluation" not in reported(lab, job, tmp_path / "report.html")
+
+
+def test_an_evaluation_needs_the_right_to_predict(
+    lab: Lab, versions: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.conn.execute("DROP ROLE IF EXISTS onlooker")
+    lab.conn.execute("CREATE ROLE onlooker LOGIN IN ROLE tensile_user, pg_read_all_stats")
+    arguments = (versions[CLASSIFIED], tmp_path / "file", "--evaluate", ROWS)
+    assert "permission denied" in refused(lab, capsys, "report", *arguments, user="onlooker")
+    lab.conn.execute("SELECT grant_model(%s, 'onlooker')", (CLASSIFIED,))
+    assert run(lab, "report", *arguments, user="onlooker") == 0
+    lab.conn.execute("SELECT revoke_model(%s, 'onlooker')", (CLASSIFIED,))
 
 
 # -- trace events -----------------------------------------------------------------------------------------------------

@@ -44,6 +44,9 @@ def add(commands: Any) -> None:
         parser = _parser(commands, name, what, "")
         parser.add_argument("job", type=_job, metavar="JOB", help="the number that train_model has returned")
         parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write; - is stdout")
+        if name == "report":
+            what = "show how good the job's model is on the rows of this query, and what it predicts by"
+            parser.add_argument("--evaluate", metavar="QUERY", help=what)
         parser.set_defaults(run=run)
 
 
@@ -102,7 +105,7 @@ def _top(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from pg_tensile.tools.report.page import render
 
-    return _write(arguments, render)
+    return _write(arguments, render, arguments.evaluate)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -124,8 +127,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     return _write(arguments, render)
 
 
-def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
-    """Write the job's record, rendered by `render`, to the output file: completely or not at all."""
+def _write(arguments: argparse.Namespace, render: Callable[[Any], str], evaluate: str | None = None) -> int:
+    """Write the job's record, rendered by `render`, to the output file: completely or not at all.
+
+    `evaluate`: the query whose rows its version is evaluated on, or None."""
     from pg_tensile.client.connection import refusals
     from pg_tensile.client.record import read_job
 
@@ -134,7 +139,7 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
         with _refusing(path):
             _check(path)
     with _connect(arguments) as connection, refusals():
-        record = read_job(connection, arguments.job)
+        record = read_job(connection, arguments.job, evaluate)
     text = render(record)
     if path is None:
         sys.stdout.write(text)
@@ -145,6 +150,8 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
             return 0
         _replace(path.resolve(), text)  # resolved, so that a symbolic link is followed and not replaced
     print(f"{arguments.output}: {path.stat().st_size:,} bytes")
+    if arguments.command == "report" and evaluate is None and record.job["version"] is not None:
+        print("It shows how good the model is on the rows of a query with --evaluate QUERY.")
     return 0
 
 

@@ -5,9 +5,10 @@ sheet, light or dark (page.js).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from bokeh.models import CustomJSHover
+from bokeh.models import CustomJSHover, HoverTool
 from bokeh.plotting import figure
 
 from pg_tensile.planning.trace.trace import Trace
@@ -51,6 +52,12 @@ def new_chart(height: int, tools: str = "", bar: bool = True, **options: Any) ->
     chart.axis.axis_label_text_font_style = "normal"
     chart.axis.minor_tick_line_color = None
     return chart
+
+
+def pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters: CustomJSHover) -> HoverTool:
+    """Return a hover tool with tooltips; `formatters` are by column."""
+    tooltip: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
+    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=tooltip, limit=1)
 
 
 def operator_names(trace: Trace) -> CustomJSHover:

@@ -21,6 +21,7 @@ import numpy as np
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.simulator.simulator import Transfer
+from pg_tensile.tools.report.evaluation import Evaluation, evaluation_of
 from pg_tensile.tools.report.iteration import Iteration
 
 if TYPE_CHECKING:
@@ -182,10 +183,15 @@ class Facts:
     profile: Row | None
     settings: Row
     versions: Row
+    evaluation: Evaluation | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"."""
-        return asdict(self, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
+        """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"; without an
+        evaluation there is no such key."""
+        content = asdict(self, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
+        if self.evaluation is None:
+            del content["evaluation"]
+        return content
 
 
 def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
@@ -208,6 +214,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         profile=None if record.planned is None else json_value(vars(record.planned.profile)),
         settings=json_value(record.settings),
         versions=json_value(record.versions | _own_versions()),
+        evaluation=None if record.evaluation is None else evaluation_of(record.evaluation),
     )
 
 

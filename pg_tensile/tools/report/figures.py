@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.embed import components
-from bokeh.models import BasicTickFormatter, ColumnDataSource, CustomJSHover, HoverTool
+from bokeh.models import BasicTickFormatter, ColumnDataSource, CustomJSHover
 from bokeh.resources import Resources
 
 from pg_tensile.planning.trace.trace import Strings
-from pg_tensile.tools.report.chart_style import ACROSS, BLUE, GREY, ORANGE, PHASES, RED, new_chart, unit_of
+from pg_tensile.tools.report.chart_style import ACROSS, BLUE, GREY, ORANGE, PHASES, RED, new_chart, pointing, unit_of
 from pg_tensile.tools.report.facts import Facts, Latency, LogLine
 from pg_tensile.tools.report.iteration import short
 from pg_tensile.tools.report.markup import clean
@@ -41,12 +41,6 @@ def embedded(charts: Mapping[str, Any]) -> Embedded:
     library = Resources(mode="inline", minified=True, components=["bokeh"]).render_js()
     script, places = components(dict(charts))
     return Embedded(f"{library}\n{script}", places)
-
-
-def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters: CustomJSHover) -> HoverTool:
-    """Return a hover tool with tooltips; `formatters` are by column."""
-    tooltip: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
-    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=tooltip, limit=1)
 
 
 # ---- latency ---------------------------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
     tooltips = [("operator", "@operator @target{name}")]
     tooltips += [(name, f"@{name}{{0,0.0}} µs") for name in ("measured", "predicted")]
     names = CustomJSHover(args={"targets": list(targets.values)}, code="return targets[value]")
-    chart.add_tools(_pointing(drawn, *tooltips, target=names))
+    chart.add_tools(pointing(drawn, *tooltips, target=names))
     return chart
 
 
@@ -120,7 +114,7 @@ def _errors(latency: Latency) -> Any:
     chart.y_range.start = 0
     chart.yaxis.formatter = BasicTickFormatter(use_scientific=False)
     chart.xaxis.major_label_overrides = {edges[-1]: f"≥ {edges[-1]:.0f}"}
-    chart.add_tools(_pointing([bars], ("error", "@range"), ("operators", "@count{0,0}")))
+    chart.add_tools(pointing([bars], ("error", "@range"), ("operators", "@count{0,0}")))
     return chart
 
 
@@ -148,7 +142,7 @@ def _curve(metrics: Sequence[Mapping[str, Any]], metric: str) -> Any:
         )
         chart.line(x="epoch", y="value", source=source, line_color=colour, line_width=2)
         drawn.append(chart.scatter(x="epoch", y="value", source=source, color=colour, size=5))
-    chart.add_tools(_pointing(drawn, ("epoch", "@epoch"), ("split", "@split"), (metric, "@value{0.0000}")))
+    chart.add_tools(pointing(drawn, ("epoch", "@epoch"), ("split", "@split"), (metric, "@value{0.0000}")))
     return chart
 
 
@@ -178,7 +172,7 @@ def _plans(planned: Sequence[LogLine], until: float, vanilla_bytes: int | None) 
     chart.y_range.start = 0
     tooltips = [("generation", "@generation"), ("because", "@reason")]
     tooltips += [(name, f"@{name}{{0,0.0}} {unit}") for name in ("planned", "granted")]
-    chart.add_tools(_pointing(drawn, *tooltips))
+    chart.add_tools(pointing(drawn, *tooltips))
     return chart
 
 

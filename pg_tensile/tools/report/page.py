@@ -15,13 +15,14 @@ from markupsafe import Markup
 
 from pg_tensile.text import duration, size
 from pg_tensile.tools.report.chart_style import BLUE, GREEN, GREY, ORANGE, PHASES, PURPLE, RED
+from pg_tensile.tools.report.evaluation_charts import MOST_FEATURES, evaluation_charts
 from pg_tensile.tools.report.facts import Facts, Summary, facts_of
 from pg_tensile.tools.report.figures import SPLITS, embedded, latency_charts, learning_charts, plan_charts
 from pg_tensile.tools.report.iteration import Iteration, NoIterationError, is_eager, iteration_of
 from pg_tensile.tools.report.iteration_charts import Limit, iteration_charts
 from pg_tensile.tools.report.markup import clean, script_json
 from pg_tensile.tools.report.submission import submission_of
-from pg_tensile.tools.report.tables import log_table, metric_table, moment, tensor_table
+from pg_tensile.tools.report.tables import importance_table, log_table, metric_table, moment, score_table, tensor_table
 
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord
@@ -62,7 +63,7 @@ def render(record: JobRecord) -> str:
         drawn, notes["iteration"] = iteration_charts(iteration, _limits(facts))
     measured, notes["latency"] = latency_charts(record.latency, facts.latency)
     curves = learning_charts(facts.metrics)
-    charts = embedded({**drawn, **measured, **curves, **plan_charts(facts)})
+    charts = embedded({**drawn, **measured, **curves, **evaluation_charts(facts.evaluation), **plan_charts(facts)})
     epochs = sorted({row["epoch"] for row in facts.metrics})
     if len(epochs) < facts.epochs:
         notes["metrics"].append(f"Of {facts.epochs:,} epochs some are shown, equally far from each other.")
@@ -93,7 +94,10 @@ def render(record: JobRecord) -> str:
                 [row for row in facts.metrics if row["epoch"] in epochs[-SHOWN_EPOCHS:]], [*curves]
             ),
             "log": log_table(facts.log[-SHOWN_LINES:]),
+            "scores": None if facts.evaluation is None else score_table(facts.evaluation),
+            "importances": None if facts.evaluation is None else importance_table(facts.evaluation),
         },
+        most_features=MOST_FEATURES,
         submission=submission_of(job),
         about_job=_about_job(job),
         about_device=[] if facts.profile is None else _about_device(facts.profile),

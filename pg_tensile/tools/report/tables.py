@@ -1,4 +1,4 @@
-"""The sortable tables of the page: tensors that move, metrics, lines of the scheduler's log."""
+"""The sortable tables of the page: tensors that move, metrics, lines of the scheduler's log, the evaluation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from pg_tensile.text import duration, size
+from pg_tensile.tools.report.evaluation import Evaluation
 from pg_tensile.tools.report.facts import LogLine, MovedTensor
 
 
@@ -62,6 +63,7 @@ LOG_COLUMNS = (
     Column("in", True),
     Column("again", True, "operators computed again"),
 )
+COUNTS = ("rows", "skipped_rows", "unseen_labels")  # metrics that are numbers of rows
 
 
 def tensor_table(tensors: Sequence[MovedTensor]) -> Table:
@@ -118,6 +120,26 @@ def log_table(lines: Sequence[LogLine]) -> Table:
         for line in lines
     ]
     return Table("plans", LOG_COLUMNS, rows)
+
+
+def score_table(evaluation: Evaluation) -> Table:
+    rows = [[Cell(name.replace("_", " ")), _score(name, value)] for name, value in evaluation.metrics.items()]
+    return Table("scores", (Column("metric"), Column("value", True)), rows)
+
+
+def _score(name: str, value: float | None) -> Cell:
+    if value is None:
+        return Cell("")
+    return Cell(f"{value:,.0f}" if name in COUNTS else f"{value:.4g}", value)
+
+
+def importance_table(evaluation: Evaluation) -> Table:
+    columns = (Column("feature"), Column("importance", True), Column("deviation", True, "of the repetitions"))
+    rows = [
+        [Cell(row.feature), Cell(f"{row.importance:.4g}", row.importance), Cell(f"{row.deviation:.2g}", row.deviation)]
+        for row in evaluation.importance or ()
+    ]
+    return Table("importances", columns, rows)
 
 
 def moment(text: str) -> str:
