@@ -129,7 +129,7 @@ def one(conn: Connection, query: str, *parameters: Any) -> tuple[Any, ...]:
 
 
 def many(rows: int, table: str, stored: int) -> str:
-    """Return a query for so many rows of a table of `stored` rows, which it repeats."""
+    """Return a query for this number of rows of a table of `stored` rows, which it repeats."""
     return f"SELECT t.* FROM {table} t, generate_series(1, {-(-rows // stored)}) LIMIT {rows}"
 
 
