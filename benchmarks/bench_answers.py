@@ -8,7 +8,9 @@ error is 1 − R² of regressions, 1 − accuracy of classifications, and 1 − 
 time.
 
 All goes to benchmarks/results/answers-host.json and, as tables, to docs/benchmarks.md. `--tables diamonds,storms` and
-`--seeds 1` measure less and print only; `--document` writes the tables of the existing results.
+`--seeds 1` measure less and print only; `--document` writes the tables of the existing results. `--add realmlp` adds
+another peer to them: RealMLP with its tuned defaults, of the package pytabkit, which has to be installed for that. It
+takes an hour.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ TYPES = {"f": "float8", "i": "bigint", "u": "bigint", "b": "bool"}  # of columns
 FLIGHTS = "flights"
 
 Connection = psycopg.Connection[Any]
-Score = Callable[["Held"], float]
+Sides = tuple[pd.DataFrame, pd.DataFrame]  # rows to train on, rows held out
 
 
 class Source(NamedTuple):
@@ -154,7 +156,7 @@ def through_sql(conn: Connection, problem: Problem, seed: int) -> tuple[Held, di
 # ---- peers ----------------------------------------------------------------------------------------------------------
 
 
-def boosting_features(problem: Problem) -> tuple[pd.DataFrame, pd.DataFrame]:
+def boosting_features(problem: Problem) -> Sides:
     """Return the features of both sides: numbers, and categories as such as long as they are not too many."""
     train, test = (side.drop(columns=problem.target).copy() for side in (problem.train, problem.test))
     for name in train:
@@ -167,9 +169,18 @@ def boosting_features(problem: Problem) -> tuple[pd.DataFrame, pd.DataFrame]:
     return train, test
 
 
-def boosted(problem: Problem, regressor: Any, classifier: Any) -> Held:
-    """Return the answers of a model with scikit-learn's interface."""
+def imputed_features(problem: Problem) -> Sides:
+    """Return the features with the means of the training rows in place of missing numbers, for peers without them."""
     train, test = boosting_features(problem)
+    means = train.mean(numeric_only=True)
+    return train.fillna(means), test.fillna(means)
+
+
+def answers_of(
+    problem: Problem, regressor: Any, classifier: Any, features: Callable[[Problem], Sides] = boosting_features
+) -> Held:
+    """Return the answers of a model with scikit-learn's interface."""
+    train, test = features(problem)
     target = problem.train[problem.target]
     model = regressor if problem.is_regression else classifier
     model.fit(train, target if problem.is_regression else target.astype(str))
@@ -178,7 +189,7 @@ def boosted(problem: Problem, regressor: Any, classifier: Any) -> Held:
 
 
 def hist_gradient_boosting(problem: Problem, seed: int) -> Held:
-    return boosted(
+    return answers_of(
         problem, HistGradientBoostingRegressor(random_state=seed), HistGradientBoostingClassifier(random_state=seed)
     )
 
@@ -187,10 +198,18 @@ def lightgbm(problem: Problem, seed: int) -> Held:
     import lightgbm
 
     options: dict[str, Any] = {"random_state": seed, "verbose": -1}
-    return boosted(problem, lightgbm.LGBMRegressor(**options), lightgbm.LGBMClassifier(**options))
+    return answers_of(problem, lightgbm.LGBMRegressor(**options), lightgbm.LGBMClassifier(**options))
+
+
+def realmlp(problem: Problem, seed: int) -> Held:
+    from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
+
+    options: dict[str, Any] = {"random_state": seed, "device": "cpu", "n_threads": 1}
+    return answers_of(problem, RealMLP_TD_Regressor(**options), RealMLP_TD_Classifier(**options), imputed_features)
 
 
 PEERS = {"hist_gradient_boosting": hist_gradient_boosting, "lightgbm": lightgbm}
+ADDED = {"realmlp": realmlp}  # peers that are measured by themselves
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -234,8 +253,27 @@ def measure(conn: Connection, name: str, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def add(conn: Connection, results: dict[str, Any], name: str) -> None:
+    """Add the errors of another peer to the results, and write them after each."""
+    rows = {(row["table"], row["seed"]): row for row in results["rows"]}
+    for source in dict.fromkeys(source for source, _ in rows):
+        for seed, problem in problems(conn, source, SEEDS):
+            row = rows[source, seed]
+            if name not in row:
+                row[name] = error(problem, ADDED[name](problem, seed))
+                print(source, seed, row[name], file=sys.stderr, flush=True)
+                results["tables"] = summary(results["rows"])
+                write(results)
+
+
+def write(results: Mapping[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each table: mean errors, and their ratio to scikit-learn's."""
+    """Return a row for each table: mean errors, their ratio to scikit-learn's, and seconds.
+
+    A peer that was added has an error once it was measured with all seeds."""
     names = list(dict.fromkeys(row["table"] for row in rows))
     result = []
     for name in names:
@@ -243,7 +281,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         means = {key: statistics.mean(row[key] for row in own) for key in ("pg_tensile", *PEERS)}
         ratio = means["pg_tensile"] / means["hist_gradient_boosting"]
         seconds = statistics.median(row["seconds"] for row in own)
-        result.append({"table": name, "rows": own[0]["rows"], **means, "ratio": ratio, "seconds": seconds})
+        added = {peer: statistics.mean(row[peer] for row in own) for peer in ADDED if all(peer in row for row in own)}
+        result.append({"table": name, "rows": own[0]["rows"], **means, **added, "ratio": ratio, "seconds": seconds})
     return result
 
 
@@ -268,11 +307,11 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
 
 def table_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in results["tables"]:
-        errors = (f"{row[name]:.4f}" for name in ("pg_tensile", *PEERS))
+        errors = (f"{row[name]:.4f}" if name in row else "" for name in ("pg_tensile", *PEERS, *ADDED))
         yield row["table"], f"{row['rows']:,}", *errors, f"{row['ratio']:.3f}", f"{row['seconds']:.0f}"
 
 
-HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "ratio", "seconds")
+HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "RealMLP", "ratio", "seconds")
 
 
 def page_part(results: Mapping[str, Any]) -> str:
@@ -289,10 +328,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_answers", description="The default of train_model on real tables.")
     parser.add_argument("--tables", help="measure only these, and write no file")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="for each table")
+    parser.add_argument("--add", choices=ADDED, help="add the errors of another peer to the results that there are")
     parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
     options = parser.parse_args()
     if options.document:
         write_document("answers", "host", page_part(json.loads(RESULTS.read_text())))
+        return 0
+    if options.add:
+        results = json.loads(RESULTS.read_text())
+        with fresh_cluster() as cluster, cluster.connect() as conn:
+            add(conn, results, options.add)
+        write_document("answers", "host", page_part(results))
         return 0
     names = options.tables.split(",") if options.tables else [*SOURCES, FLIGHTS]
     with fresh_cluster() as cluster, cluster.connect() as conn:
@@ -301,7 +347,7 @@ def main() -> int:
     results = {"machine": machine(None), "versions": versions(), "tables": summary(rows), "rows": rows}
     show_table("errors, means over the seeds", HEADINGS, table_rows(results), width=120)
     if options.tables is None and options.seeds == SEEDS:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write(results)
         write_document("answers", "host", page_part(results))
     return 0
 
