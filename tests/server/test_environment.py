@@ -64,7 +64,10 @@ def test_dropping_the_extension_database_or_role_ends_a_running_job(
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
     admin.close()
     command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
-    assert not any(command_line in command for command in cluster.processes().values())
+    wait_until(
+        lambda: not any(command_line in command for command in cluster.processes().values()),
+        what=lambda: str(cluster.processes()),
+    )
 
 
 def test_a_worker_that_cannot_connect_fails_its_job_with_the_reason(
