@@ -89,7 +89,7 @@ def update(
 def average(power: int, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
     """Move the average towards a parameter that was just updated; the first step sets it to the parameter."""
     state[STEPS].add_(1 / (power + 1))
-    state[AVERAGE].lerp_(parameter, state[STEPS].reciprocal())
+    state[AVERAGE].lerp_(parameter, state[STEPS].reciprocal().to(parameter.dtype))
 
 
 def _update_adam(

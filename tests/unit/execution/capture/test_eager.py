@@ -84,6 +84,15 @@ def test_averages_the_parameters_of_all_steps_the_later_ones_more(name):
         torch.testing.assert_close(eager.optimizer.state[parameter]["average"], average)
 
 
+def test_averages_parameters_of_any_type():
+    model, x, y = batch()
+    spec = StepSpec(F.cross_entropy, OptimizerSpec(averaging=7))
+    eager = EagerStep(model.double(), spec)
+    eager.step([x.double()], [y])
+    averages = [eager.optimizer.state[parameter]["average"] for parameter in model.parameters()]
+    assert all(map(torch.equal, averages, model.parameters()))
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_one_group_gives_the_same_bits(name):
     model, x, y = batch()
