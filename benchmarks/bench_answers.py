@@ -9,8 +9,7 @@ time.
 
 All goes to benchmarks/results/answers-host.json and, as tables, to docs/benchmarks.md. `--tables diamonds,storms` and
 `--seeds 1` measure less and print only; `--document` writes the tables of the existing results. `--add realmlp` adds
-another peer to them: RealMLP with its tuned defaults, of the package pytabkit, which has to be installed for that. It
-takes an hour.
+another peer to them: RealMLP with its tuned defaults, of the package pytabkit, which has to be installed for that.
 """
 
 from __future__ import annotations

@@ -303,14 +303,14 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
         holds = abs(row["inside"] - row["coverage"]) <= COVERAGE_ERROR
         checked.append(Check("intervals", what, f"{row['inside']:.4f}", f"within {COVERAGE_ERROR}", holds))
     for key, what in ATTRIBUTIONS.items():
-        found = results["attributions"][key]
-        holds = found <= ATTRIBUTION_ERROR
-        checked.append(Check("attributions", what, f"{found:.1e}", f"≤ {ATTRIBUTION_ERROR}", holds))
+        deviation = results["attributions"][key]
+        holds = deviation <= ATTRIBUTION_ERROR
+        checked.append(Check("attributions", what, f"{deviation:.1e}", f"≤ {ATTRIBUTION_ERROR}", holds))
     for task in TARGETS:
-        found = evaluated_bytes([row for row in results["evaluations"] if row["task"] == task])
+        row_bytes = evaluated_bytes([row for row in results["evaluations"] if row["task"] == task])
         what = f"{task}: bytes that evaluate_model takes for a further row"
-        holds = found <= EVALUATED_BYTES
-        checked.append(Check("evaluation", what, f"{found:.0f}", f"≤ {EVALUATED_BYTES:.0f}", holds))
+        holds = row_bytes <= EVALUATED_BYTES
+        checked.append(Check("evaluation", what, f"{row_bytes:.0f}", f"≤ {EVALUATED_BYTES:.0f}", holds))
     small, cached, _ = results["trainings"]
     beyond = cached["anonymous_bytes"] - small["anonymous_bytes"]
     most = CACHE_SHARE * cached["cache_mib"] * MIB + CACHE_CONSTANT

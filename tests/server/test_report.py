@@ -242,9 +242,9 @@ def test_the_version_of_the_job_is_evaluated_not_the_deployed_one(
 def test_without_rows_the_option_is_named(
     lab: Lab, versions: dict[str, int], planned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "evaluation" not in reported(lab, versions[CLASSIFIED], tmp_path / "report.html")
+    assert reported(lab, versions[CLASSIFIED], tmp_path / "report.html")["evaluation"] is None
     assert "--evaluate QUERY" in capsys.readouterr().out
-    assert "evaluation" not in reported(lab, planned, tmp_path / "report.html")  # it has no version
+    assert reported(lab, planned, tmp_path / "report.html")["evaluation"] is None  # it has no version
     assert "--evaluate" not in capsys.readouterr().out
     assert run(lab, "report", versions[CLASSIFIED], "-") == 0
     assert capsys.readouterr().out.endswith("</html>\n")
@@ -286,7 +286,7 @@ def test_a_model_that_was_dropped_is_not_evaluated(
     finish(lab.conn, job)
     lab.conn.execute("SELECT drop_model('dropped')")
     assert f"job {job} has no model" in refused(lab, capsys, "report", job, tmp_path / "file", "--evaluate", ROWS)
-    assert "evaluation" not in reported(lab, job, tmp_path / "report.html")
+    assert reported(lab, job, tmp_path / "report.html")["evaluation"] is None
 
 
 def test_an_evaluation_needs_the_right_to_predict(

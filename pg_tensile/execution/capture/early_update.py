@@ -58,8 +58,9 @@ def _is_kernel(operator: Operator, trace: Trace) -> bool:
     """Return whether this is a fused update or that of an average."""
     if operator.target != AVERAGE_UPDATE:
         return operator.target in UPDATES
-    (changed,) = (tensor for tensor, mode in operator.accesses if mode == Mode.WRITE)
-    return trace.tensor_kind[changed] == Kind.OPTIMIZER_STATE
+    return any(
+        mode == Mode.WRITE and trace.tensor_kind[tensor] == Kind.OPTIMIZER_STATE for tensor, mode in operator.accesses
+    )
 
 
 def _prepares(operator: Operator, trace: Trace, waiting: Mapping[int, object]) -> bool:

@@ -186,12 +186,8 @@ class Facts:
     evaluation: Evaluation | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"; without an
-        evaluation there is no such key."""
-        content = asdict(self, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
-        if self.evaluation is None:
-            del content["evaluation"]
-        return content
+        """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"."""
+        return asdict(self, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
 
 
 def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:

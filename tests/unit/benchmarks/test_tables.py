@@ -51,8 +51,8 @@ def results() -> dict[str, Any]:
     }
 
 
-def broken(found: dict[str, Any]) -> list[str]:
-    return [check.section for check in checks(found) if not check.holds]
+def broken(measured: dict[str, Any]) -> list[str]:
+    return [check.section for check in checks(measured) if not check.holds]
 
 
 def test_results_that_reach_the_goals_hold() -> None:
@@ -73,13 +73,13 @@ def test_results_that_reach_the_goals_hold() -> None:
     ],
 )
 def test_a_missed_goal_is_named(path: tuple[Any, ...], value: float, section: str) -> None:
-    found = results()
+    measured = results()
     *parents, key = path
-    part: Any = found
+    part: Any = measured
     for parent in parents:
         part = part[parent]
     part[key] = value
-    assert broken(found) == [section]
+    assert broken(measured) == [section]
 
 
 def test_a_page_has_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:

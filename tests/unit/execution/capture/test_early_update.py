@@ -106,6 +106,19 @@ def test_a_gradient_dies_where_it_is_made():
     assert updates(early)[0] < updates(captured)[0]
 
 
+def test_averages_move_with_their_updates():
+    """The update, the two operators of the average's weight, and the average: the parameter is needed once."""
+    model, inputs, targets, spec = CASES["averaged"].make()
+    early = early_update(capture(model, inputs, targets, spec))
+    operators = list(early.trace.operators)
+    assert updates(early)
+    for update in updates(early):
+        following = operators[update + 1 : update + 4]
+        assert [operator.target.split(".")[1] for operator in following] == ["add_", "reciprocal", "lerp_"]
+        parameter = operators[update].accesses[0].tensor
+        assert parameter in {tensor for tensor, _ in following[-1].accesses}
+
+
 def test_step_counters_move_with_their_updates():
     early = early_update(network())
     for update in updates(early):

@@ -329,9 +329,9 @@ def test_a_classifier_that_will_be_calibrated_is_judged_as_if_it_were(calibrate:
     if not calibrate:
         assert calibrated == [None] * 30 and outcome.metrics["epoch"] == int(np.argmin(losses)) + 1
         return
-    known = [loss for loss in calibrated if loss is not None]
-    assert len(known) == 30 and all(map(operator.lt, known, losses))
-    assert outcome.metrics["epoch"] == int(np.argmin(known)) + 1 != int(np.argmin(losses)) + 1
+    decisive = [loss for loss in calibrated if loss is not None]
+    assert len(decisive) == 30 and all(map(operator.lt, decisive, losses))
+    assert outcome.metrics["epoch"] == int(np.argmin(decisive)) + 1 != int(np.argmin(losses)) + 1
 
 
 def test_averaged_weights_are_those_that_validation_has_seen(

@@ -125,7 +125,7 @@ def test_importances_that_are_not_defined_are_left_out() -> None:
 
 def test_without_rows_there_is_no_section() -> None:
     text = render(record())
-    assert "Evaluation" not in Page(text).texts["h2"] and "evaluation" not in facts_in(text)
+    assert "Evaluation" not in Page(text).texts["h2"] and facts_in(text)["evaluation"] is None
     text = render(record(evaluation=evaluated(CLASSIFIED)))
     heads = Page(text).texts["h2"]
     assert heads.index("Evaluation") == heads.index("Learning curves") + 1
