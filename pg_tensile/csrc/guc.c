@@ -36,7 +36,7 @@ int			tensile_device_memory = 0;
 int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
 int			tensile_predict_timeout = 30000;
-int			tensile_predict_spin = 150;
+int			tensile_predict_spin = 400;
 int			tensile_executor_timeout = 300;
 bool		tensile_log_jobs = true;
 
@@ -238,7 +238,7 @@ define_job_settings(void)
 							"Sets for how many microseconds a session polls for the "
 							"predictor's answer before it sleeps.",
 							"It polls only while answers come that fast. 0 means never.",
-							&tensile_predict_spin, 150, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
+							&tensile_predict_spin, 400, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
 /* How device memory is planned. */

@@ -137,11 +137,10 @@ class Version:
         unknown = end = 0
         for number, (indices, limit, known_codes) in enumerate(zip(codes, limits, codes_of_strings, strict=True)):
             start, end = end, end + limit + 1
-            category = CategoryInput(indices, tables[start:end])
             unknown_strings = self._preprocessing.unknown(number, known_codes)
             if True in unknown_strings:
                 unknown += int(np.array([*unknown_strings, False])[indices].sum())
-            categories.append(category)
+            categories.append(CategoryInput(indices, tables[start:end]))
         return categories, unknown
 
     def _text_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 BACKLOG = 128
-SPIN_NS = 50_000  # see Predictor._events
+SPIN_NS = 150_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
 DEFAULT_CACHE = 1 << 30
 _INT64 = struct.Struct("<q")

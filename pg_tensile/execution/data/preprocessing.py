@@ -309,6 +309,11 @@ class Preprocessing:
         return tuple({text: code for code, text in enumerate(f.categories or (), 1)} for f in self.categories)
 
     @cached_property
+    def _largest_known(self) -> tuple[int, ...]:
+        """Largest code of a string that does not count as unknown, for each category."""
+        return tuple(f.cardinality - 1 - (f.buckets == 1) for f in self.categories)
+
+    @cached_property
     def label_numbers(self) -> NDArray[np.float64] | None:
         """Numbers that the labels stand for, [labels]; None if they are no numbers."""
         return None if self.label_values is None else np.array(self.label_values, np.float64)
@@ -334,8 +339,7 @@ class Preprocessing:
         """Return whether each code of a string stands for strings that were rare or absent in the training rows.
 
         Where strings are hashed because there are so many, none counts as unknown."""
-        feature = self.categories[category]
-        largest = feature.cardinality - 1 - (feature.buckets == 1)
+        largest = self._largest_known[category]
         return [not 0 < code <= largest for code in codes]
 
     def table(self, category: int, strings: Sequence[str], padded: bool = True) -> NDArray[Any]:
@@ -354,10 +358,11 @@ class Preprocessing:
         x = inputs.numeric
         valid = np.isfinite(x)
         count = len(x)
-        limited = np.where(valid, x, self._means)
-        low, high = self._limits
-        np.maximum(np.minimum(limited, high, out=limited), low, out=limited)
-        numeric[:, :count] = standardise(limited, self._scaling).T
+        if len(self._ranked) < count:
+            limited = np.where(valid, x, self._means)
+            low, high = self._limits
+            np.maximum(np.minimum(limited, high, out=limited), low, out=limited)
+            numeric[:, :count] = standardise(limited, self._scaling).T
         if len(self._indicated):
             numeric[:, count : count + len(self._indicated)] = ~valid[self._indicated].T
             count += len(self._indicated)
@@ -389,10 +394,12 @@ class Preprocessing:
         """Fill the last columns with ranks and, for the same features, those of standardised numbers with robust ones.
 
         Nulls are 0, the median, in both."""
-        scales, present = self._rank_scales, valid[self._ranked]
-        chosen = np.where(present, x[self._ranked], 0.0)
-        numeric[:, self._ranked] = (scales.robust(chosen) * present).T
-        numeric[:, -len(self._ranked) :] = (scales.ranks(chosen) * present).T
+        scales = self._rank_scales
+        ranked: Any = slice(len(x)) if len(self._ranked) == len(x) else self._ranked  # a slice is faster
+        present = valid[ranked]
+        chosen = np.where(present, x[ranked], 0.0)
+        numeric[:, ranked] = (scales.robust(chosen) * present).T
+        numeric[:, -len(chosen) :] = (scales.ranks(chosen) * present).T
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that is stored with the version; docs/internals.md, "Features (PREDICT)"."""

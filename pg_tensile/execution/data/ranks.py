@@ -79,19 +79,22 @@ class RankScales:
         self._knots = [np.array(scale.values) for scale in scales]
         most = max((len(knots) for knots in self._knots), default=1)
         self._padded = np.full((len(scales), most), np.inf)  # of knots
-        self._starts, self._bases, self._rises = (np.zeros((len(scales), most + 1)) for _ in range(3))
-        self._widths = np.ones((len(scales), most + 1))
+        # of segments [numbers, segments]: where they start, their width, their deviate at the start and its rise
+        self._segments = np.zeros((4, len(scales), most + 1))
+        starts, widths, bases, rises = self._segments
+        widths[:] = 1.0
         for row, scale in enumerate(scales):
             x, z = np.array(scale.values), np.array(scale.deviates)
             self._padded[row, : len(x)] = x
             # segment i lies in front of knot i; the first and those from the last knot on are constant
-            self._starts[row, 1 : len(x) + 1] = x
-            self._bases[row] = z[-1]
-            self._bases[row, : len(x) + 1] = (z[0], *z)
-            self._widths[row, 1 : len(x)], self._rises[row, 1 : len(x)] = np.diff(x), np.diff(z)
+            starts[row, 1 : len(x) + 1] = x
+            bases[row] = z[-1]
+            bases[row, : len(x) + 1] = (z[0], *z)
+            widths[row, 1 : len(x)], rises[row, 1 : len(x)] = np.diff(x), np.diff(z)
+        self._segments = self._segments.reshape(4, -1)
         self._centers = np.array([scale.center for scale in scales]).reshape(-1, 1)
         self._spreads = np.array([scale.spread for scale in scales]).reshape(-1, 1)
-        self._rows = np.arange(len(scales)).reshape(-1, 1)
+        self._offsets = np.arange(len(scales)).reshape(-1, 1) * (most + 1)
 
     def ranks(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the normal deviates [numbers, rows] of finite numbers."""
@@ -100,10 +103,10 @@ class RankScales:
         else:
             searches = [np.searchsorted(knots, row, "right") for knots, row in zip(self._knots, x, strict=True)]
             segments = np.array(searches, np.intp).reshape(x.shape)
-        rows = self._rows
+        starts, widths, bases, rises = self._segments.take(segments + self._offsets, axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = (x - self._starts[rows, segments]) / self._widths[rows, segments]
-        return self._bases[rows, segments] + np.minimum(parts, 1.0, out=parts) * self._rises[rows, segments]
+            parts = (x - starts) / widths
+        return bases + np.minimum(parts, 1.0, out=parts) * rises
 
     def robust(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the distances from the median [numbers, rows], scaled and limited smoothly to ±SMOOTH_LIMIT."""

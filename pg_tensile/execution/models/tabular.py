@@ -179,6 +179,7 @@ def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
     first_weight = np.concatenate(weight, axis=1)  # of all members, [projection, members · hidden]
     first_bias = bias.ravel()
     others = [(weight, bias[:, None, :]) for weight, bias in others]
+    last_weight = last_weight.reshape(-1, last_weight.shape[2])
 
     def forward(features: Features) -> NDArray[np.float32]:
         numeric = features.numeric
@@ -199,7 +200,7 @@ def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
             x = x @ weight
             x += bias
             np.maximum(x, 0.0, out=x)
-        outputs: NDArray[np.float32] = (x @ last_weight).sum(axis=0) + last_bias
+        outputs: NDArray[np.float32] = x.swapaxes(0, 1).reshape(len(numeric), -1) @ last_weight + last_bias
         return outputs
 
     return forward
