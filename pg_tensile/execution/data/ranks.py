@@ -80,8 +80,8 @@ class RankScales:
         most = max((len(knots) for knots in self._knots), default=1)
         self._padded = np.full((len(scales), most), np.inf)  # of knots
         # of segments [numbers, segments]: where they start, their width, their deviate at the start and its rise
-        self._segments = np.zeros((4, len(scales), most + 1))
-        starts, widths, bases, rises = self._segments
+        segments = np.zeros((4, len(scales), most + 1))
+        starts, widths, bases, rises = segments
         widths[:] = 1.0
         for row, scale in enumerate(scales):
             x, z = np.array(scale.values), np.array(scale.deviates)
@@ -91,7 +91,7 @@ class RankScales:
             bases[row] = z[-1]
             bases[row, : len(x) + 1] = (z[0], *z)
             widths[row, 1 : len(x)], rises[row, 1 : len(x)] = np.diff(x), np.diff(z)
-        self._segments = self._segments.reshape(4, -1)
+        self._segments = segments.reshape(4, -1)
         self._centers = np.array([scale.center for scale in scales]).reshape(-1, 1)
         self._spreads = np.array([scale.spread for scale in scales]).reshape(-1, 1)
         self._offsets = np.arange(len(scales)).reshape(-1, 1) * (most + 1)
