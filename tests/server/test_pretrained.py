@@ -100,6 +100,28 @@ def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection)
     assert value(conn, predict, long) == pytest.approx(value(conn, predict, short))
 
 
+def test_a_trained_model_is_evaluated_and_explained(conn: Connection) -> None:
+    """The words of `body` decide, so all says so: the metrics, the importance, the attributions of a row."""
+    architecture = BERT | {"tune": "full", "text": ["body"]}
+    arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2}
+    finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))
+    metrics = dict(
+        conn.execute("SELECT metric, value FROM evaluate_model('m', %s) WHERE metric ~ '^[a-z_0-9]+$'", (QUERY,))
+    )
+    assert metrics["accuracy"] == pytest.approx(accuracy(conn)) and metrics["roc_auc"] > 0.95
+    assert metrics["log_loss"] < 0.3
+    importance = dict(conn.execute("SELECT feature, importance FROM feature_importance('m', %s)", (QUERY,)))
+    assert set(importance) == {"body", "shop", "stars"}
+    assert importance["body"] > 5 * max(abs(importance["shop"]), abs(importance["stars"]), 0.02)
+    for number in (1, 5, 7, 9):  # of the seventh, the text is null
+        row = f"SELECT body, shop, stars FROM reviews WHERE id = {number}"
+        parts = dict(conn.execute(f"SELECT x.feature, x.attribution FROM ({row}) r, explain_prediction('m', r) x"))
+        prediction = value(conn, f"SELECT predict('m', r) FROM ({row}) r")
+        assert sum(parts.values()) == pytest.approx(prediction, abs=1e-5)
+        if number != 7:
+            assert abs(parts["body"]) == max(abs(part) for name, part in parts.items() if name is not None)
+
+
 @pytest.mark.long
 def test_minilm_learns_with_its_head_only(conn: Connection) -> None:
     """Captures and trains a model of 22 million parameters, which takes a quarter of a minute."""
