@@ -8,10 +8,10 @@ error is 1 − R² of regressions, 1 − accuracy of classifications, and 1 − 
 time.
 
 All goes to benchmarks/results/answers-host.json and, as tables, to docs/benchmarks.md. `--tables diamonds,storms` and
-`--seeds 1` measure less and print only; `--document` writes the tables of the existing results. `--add realmlp` adds
-another peer to them: RealMLP with its tuned defaults, of the package pytabkit, which has to be installed for that.
-`--others` is about tables that were not looked at when the defaults were chosen; their results are in
-answers-others.json.
+`--seeds 1` measure less and print only; with `--update`, the results of these tables are replaced. `--document` writes
+the tables of the existing results. `--add realmlp` adds another peer to them: RealMLP with its tuned defaults, of the
+package pytabkit, which has to be installed for that. `--others` is about tables that were not looked at when the
+defaults were chosen; their results are in answers-others.json.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def measure(conn: Connection, name: str, seeds: int) -> list[dict[str, Any]]:
     for seed, problem in problems(conn, name, seeds):
         held, took = through_sql(conn, problem, seed)
         row = {"table": name, "seed": seed, "rows": len(problem.train), "pg_tensile": error(problem, held), **took}
+        row["revision"] = versions()["revision"]
         row |= {peer: error(problem, answers(problem, seed)) for peer, answers in PEERS.items()}
         print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
@@ -341,10 +342,15 @@ def table_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "RealMLP", "ratio", "seconds")
 
 
+def revisions(results: Mapping[str, Any]) -> str:
+    """Return the revisions of the results: a change of the default is measured on the tables that it is about."""
+    return ", ".join(dict.fromkeys(row["revision"] for row in results["rows"]))
+
+
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
     lines = [
-        *(measured_on("host", results["machine"], results["versions"], results["versions"]["revision"]), ""),
+        *(measured_on("host", results["machine"], results["versions"], revisions(results)), ""),
         *(verdicts(checks(results), ()), ""),
         *table(HEADINGS, table_rows(results)),
     ]
@@ -355,6 +361,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_answers", description="The default of train_model on real tables.")
     parser.add_argument("--tables", help="measure only these, and write no file")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="for each table")
+    parser.add_argument("--update", action="store_true", help="replace the results of these tables")
     parser.add_argument("--others", action="store_true", help="about the other tables")
     parser.add_argument("--add", choices=ADDED, help="add the errors of another peer to the results that there are")
     parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
@@ -373,9 +380,12 @@ def main() -> int:
     with fresh_cluster() as cluster, cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         rows = [row for name in names for row in measure(conn, name, options.seeds)]
+    if options.update:
+        rows = [row for row in read(kind)["rows"] if row["table"] not in names] + rows
+        rows.sort(key=lambda row: every.index(row["table"]))
     results = {"machine": machine(None), "versions": versions(), "tables": summary(rows), "rows": rows}
     show_table("errors, means over the seeds", HEADINGS, table_rows(results), width=120)
-    if options.tables is None and options.seeds == SEEDS:
+    if options.update or (options.tables is None and options.seeds == SEEDS):
         write(kind, results)
         write_document("answers", kind, page_part(results))
     return 0

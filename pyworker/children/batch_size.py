@@ -40,8 +40,9 @@ from pyworker.wire import FrameType
 if TYPE_CHECKING:
     from pg_tensile.execution.data.batches import Batch
     from pg_tensile.execution.training.checkpoint import Checkpoint
+    from pg_tensile.execution.training.run_steps import StepResult, Steps
     from pg_tensile.execution.training.steps import PlannedSteps
-    from pg_tensile.execution.training.trainer import StepResult, Steps, Trainer
+    from pg_tensile.execution.training.trainer import Trainer
     from pyworker.children.memory import MemoryClient
 
 LEAST = 8  # rows, if no range is given and they fit

@@ -32,7 +32,8 @@ from pyworker.wire import FrameType
 if TYPE_CHECKING:
     from pg_tensile.execution.training.checkpoint import Checkpoint
     from pg_tensile.execution.training.observer import EpochMetrics, Outcome, Progress
-    from pg_tensile.execution.training.trainer import Steps, Trainer
+    from pg_tensile.execution.training.run_steps import Steps
+    from pg_tensile.execution.training.trainer import Trainer
     from pyworker.children.memory import MemoryClient
 
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in ("calibrate", "explain", "evaluate")}
@@ -284,7 +285,7 @@ class Executor:
         settings = self._memory.job.settings
         chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
         schedule = {"learning_rate_schedule": settings.learning_rate_schedule}
-        course = {"epochs": outcome.epochs, "stopped": outcome.reason}
+        course = {"epochs": outcome.epochs, "stopped": outcome.reason, "refitted_rows": outcome.refitted_rows}
         return chosen | schedule | {"average_weights": settings.average_weights, "keep": settings.keep} | course
 
     # ---- observing ----

@@ -74,6 +74,7 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
         patience,
         options.get("learning_rate_schedule"),
         options.get("average_weights"),
+        False if spec.get("validation_query") else options.get("refit"),
     )
     return recipe(subject, explicit)._asdict()
 
@@ -104,6 +105,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         max_time_s=spec["max_time_s"],
         learning_rate_schedule=spec["learning_rate_schedule"],
         average_weights=spec["average_weights"],
+        refit=spec["refit"],
         calibrate=options.get("calibrate", True),
         quantiles=tuple(options.get("quantiles", ())),
         precision=options.get("precision", "float32"),

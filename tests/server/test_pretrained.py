@@ -105,17 +105,21 @@ def test_a_trained_model_is_evaluated_and_explained(conn: Connection) -> None:
     architecture = BERT | {"tune": "full", "text": ["body"]}
     arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2}
     finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))
-    metrics = dict(
+    metrics: dict[str, float] = dict(
         conn.execute("SELECT metric, value FROM evaluate_model('m', %s) WHERE metric ~ '^[a-z_0-9]+$'", (QUERY,))
     )
     assert metrics["accuracy"] == pytest.approx(accuracy(conn)) and metrics["roc_auc"] > 0.95
     assert metrics["log_loss"] < 0.3
-    importance = dict(conn.execute("SELECT feature, importance FROM feature_importance('m', %s)", (QUERY,)))
+    importance: dict[str, float] = dict(
+        conn.execute("SELECT feature, importance FROM feature_importance('m', %s)", (QUERY,))
+    )
     assert set(importance) == {"body", "shop", "stars"}
     assert importance["body"] > 5 * max(abs(importance["shop"]), abs(importance["stars"]), 0.02)
     for number in (1, 5, 7, 9):  # of the seventh, the text is null
         row = f"SELECT body, shop, stars FROM reviews WHERE id = {number}"
-        parts = dict(conn.execute(f"SELECT x.feature, x.attribution FROM ({row}) r, explain_prediction('m', r) x"))
+        parts: dict[str | None, float] = dict(
+            conn.execute(f"SELECT x.feature, x.attribution FROM ({row}) r, explain_prediction('m', r) x")
+        )
         prediction = value(conn, f"SELECT predict('m', r) FROM ({row}) r")
         assert sum(parts.values()) == pytest.approx(prediction, abs=1e-5)
         if number != 7:

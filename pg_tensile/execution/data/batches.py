@@ -58,8 +58,8 @@ def division(rows: int, batch_size: int) -> tuple[int, int]:
 class Batches:
     """Batches of one table.
 
-    A last batch of a single row is joined to the one before it, because batch normalisation cannot train on one row; no
-    row is left out. With `read_ahead` a thread prepares the windows."""
+    A last batch of a single row is joined to the one before it, because batch normalisation cannot train on one row.
+    With `read_ahead` a thread prepares the windows."""
 
     def __init__(
         self,
@@ -69,8 +69,9 @@ class Batches:
         device: torch.device,
         read_ahead: bool,
         lead: tuple[int, ...] = (),
+        full_only: bool = False,
     ) -> None:
-        """Prepare the batches of `table`.
+        """Prepare the batches of `table`; with `full_only`, rows of an epoch that fill no batch are left out.
 
         `lead`: rows of the first batches of the first epoch, in total at most those of the table. The remaining rows of
         that epoch are divided like any other epoch."""
@@ -79,6 +80,7 @@ class Batches:
         self._rows = table.rows
         self._batch_size = batch_size
         self._lead = lead
+        self._full_only = full_only
         self._seed = seed & 0xFFFFFFFFFFFFFFFF
         self._device = device
         self._read_ahead = read_ahead
@@ -87,6 +89,8 @@ class Batches:
 
     def steps(self, epoch: int) -> int:
         """Return the number of batches of an epoch (from 0)."""
+        if self._full_only:
+            return self._rows // self._batch_size
         lead = self._lead if epoch == 0 else ()
         return len(lead) + division(self._rows - sum(lead), self._batch_size)[0]
 
@@ -109,6 +113,9 @@ class Batches:
 
     def _sizes(self, epoch: int) -> Iterator[int]:
         """Yield the number of rows of each batch of an epoch."""
+        if self._full_only:
+            yield from itertools.repeat(self._batch_size, self._rows // self._batch_size)
+            return
         lead = self._lead if epoch == 0 else ()
         steps, last = division(self._rows - sum(lead), self._batch_size)
         yield from lead

@@ -199,6 +199,13 @@ class Dataset:
     spooled: bool  # the tables are mapped files, not memory
 
 
+def together(first: Table, second: Table) -> Table:
+    """Return the rows of both tables, copied to memory."""
+    arrays = [np.concatenate(pair) for pair in zip(first.arrays, second.arrays, strict=True)]
+    width = len(first.features.flat())
+    return Table(Features.from_flat(arrays[:width]), *arrays[width:])
+
+
 def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spool_directory: str) -> Dataset:
     """Preprocess all rows with a target and divide them into the training and the validation table.
 

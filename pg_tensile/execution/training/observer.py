@@ -50,13 +50,14 @@ class Outcome(NamedTuple):
     `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped.
     `epochs` counts those that ended. `reason` is why the run ended: epochs, early_stopping or max_time; None if it was
     stopped. `validation` has the outputs and targets of validation rows after the same epoch, unless it was stopped
-    (validation_sample.py)."""
+    (validation_sample.py). `refitted_rows`: the rows of the training on all rows (refit.py), None without one."""
 
     stopped: bool
     metrics: dict[str, Any]
     epochs: int = 0
     reason: str | None = None
     validation: Mapping[str, Tensor] = MappingProxyType({})
+    refitted_rows: int | None = None
 
 
 class StopTraining(Exception):

@@ -20,6 +20,8 @@ SCHEDULES = {"mlp": "plateau", "tabular": "plateau"}  # of the learning rate, by
 SCHEDULE = "constant"  # of the other types
 PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate falls
 PLATEAU_FACTOR = 0.25
+REFITTED = ("tabular",)  # types of architectures that are trained again on all rows, if they have few
+MOST_REFITTED = 10_000  # training rows
 AVERAGED = ("tabular",)  # types of architectures whose weights are averaged
 
 
@@ -39,6 +41,7 @@ class Explicit(NamedTuple):
     patience: int | None = None
     learning_rate_schedule: str | None = None
     average_weights: bool | None = None
+    refit: bool | None = None
 
 
 OPEN = Explicit()
@@ -52,11 +55,12 @@ class Recipe(NamedTuple):
     patience: int
     learning_rate_schedule: str
     average_weights: bool
+    refit: bool
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
-    batch_size, learning_rate, patience, schedule, average = explicit
+    batch_size, learning_rate, patience, schedule, average, refit = explicit
     most = MOST_ROWS.get(subject.architecture, BATCH_SIZES[1])
     return Recipe(
         min(batch_size_for(subject.training_rows), most) if batch_size is None else batch_size,
@@ -64,12 +68,17 @@ def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
         PATIENCE if patience is None else patience,
         schedule or SCHEDULES.get(subject.architecture, SCHEDULE),
         subject.architecture in AVERAGED if average is None else average,
+        _is_refitted(subject) if refit is None else refit,
     )
 
 
 def _learning_rate(subject: Subject) -> float:
     of_type = LEARNING_RATES.get(subject.architecture, LEARNING_RATE)
     return of_type if subject.tune is None else TUNING_RATES.get(subject.tune, of_type)
+
+
+def _is_refitted(subject: Subject) -> bool:
+    return subject.architecture in REFITTED and subject.training_rows <= MOST_REFITTED
 
 
 def batch_size_for(rows: int) -> int:

@@ -36,7 +36,8 @@ class Settings:
     `learning_rate_schedule`: constant, or plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
     (recipe.py). `average_weights`: the model has averages of the weights of all steps, later ones counting more; its
     buffers are the last step's. `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so
-    its epochs are compared by their log loss after a calibration. `clip`: largest norm of the gradient.
+    its epochs are compared by their log loss after a calibration. `refit`: once the best epoch is known, the model is
+    trained again on all rows (refit.py), if they are in memory. `clip`: largest norm of the gradient.
     `checkpoint_interval_s`: least time between checkpoints (checkpoint_schedule.py), 0 = between epochs only. `lead`:
     rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
     or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has
@@ -59,6 +60,7 @@ class Settings:
     max_time_s: float | None = None
     learning_rate_schedule: str = "constant"
     average_weights: bool = False
+    refit: bool = False
     calibrate: bool = False
     quantiles: tuple[float, ...] = ()
     precision: str = "float32"

@@ -28,8 +28,8 @@ from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.graphs import Graphs, micro_batched, rows_of, step_spec, taking_tensors
 from pg_tensile.execution.training.observer import Memory
+from pg_tensile.execution.training.run_steps import StepResult, StepsState
 from pg_tensile.execution.training.settings import Settings
-from pg_tensile.execution.training.trainer import StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.following import following_plan

@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pg_tensile.errors import NotFiniteError
 from pg_tensile.execution.capture.optimizers import AVERAGE
@@ -38,55 +38,13 @@ from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
 from pg_tensile.execution.training.course import Course
 from pg_tensile.execution.training.epoch_sums import EpochSums
-from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
+from pg_tensile.execution.training.observer import EpochMetrics, Observer, Outcome, Progress, StopTraining
+from pg_tensile.execution.training.refit import Refit
+from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
-
-
-class StepResult(NamedTuple):
-    """Result of a step: outputs [rows, outputs] of the model, and the mean loss."""
-
-    outputs: Tensor
-    loss: float
-
-
-class StepsState(NamedTuple):
-    """State from which a run's next step starts.
-
-    `model` is its state_dict. `optimizer` has keys "number.name": the number of the parameter among those trained, and
-    the name of the state."""
-
-    model: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-
-
-class Steps(Protocol):
-    """Execution of the steps of a run.
-
-    `model` holds the weights again after `close`. Batches must be on `batch_device`; those for evaluation have at most
-    `evaluation_rows` rows."""
-
-    model: nn.Module
-    batch_device: torch.device
-    evaluation_rows: int
-
-    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
-        """Take one training step; `learning_rate` None means that of the settings."""
-
-    def evaluate(self, batch: Batch) -> StepResult:
-        """Compute outputs and loss in evaluation mode, without an update."""
-
-    def state(self) -> StepsState:
-        """Return the state; its tensors are valid until the next step."""
-
-    def load(self, state: StepsState) -> None:
-        """Continue from `state`. Raises CheckpointError if it belongs to another model."""
-
-    def memory(self) -> Memory: ...
-
-    def close(self) -> None: ...
 
 
 class Trainer:
@@ -123,6 +81,8 @@ class Trainer:
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
+        refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
+        self._refit = Refit(settings, dataset, steps) if refits else None
         self._schedule = CheckpointSchedule(settings.checkpoint_interval_s)
 
     # ---- running ----
@@ -131,7 +91,7 @@ class Trainer:
         """Train until the last epoch, early stopping, the end of the time or a stop request.
 
         Unless it was stopped, the run closes its steps, and the model has its final weights: those of the best epoch,
-        or of the last one. Raises TrainingError."""
+        of the last one, or of the training on all rows. Raises TrainingError."""
         self._schedule.start()
         course = self._course
         course.begin()
@@ -140,19 +100,21 @@ class Trainer:
                 self._run_epoch()
                 if self._schedule.due and course.end(self._epoch) is None:
                     self.save()
+            refitted = self._refit is not None and self._train_on_all_rows(self._refit)
         except StopTraining as stop:
             if stop.checkpoint:
                 self.save()
             return Outcome(True, self._last_metrics, self._epoch)
-        if course.kept is None:
+        model, kept = self._steps.model, course.kept
+        if kept is None or refitted:
             self._exchange_averages()
         self._steps.close()
-        model, kept = self._steps.model, course.kept
-        if kept is not None:
+        if kept is not None and not refitted:
             ckpt.load_model(model, kept.tensors)
         self._check_weights(dict(model.named_parameters()))
         metrics = self._last_metrics if kept is None else kept.metrics
-        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors())
+        rows = self._refit.rows if self._refit is not None and refitted else None
+        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors(), rows)
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
@@ -185,6 +147,32 @@ class Trainer:
             if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
                 self.save()
             self._observer.poll()
+
+    def _train_on_all_rows(self, refit: Refit) -> bool:
+        """Train again as `refit` says, and return True; False if the time is up before, or the loss is not finite.
+
+        The model of the best epoch is the final one then."""
+        kept = self._course.kept
+        if kept is None or self._course.time_is_up:
+            return False
+        if refit.epoch is None:
+            refit.begin()
+        while (epoch := refit.epoch or 0) < kept.epoch:
+            self._report("refitting", time.monotonic())
+            for batch in refit.batches.epoch(epoch, refit.step):
+                if not math.isfinite(self._steps.train(batch, refit.learning_rates[epoch]).loss):
+                    return False
+                refit.step, self._trained = refit.step + 1, self._trained + batch.rows
+                now = time.monotonic()
+                if now >= self._report_at:
+                    self._report("refitting", now)
+                if self._schedule.due and self._settings.checkpoint_interval_s > 0:
+                    self.save()
+                self._observer.poll()
+                if self._course.time_is_up:
+                    return False
+            refit.end_epoch()
+        return True
 
     def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches until the time is up, one at least."""
@@ -240,6 +228,8 @@ class Trainer:
             "training": training.to_json(),
             "validation": None if validation is None else validation.metrics.to_json(),
         }
+        if self._refit is not None:
+            self._refit.learning_rates.append(self._course.learning_rate)
         self._course.epoch_ended(self._epoch + 1, loss, self._last_metrics, lambda: self._steps.state().model)
         if self._course.kept is None or self._course.kept.epoch == self._epoch + 1:
             self._sample = self._evaluated
@@ -276,17 +266,11 @@ class Trainer:
 
     def _report(self, phase: str, now: float) -> None:
         rate = self._trained / (now - self._reported_at) if self._trained else None
-        self._observer.progress(
-            Progress(
-                phase,
-                self._epoch + 1,
-                self._step,
-                self._batches.steps(self._epoch),
-                self._sums.mean_loss(),
-                rate,
-                self._steps.memory(),
-            )
-        )
+        position = (self._epoch, self._step, self._batches.steps(self._epoch), self._sums.mean_loss())
+        if self._refit is not None and self._refit.epoch is not None:
+            position = (self._refit.epoch, self._refit.step, self._refit.batches.steps(self._refit.epoch), None)
+        epoch, step, steps, loss = position
+        self._observer.progress(Progress(phase, epoch + 1, step, steps, loss, rate, self._steps.memory()))
         self._reported_at, self._trained = now, 0
         self._report_at = now + REPORT_INTERVAL_S
 
@@ -330,6 +314,9 @@ class Trainer:
         checkpoint.put("validation", self._sample.tensors())
         if kept is not None:
             checkpoint.put("best", kept.tensors)
+        if self._refit is not None:
+            checkpoint.put("first", self._refit.tensors)
+            checkpoint.meta["refit"] = self._refit.to_json()
         ckpt.generator_states(checkpoint)
         return checkpoint
 
@@ -348,6 +335,8 @@ class Trainer:
         self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         self._course.restore(meta, checkpoint.get("best"), device)
+        if self._refit is not None and "refit" in meta:
+            self._refit.restore(meta["refit"], checkpoint.get("first"))
         ckpt.restore_generators(checkpoint)
         return None
 

@@ -27,9 +27,10 @@ from pg_tensile.execution.training.graphs import (
     rows_of,
     step_spec,
 )
+from pg_tensile.execution.training.run_steps import Steps
 from pg_tensile.execution.training.settings import EarlyStopping, Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
-from pg_tensile.execution.training.trainer import Steps, Trainer
+from pg_tensile.execution.training.trainer import Trainer
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
@@ -193,6 +194,19 @@ def test_averaged_weights_are_those_without_a_plan(prepared: Prepared, options: 
     last = case(prepared, PLAIN, **options).eager()
     case(prepared, PLAIN, **options).run(last)
     assert weights(steps.model) != weights(last.model)
+
+
+@pytest.mark.parametrize("part", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, SGD, {"average_weights": True}], ids=["adamw", "sgd", "averages"])
+def test_the_training_on_all_rows_is_that_without_a_plan(
+    prepared: Prepared, options: dict[str, Any], part: float
+) -> None:
+    job = case(prepared, PLAIN, refit=True, **options)
+    steps = job.planned(part)
+    assert_same(job, steps)
+    first = case(prepared, PLAIN, **options).eager()
+    case(prepared, PLAIN, **options).run(first)
+    assert weights(steps.model) != weights(first.model)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ from pg_tensile.execution.training import trainer as training
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopTraining
 from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
+from pg_tensile.execution.training.run_steps import StepResult
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
-from pg_tensile.execution.training.trainer import StepResult, Trainer
+from pg_tensile.execution.training.trainer import Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")

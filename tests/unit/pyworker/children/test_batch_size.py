@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.run_steps import Steps
 from pg_tensile.execution.training.settings import Settings
-from pg_tensile.execution.training.trainer import Steps, Trainer
+from pg_tensile.execution.training.trainer import Trainer
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.policies.joint.planner import JobPlanner

@@ -1,0 +1,61 @@
+"""Training of the final model on all rows, those for validation included.
+
+Once validation has told the epoch to keep, a small table's rows for validation are worth more as training rows: the
+model is trained again from its first weights, for as many epochs, each with the learning rate that it had, on batches
+of the same size. The metrics, the calibration and the intervals stay those of the model that has not seen the
+validation rows. Rows that fill no batch are left out of an epoch, others in each, so that no graph of another shape is
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.dataset import Dataset, together
+from pg_tensile.execution.training.run_steps import Steps, StepsState
+from pg_tensile.execution.training.settings import Settings
+
+
+class Refit:
+    """The second training of one run, from `begin` on; it may be continued from a checkpoint at any step."""
+
+    def __init__(self, settings: Settings, dataset: Dataset, steps: Steps) -> None:
+        """Take note of the first weights, which are those of `steps` now or, in a resumed run, the checkpoint's."""
+        table = together(dataset.training, dataset.validation)
+        self.batches = Batches(table, settings.batch_size, settings.seed, steps.batch_device, False, full_only=True)
+        self.rows = table.rows
+        self.epoch: int | None = None  # epochs done; None before `begin`
+        self.step = 0  # steps done in the current epoch
+        self.learning_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
+        self._steps = steps
+        self._first = {name: tensor.detach().clone() for name, tensor in steps.state().model.items()}
+
+    def begin(self) -> None:
+        """Give the steps the first weights again, with an optimizer that has not seen a gradient."""
+        unused = {name: torch.zeros_like(tensor) for name, tensor in self._steps.state().optimizer.items()}
+        self._steps.load(StepsState(self._first, unused))
+        self.epoch = 0
+
+    def end_epoch(self) -> None:
+        assert self.epoch is not None
+        self.epoch, self.step = self.epoch + 1, 0
+
+    # ---- checkpoints ----
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as a part of a checkpoint's `meta`, without the tensors."""
+        return {"epoch": self.epoch, "step": self.step, "learning_rates": self.learning_rates}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The first weights."""
+        return self._first
+
+    def restore(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.epoch, self.step, self.learning_rates = meta["epoch"], meta["step"], list(meta["learning_rates"])
+        self._first = {name: tensor.to(self._steps.batch_device) for name, tensor in tensors.items()}

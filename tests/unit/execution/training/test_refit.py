@@ -1,0 +1,127 @@
+"""The training of the final model on all rows: what it learns from, and that it goes on from any checkpoint."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.dataset import together
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.checkpoint import Checkpoint
+from pg_tensile.execution.training.recipe import MOST_REFITTED, Explicit, Subject, recipe
+from pg_tensile.execution.training.run_steps import StepResult
+from pg_tensile.execution.training.settings import EarlyStopping
+from tests.unit.execution.training.test_training import CPU, Recorder, trainer, weights
+from tests.unit.rows import Prepared, every_type
+
+PLAIN = {"type": "mlp", "hidden": [16]}
+SETTINGS: dict[str, Any] = {"epochs": 4, "refit": True, "early_stopping": EarlyStopping(2)}
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return every_type(400).prepare()
+
+
+def run(prepared: Prepared, recorder: Recorder, **settings: Any) -> tuple[Any, nn.Module]:
+    made, model = trainer(prepared, recorder, PLAIN, **(SETTINGS | settings))
+    return made.run(), model
+
+
+def test_the_model_is_trained_again_from_its_first_weights_on_all_rows(prepared: Prepared) -> None:
+    """The same as a run without validation rows, of as many epochs as the first one kept, and with full batches only.
+
+    Metrics and the validation's outputs stay those of the first model."""
+    plain_recorder, recorder = Recorder(), Recorder()
+    plain, first = run(prepared, plain_recorder, refit=False)
+    outcome, model = run(prepared, recorder)
+    table = together(prepared.dataset.training, prepared.dataset.validation)
+    assert outcome.refitted_rows == table.rows == 400 and plain.refitted_rows is None
+    assert outcome.metrics == plain.metrics and recorder.without_seconds() == plain_recorder.without_seconds()
+    assert all(torch.equal(outcome.validation[name], tensor) for name, tensor in plain.validation.items())
+    expected, _ = trainer(prepared, Recorder(), PLAIN, epochs=outcome.metrics["epoch"])
+    batches = Batches(table, 32, 5, CPU, False, full_only=True)
+    for epoch in range(outcome.metrics["epoch"]):
+        taken = [expected._steps.train(batch) for batch in batches.epoch(epoch)]
+        assert len(taken) == batches.steps(epoch) == 400 // 32
+    assert weights(model) == weights(expected._steps.model) != weights(first)
+
+
+def test_each_epoch_has_the_learning_rate_that_it_had(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pg_tensile.execution.training import course
+
+    monkeypatch.setattr(course, "PLATEAU_EPOCHS", 0)  # it falls after each epoch
+    made, _ = trainer(prepared, Recorder(), PLAIN, **SETTINGS, learning_rate_schedule="plateau")
+    rates: list[float | None] = []
+    train = made._steps.train
+
+    def recorded(batch: Any, learning_rate: float | None = None) -> StepResult:
+        rates.append(learning_rate)
+        return train(batch, learning_rate)
+
+    monkeypatch.setattr(made._steps, "train", recorded)
+    kept = made.run().metrics["epoch"]
+    again = rates[-kept * (400 // 32) :]
+    assert list(dict.fromkeys(again)) == list(dict.fromkeys(rates))[:kept] and kept > 1
+
+
+@pytest.mark.parametrize("averages", [False, True])
+@pytest.mark.parametrize("stop_after", [5, 25, 45, 52, 60, 75])
+def test_it_goes_on_from_a_checkpoint_at_any_step(prepared: Prepared, stop_after: int, averages: bool) -> None:
+    options = SETTINGS | {"average_weights": averages}
+    expected, model = run(prepared, Recorder(), **options)
+    stopped = Recorder(stop_after)
+    assert run(prepared, stopped, **options)[0].stopped
+    resumed, again = trainer(prepared, Recorder(), PLAIN, **options)
+    assert resumed.resume(Checkpoint.from_bytes(*stopped.checkpoints[-1])) is None
+    outcome = resumed.run()
+    assert weights(again) == weights(model) and outcome.metrics == expected.metrics
+
+
+def test_some_of_these_stops_are_in_the_second_training(prepared: Prepared) -> None:
+    recorder = Recorder(75)
+    run(prepared, recorder)
+    assert recorder.checkpoints[-1][1]["refit"]["epoch"] is not None
+    assert {progress.phase for progress in recorder.progresses} == {"training", "validating", "refitting"}
+
+
+def test_the_first_model_stays_if_the_second_training_fails_or_has_no_time(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(prepared, Recorder(), refit=False)
+    made, model = trainer(prepared, Recorder(), PLAIN, **SETTINGS)
+    train = made._steps.train
+
+    def broken(batch: Any, learning_rate: float | None = None) -> StepResult:
+        result = train(batch, learning_rate)
+        assert made._refit is not None
+        return result if made._refit.epoch is None else result._replace(loss=math.nan)
+
+    monkeypatch.setattr(made._steps, "train", broken)
+    assert made.run().refitted_rows is None and weights(model) == weights(first)
+
+    made, model = trainer(prepared, Recorder(), PLAIN, **SETTINGS, max_time_s=1e9)
+    monkeypatch.setattr(type(made._course), "time_is_up", property(lambda _: made._refit.epoch is not None))
+    assert made.run().refitted_rows is None and weights(model) == weights(first)
+
+
+@pytest.mark.parametrize("settings", [{"keep": "last"}, {"refit": False}])
+def test_without_it_checkpoints_have_nothing_of_it(prepared: Prepared, settings: dict[str, Any]) -> None:
+    made, _ = trainer(prepared, Recorder(), PLAIN, **(SETTINGS | settings))
+    state = made.state()
+    assert "refit" not in state.meta and not state.get("first")
+    assert made.run().refitted_rows is None
+
+
+def test_it_is_the_default_of_small_tables_only() -> None:
+    assert recipe(Subject("tabular", MOST_REFITTED)).refit
+    assert not recipe(Subject("tabular", MOST_REFITTED + 1)).refit
+    assert not recipe(Subject("mlp", 100)).refit
+    assert recipe(Subject("mlp", 10**6), Explicit(refit=True)).refit
+    assert not recipe(Subject("tabular", 100), Explicit(refit=False)).refit
+    assert checkpoint.Checkpoint({}).get("first") == {}
