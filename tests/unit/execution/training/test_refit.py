@@ -106,7 +106,9 @@ def test_the_first_model_stays_if_the_second_training_fails_or_has_no_time(
     assert made.run().refitted_rows is None and weights(model) == weights(first)
 
     made, model = trainer(prepared, Recorder(), PLAIN, **SETTINGS, max_time_s=1e9)
-    monkeypatch.setattr(type(made._course), "time_is_up", property(lambda _: made._refit.epoch is not None))
+    refit = made._refit
+    assert refit is not None
+    monkeypatch.setattr(type(made._course), "time_is_up", property(lambda _: refit.epoch is not None))
     assert made.run().refitted_rows is None and weights(model) == weights(first)
 
 
