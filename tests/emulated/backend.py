@@ -1,0 +1,72 @@
+"""Backend of the emulated accelerator; the package's metadata beside it make pg_tensile find it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from pg_tensile.errors import DeviceError
+from pg_tensile.execution.codecs.device import Coder, HostCoder
+from pg_tensile.planning.compression.codec import Codec, CodedChunk
+from tests.emulated import emulated
+from tests.emulated.emulated import control
+
+
+class EmulatedBackend:
+    """A `pg_tensile.execution.backends.Backend`."""
+
+    def register(self, address: int, size: int, device: torch.device) -> None:
+        try:
+            control.host_register(address, size)
+        except RuntimeError as error:
+            raise DeviceError("host memory cannot be registered", detail=str(error)) from None
+
+    def unregister(self, address: int) -> None:
+        try:
+            control.host_unregister(address)
+        except RuntimeError as error:
+            raise DeviceError("host memory cannot be unregistered", detail=str(error)) from None
+
+    def near(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def process_bytes(self, device: torch.device) -> int | None:
+        return control.process_bytes(device.index)
+
+    def load_of_others(self, device: torch.device) -> float:
+        return 0.0
+
+    def use_deterministic_libraries(self) -> None:
+        return None
+
+    def release_library_memory(self) -> None:
+        return None
+
+    def coder(self, device: torch.device) -> Coder:
+        return EmulatedCoder()
+
+
+class EmulatedCoder:
+    """Coder that has the host's code what the device holds: a kernel that waits for its stream and copies both ways."""
+
+    available = staticmethod(HostCoder.available)
+    clock = staticmethod(HostCoder.clock)
+    warm_up = staticmethod(HostCoder.warm_up)
+
+    def encode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> CodedChunk:
+        raw = source.cpu()
+        coded = torch.empty_like(raw)
+        chunk = HostCoder.encode(codec, raw, word_bytes, coded)
+        if chunk.codec != Codec.NONE:
+            target[: chunk.coded_bytes].copy_(coded[: chunk.coded_bytes])
+        return chunk
+
+    def decode(self, chunk: CodedChunk, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
+        raw = torch.empty(target.shape, dtype=target.dtype)
+        HostCoder.decode(chunk, source.cpu(), word_bytes, raw)
+        target.copy_(raw)
+
+
+BACKEND = EmulatedBackend()
+__all__ = ["BACKEND", "emulated"]
