@@ -87,8 +87,7 @@ def codec_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]
 
 def coded_size(coder: Coder, codec: Codec, raw: torch.Tensor) -> int:
     """Return the bytes that move; a chunk that does not shrink moves as it is."""
-    sizes = [(part, coder.encode(codec, raw[part], 4, torch.empty_like(raw[part]))) for part in chunks(len(raw))]
-    return sum(size if size >= 0 else part.stop - part.start for part, size in sizes)
+    return sum(coder.encode(codec, raw[part], 4, torch.empty_like(raw[part])).coded_bytes for part in chunks(len(raw)))
 
 
 def model_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]:

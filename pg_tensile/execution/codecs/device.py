@@ -9,7 +9,7 @@ import torch
 
 from pg_tensile.errors import CodecError
 from pg_tensile.execution.codecs import host
-from pg_tensile.planning.compression.codec import DEFAULT_LAUNCH, Codec, Launch
+from pg_tensile.planning.compression.codec import DEFAULT_LAUNCH, Codec, CodedChunk, Launch
 
 
 class Coder(Protocol):
@@ -17,11 +17,13 @@ class Coder(Protocol):
 
     def available(self, codec: Codec) -> bool: ...
 
-    def encode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> int: ...
+    def encode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> CodedChunk: ...
 
-    def decode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None: ...
+    def decode(self, chunk: CodedChunk, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None: ...
 
     def clock(self) -> float: ...  # s, after all queued coding has ended
+
+    def warm_up(self) -> None: ...  # compiles what coding will need, so that no swap waits for a compiler
 
 
 def coder_of(device: torch.device, launch: Launch = DEFAULT_LAUNCH) -> Coder:
@@ -50,3 +52,7 @@ class HostCoder:
     def clock() -> float:
         """Return the processor time of this thread, which excludes other work of the machine."""
         return time.thread_time()
+
+    @staticmethod
+    def warm_up() -> None:
+        """Do nothing: no function of host.py is compiled."""

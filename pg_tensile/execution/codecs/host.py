@@ -13,24 +13,33 @@ import numpy as np
 import torch
 
 from pg_tensile.errors import CodecError
-from pg_tensile.planning.compression.codec import ROW_WORDS, Codec, available, lz4_package, parts, word_of
+from pg_tensile.planning.compression.codec import (
+    ROW_WORDS,
+    Codec,
+    CodedChunk,
+    available,
+    lz4_package,
+    parts,
+    word_of,
+)
 
 __all__ = ["available", "decode", "encode"]
 
 
-def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> int:
+def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> CodedChunk:
     """Code `source` (uint8[n], on the CPU, elements of `word_bytes`) into the first bytes of `target`.
 
-    Returns the number of coded bytes, or −1 if they would not be fewer than n. Raises CodecError if the codec is not
-    available or `target` has fewer than n bytes.
+    If the coded bytes would not be fewer than n, the result's codec is NONE, its size n, and `target` is undefined.
+    Raises CodecError if the codec is not available or `target` has fewer than n bytes.
     """
     raw, coded = source.numpy(), target.numpy()
     if len(coded) < len(raw):
         raise CodecError(f"{len(raw):,} bytes need a place of as many, not of {len(coded):,}")
+    plain = CodedChunk(Codec.NONE, len(raw))
     if codec == Codec.NONE:
-        return -1
+        return plain
     if codec == Codec.LZ4:
-        return _encode_lz4(raw, coded)
+        return _encode_lz4(raw, coded) or plain
     words, tail = _split(raw, word_of(word_bytes))
     used = words != 0
     value_ends = np.cumsum([np.count_nonzero(row) for row in _rows(used)], dtype=np.int64)
@@ -38,7 +47,7 @@ def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Te
     values = int(value_ends[-1]) if len(words) else 0
     places = parts(codec, len(raw), words.itemsize, values, len(starts))
     if places[-1].stop >= len(raw):
-        return -1
+        return plain
     for part, after in pairwise(places):
         coded[part.stop : after.start] = 0
     columns = None
@@ -53,51 +62,47 @@ def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Te
         coded[places[2]].view(np.uint16)[:] = (ends - starts - 1).astype(np.uint16)
     _gather(words, used, coded[places[-2]].view(words.dtype), columns)
     coded[places[-1]] = tail
-    return places[-1].stop
+    return CodedChunk(codec, places[-1].stop, values, len(starts))
 
 
-def decode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
+def decode(chunk: CodedChunk, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
     """Decode `source` (uint8[k], all bytes that `encode` wrote) into `target` (uint8[n]).
 
-    Raises CodecError if the bytes are not those of a chunk of that size, or the codec is not available.
+    Raises CodecError if the bytes are not those of such a chunk of that size, or the codec is not available.
     """
     coded, raw = source.numpy(), target.numpy()
     try:
-        if codec == Codec.NONE:
+        if chunk.codec == Codec.NONE:
             raw[:] = coded
-        elif codec == Codec.LZ4:
+        elif chunk.codec == Codec.LZ4:
             _decode_lz4(coded, raw)
         else:
-            _decode_words(codec, coded, word_of(word_bytes), raw)
+            _decode_words(chunk, coded, word_of(word_bytes), raw)
     except (ValueError, IndexError, OverflowError) as error:
-        message = f"{len(coded):,} bytes are not a chunk of {len(raw):,} coded by {codec.name}"
+        message = f"{len(coded):,} bytes are not a chunk of {len(raw):,} coded by {chunk.codec.name}"
         raise CodecError(message) from error
 
 
-def _decode_words(codec: Codec, coded: np.ndarray, width: int, raw: np.ndarray) -> None:
+def _decode_words(chunk: CodedChunk, coded: np.ndarray, width: int, raw: np.ndarray) -> None:
     words, tail = _split(raw, width)
-    first = parts(codec, len(raw), width, 0, 0)[0]
-    if codec == Codec.CSR:
-        row_ends = coded[first].view(np.uint32).astype(np.int64)
-        places = parts(codec, len(raw), width, int(row_ends[-1]), 0)
-        _check_size(coded, places)
-        numbers = _positions(row_ends, coded[places[1]].view(np.uint16))
-        words.fill(0)
-        words[numbers] = coded[places[-2]].view(words.dtype)
-    else:
-        if codec == Codec.ZVC:
-            used, runs = np.unpackbits(coded[first], count=len(words), bitorder="little").view(bool), 0
-        else:
-            used, runs = _between_runs(coded, width, len(raw), len(words))
-        places = parts(codec, len(raw), width, int(np.count_nonzero(used)), runs)
-        _check_size(coded, places)
-        _scatter(coded[places[-2]].view(words.dtype), used, words)
-    tail[:] = coded[places[-1]]
-
-
-def _check_size(coded: np.ndarray, places: tuple[slice, ...]) -> None:
+    places = parts(chunk.codec, len(raw), width, chunk.values, chunk.runs)
     if places[-1].stop != len(coded):
         raise ValueError(f"they should be {places[-1].stop:,}")
+    values = coded[places[-2]].view(words.dtype)
+    if chunk.codec == Codec.CSR:
+        row_ends = coded[places[0]].view(np.uint32).astype(np.int64)
+        numbers = _positions(row_ends, coded[places[1]].view(np.uint16))
+        words.fill(0)
+        words[numbers] = values
+    else:
+        if chunk.codec == Codec.ZVC:
+            used = np.unpackbits(coded[places[0]], count=len(words), bitorder="little").view(bool)
+        else:
+            used = _between_runs(coded, places, len(words))
+        if np.count_nonzero(used) != chunk.values:
+            raise ValueError(f"{np.count_nonzero(used):,} words have a value, not {chunk.values:,}")
+        _scatter(values, used, words)
+    tail[:] = coded[places[-1]]
 
 
 def _split(raw: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,27 +164,25 @@ def _merged(positions: np.ndarray, more: np.ndarray) -> np.ndarray:
     return np.insert(positions, np.searchsorted(positions, more), more) if len(more) else positions
 
 
-def _between_runs(coded: np.ndarray, width: int, nbytes: int, words: int) -> tuple[np.ndarray, int]:
-    """Return which words of a chunk in RLE have values, and the number of its runs."""
-    row_ends = coded[parts(Codec.RLE, nbytes, width, 0, 0)[0]].view(np.uint32).astype(np.int64)
-    runs = int(row_ends[-1])
-    _, columns, lengths, *_ = parts(Codec.RLE, nbytes, width, 0, runs)
-    starts = _positions(row_ends, coded[columns].view(np.uint16))
-    ends = starts + coded[lengths].view(np.uint16) + 1
+def _between_runs(coded: np.ndarray, places: tuple[slice, ...], words: int) -> np.ndarray:
+    """Return which words of a chunk in RLE have values."""
+    row_ends = coded[places[0]].view(np.uint32).astype(np.int64)
+    starts = _positions(row_ends, coded[places[1]].view(np.uint16))
+    ends = starts + coded[places[2]].view(np.uint16) + 1
     change = np.zeros(words + 1, np.int8)
     change[0] = 1
     change[starts] -= 1
     change[ends] += 1  # a run may start where another ends
-    return np.cumsum(change[:-1], dtype=np.int8).view(bool), runs
+    return np.cumsum(change[:-1], dtype=np.int8).view(bool)
 
 
-def _encode_lz4(raw: np.ndarray, coded: np.ndarray) -> int:
+def _encode_lz4(raw: np.ndarray, coded: np.ndarray) -> CodedChunk | None:
     block = _installed_lz4()
     packed = block.compress(raw, mode="default", store_size=False)
     if len(packed) >= len(raw):
-        return -1
+        return None
     coded[: len(packed)] = np.frombuffer(packed, np.uint8)
-    return len(packed)
+    return CodedChunk(Codec.LZ4, len(packed))
 
 
 def _decode_lz4(coded: np.ndarray, raw: np.ndarray) -> None:

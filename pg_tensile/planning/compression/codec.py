@@ -30,6 +30,8 @@ from pg_tensile.errors import CodecError
 CHUNK_BYTES = 4 << 20  # raw size of the largest chunks
 CHUNK_MULTIPLE = 1 << 19  # chunk sizes are multiples of it: whole rows of the widest words
 ROW_WORDS = 1 << 16  # columns are uint16
+WIDTHS = (8, 4, 2, 1)  # bytes of a word
+TILE_WORDS = 1 << 10  # what a program of a GPU's kernels processes at once; a row has a whole number of tiles
 
 
 class Codec(IntEnum):
@@ -42,11 +44,20 @@ class Codec(IntEnum):
     LZ4 = 4
 
 
+COUNTED = (Codec.ZVC, Codec.RLE, Codec.CSR)  # those that code by counting zeros; they have `parts`
+
+
 class CodedChunk(NamedTuple):
-    """Result of coding one chunk: its codec, NONE if it did not shrink, and the number of bytes it takes."""
+    """Result of coding one chunk: its codec, NONE if it did not shrink, and the number of bytes it takes.
+
+    With `values` and `runs`, the arguments of `parts`, a decoder finds the parts without reading the bytes: on a GPU
+    the host would have to wait for them. They are 0 for codecs without such parts.
+    """
 
     codec: Codec
     coded_bytes: int
+    values: int = 0
+    runs: int = 0
 
 
 def named_codec(name: str) -> Codec:
@@ -98,7 +109,7 @@ def word_of(word_bytes: int) -> int:
     """Return the word size (8, 4, 2 or 1 bytes) as which elements of `word_bytes` are treated."""
     if word_bytes < 1:
         raise CodecError(f"an element cannot have {word_bytes} bytes")
-    return next(width for width in (8, 4, 2, 1) if word_bytes % width == 0)
+    return next(width for width in WIDTHS if word_bytes % width == 0)
 
 
 def parts(codec: Codec, nbytes: int, word_bytes: int, values: int, runs: int) -> tuple[slice, ...]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.errors import CodecError
-from pg_tensile.planning.compression.codec import Codec, named_codec, word_of
+from pg_tensile.planning.compression.codec import WIDTHS, Codec, named_codec, word_of
 
 RANGES = (0.3, 0.6, 0.9)  # boundaries between the ranges of sparsity, each of which has its own model
 _TERMS = 6
@@ -214,6 +214,6 @@ def _is_number(value: object) -> bool:
 
 
 def _stored_width(width: object) -> int:
-    if not isinstance(width, int) or width not in (1, 2, 4, 8):
+    if not isinstance(width, int) or width not in WIDTHS:
         raise ValueError(f"words of {width} bytes")
     return width

@@ -15,11 +15,31 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import TraceError
 from pg_tensile.planning.compression import codec
+from pg_tensile.planning.device_types import ACCELERATORS
 
-# Raw bytes of a chunk: on the host device small enough for a cache, on CUDA large enough to keep a kernel busy.
-CHUNK_BYTES = {"cpu": codec.CHUNK_MULTIPLE, "cuda": codec.CHUNK_BYTES}
-# Device memory reserved while a plan has codecs: two chunks for each lane, one being coded and one on the link.
-STAGING_BYTES = {device: 4 * size for device, size in CHUNK_BYTES.items()}
+# Raw bytes of a chunk: on the host device small enough for a cache, on accelerators large enough to keep a kernel busy.
+CHUNK_BYTES = {"cpu": codec.CHUNK_MULTIPLE} | dict.fromkeys(ACCELERATORS, codec.CHUNK_BYTES)
+_BLOCK_BYTES = 512  # PyTorch's allocator of an accelerator rounds sizes up to it
+
+
+def workspace_bytes(nbytes: int, word_bytes: int) -> int:
+    """Return the bytes on a GPU that its coder allocates to encode one chunk while it decodes another.
+
+    This is the most that any codec takes for chunks of `nbytes` in words of `word_bytes`, except LZ4: nvCOMP's
+    allocations are its own. PyTorch's operators, which sum up counts, have temporary memory besides, a small share.
+    """
+    words = nbytes // word_bytes
+    tiles, rows = -(-words // codec.TILE_WORDS), -(-words // codec.ROW_WORDS)
+    encoding = (8 * tiles, 8 * tiles, 8 * rows, 4 * rows, 8)  # counts, their sums, the last tiles of rows, their sums
+    decoding = (words + 1, 4 * tiles)  # which words are in a run, counts
+    return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in (*encoding, *decoding))
+
+
+# The most for any words, with room for what PyTorch's operators take. On the host device, codecs take host memory.
+WORKSPACE_BYTES = {"cpu": 0} | dict.fromkeys(ACCELERATORS, -(-workspace_bytes(codec.CHUNK_BYTES, 1) // (1 << 20)) << 20)
+# Device memory reserved while a plan has codecs: two chunks for each lane, one being coded and one on the link, and
+# what coding takes besides.
+STAGING_BYTES = {device: 4 * size + WORKSPACE_BYTES[device] for device, size in CHUNK_BYTES.items()}
 
 
 class Coding(NamedTuple):

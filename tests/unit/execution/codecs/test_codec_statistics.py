@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.execution.codecs import host
-from pg_tensile.planning.compression.codec import CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks
+from pg_tensile.planning.compression.codec import CHUNK_MULTIPLE, COUNTED, ROW_WORDS, Codec, chunks
 from pg_tensile.planning.compression.sparsity import PIECE_WORDS, Statistics, coded_bytes, measure
-from tests.unit.execution.codecs.test_codecs import sparse_words
-
-COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]
+from tests.codec_cases import sparse_words
 
 
 def encoded_bytes(codec: Codec, words: np.ndarray, chunk_bytes: int | None = None) -> int:
@@ -21,8 +19,7 @@ def encoded_bytes(codec: Codec, words: np.ndarray, chunk_bytes: int | None = Non
     raw = torch.from_numpy(words.view(np.uint8).copy())
     total = 0
     for part in chunks(len(raw)) if chunk_bytes is None else chunks(len(raw), chunk_bytes):
-        size = host.encode(codec, raw[part], words.itemsize, torch.empty_like(raw[part]))
-        total += size if size >= 0 else part.stop - part.start
+        total += host.encode(codec, raw[part], words.itemsize, torch.empty_like(raw[part])).coded_bytes
     return total
 
 

@@ -18,45 +18,34 @@ from pg_tensile.planning.compression import codec as codecs
 from pg_tensile.planning.compression.codec import (
     CHUNK_BYTES,
     CHUNK_MULTIPLE,
+    COUNTED,
     ROW_WORDS,
     Codec,
+    CodedChunk,
     chunks,
     named_codec,
     parts,
 )
+from tests.codec_cases import check_guard, guarded_memory, sparse_words
 
 CODING = [codec for codec in Codec if codec != Codec.NONE]
-GUARD = 64  # bytes behind the place, which nothing may touch
 
 
-def sparse_words(words: int, width: int, zero_share: float, run_words: int, seed: int) -> np.ndarray:
-    """Random bits, of which about that share is zero, in runs of that length."""
-    random = np.random.default_rng(seed)
-    values = random.integers(0, 256, words * width, np.uint8).view(f"u{width}").copy()
-    zero = np.repeat(random.random(-(-words // run_words)) < zero_share, run_words)[:words]
-    values[zero] = 0
-    return values
-
-
-def guarded_memory(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory with a guard behind it, and the part of it that may be written."""
-    memory = torch.full((size + GUARD,), 0xA5, dtype=torch.uint8)
-    return memory, memory[:size]
-
-
-def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> int:
-    """Coded size, after all bytes have come back; −1: not coded."""
+def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> CodedChunk:
+    """The coding, after all bytes have come back."""
     source = torch.from_numpy(raw.view(np.uint8).reshape(-1).copy())
     memory, target = guarded_memory(len(source))
-    size = host.encode(codec, source, word_bytes, target)
-    assert (memory[len(source) :] == 0xA5).all()
-    assert size < len(source) or size == -1
-    if size >= 0:
-        memory, back = guarded_memory(len(source))
-        host.decode(codec, target[:size].clone(), word_bytes, back)
-        assert torch.equal(back, source)
-        assert (memory[len(source) :] == 0xA5).all()
-    return size
+    chunk = host.encode(codec, source, word_bytes, target)
+    check_guard(memory)
+    if chunk.codec == Codec.NONE:
+        assert chunk == (Codec.NONE, len(source), 0, 0)
+        return chunk
+    assert chunk.codec == codec and chunk.coded_bytes < len(source)
+    memory, back = guarded_memory(len(source))
+    host.decode(chunk, target[: chunk.coded_bytes].clone(), word_bytes, back)
+    assert torch.equal(back, source)
+    check_guard(memory)
+    return chunk
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,9 +61,9 @@ def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> int:
 def test_every_bit_comes_back(codec, word_bytes, words, tail, zero_share, run_words, seed):
     values = sparse_words(words, codecs.word_of(word_bytes), zero_share, run_words, seed).view(np.uint8)
     raw = np.concatenate([values, np.random.default_rng(seed).integers(0, 256, tail, np.uint8)])
-    size = round_trip(codec, raw, word_bytes)
+    chunk = round_trip(codec, raw, word_bytes)
     if zero_share == 1.0 and words > 200:
-        assert 0 < size < len(raw) / 3
+        assert 0 < chunk.coded_bytes < len(raw) / 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,8 +78,8 @@ def test_every_short_string_comes_back(codec, word_bytes, raw):
 def test_rows_end_and_runs_end_with_them(codec, width, zero_share, run_words):
     words = sparse_words(3 * ROW_WORDS + 17, width, zero_share, run_words, seed=3)
     words[2 * ROW_WORDS - 1 : 2 * ROW_WORDS + 1] = 0  # one run, cut by the row
-    size = round_trip(codec, words, width)
-    assert size > 0 or (run_words == 1 and codec != Codec.ZVC)
+    chunk = round_trip(codec, words, width)
+    assert chunk.codec == codec or (run_words == 1 and codec != Codec.ZVC)
 
 
 @pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
@@ -100,26 +89,27 @@ def test_a_zero_is_all_its_bits(codec):
     values[1::100] = np.float32(1e-45)  # the smallest subnormal
     values[2::100] = np.array([0x7FC00001], np.uint32).view(np.float32)  # a NaN with a payload
     values[3::100] = np.array([0xFF800001], np.uint32).view(np.float32)  # one that signals
-    size = round_trip(codec, values, 4)
-    assert size > 160 * 4 or (codec == Codec.LZ4 and size > 0)  # 160 values are kept
+    chunk = round_trip(codec, values, 4)
+    assert chunk.codec == codec and (codec == Codec.LZ4 or chunk.values == 160)
 
 
 @pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("raw", [b"", b"\0", b"\1", b"\0" * 3], ids=len)
 def test_next_to_nothing_is_not_coded(codec, raw):
-    assert round_trip(codec, np.frombuffer(raw, np.uint8), 4) == -1
+    assert round_trip(codec, np.frombuffer(raw, np.uint8), 4).codec == Codec.NONE
 
 
 @pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
 def test_what_does_not_shrink_is_refused(codec):
-    assert round_trip(codec, sparse_words(5000, 4, 0.0, 1, seed=1), 4) == -1
+    assert round_trip(codec, sparse_words(5000, 4, 0.0, 1, seed=1), 4).codec == Codec.NONE
 
 
 def test_without_a_codec_bytes_are_copied():
     source = torch.arange(10, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    assert host.encode(Codec.NONE, source, 4, target) == -1
-    host.decode(Codec.NONE, source, 4, target)
+    chunk = host.encode(Codec.NONE, source, 4, target)
+    assert chunk == (Codec.NONE, 10, 0, 0)
+    host.decode(chunk, source, 4, target)
     assert torch.equal(source, target)
 
 
@@ -127,21 +117,38 @@ def test_without_a_codec_bytes_are_copied():
 def test_equal_bytes_are_coded_equally_wherever_they_are_put(codec):
     source = torch.from_numpy(sparse_words(9001, 4, 0.8, 30, seed=5).view(np.uint8))
     first, second = torch.zeros_like(source), torch.full_like(source, 0xFF)
-    size = host.encode(codec, source, 4, first)
-    assert size == host.encode(codec, source, 4, second)
-    assert torch.equal(first[:size], second[:size])
+    chunk = host.encode(codec, source, 4, first)
+    assert chunk == host.encode(codec, source, 4, second)
+    assert torch.equal(first[: chunk.coded_bytes], second[: chunk.coded_bytes])
 
 
 @pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
 def test_bytes_that_are_no_chunk_of_that_size_are_refused(codec):
     source = torch.from_numpy(sparse_words(5000, 4, 0.8, 30, seed=5).view(np.uint8))
     coded = torch.empty_like(source)
-    size = host.encode(codec, source, 4, coded)
+    chunk = host.encode(codec, source, 4, coded)
+    size = chunk.coded_bytes
     for damaged in (coded[: size - 9], coded[: size // 2], coded[:0]):
         with pytest.raises(CodecError, match="are not a chunk of 20,000"):
-            host.decode(codec, damaged, 4, torch.empty_like(source))
+            host.decode(chunk, damaged, 4, torch.empty_like(source))
     with pytest.raises(CodecError):
-        host.decode(codec, coded[:size], 4, torch.empty(len(source) - 400, dtype=torch.uint8))
+        host.decode(chunk, coded[:size], 4, torch.empty(len(source) - 400, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("codec", COUNTED, ids=lambda codec: codec.name)
+def test_bytes_that_are_not_what_their_numbers_say_are_refused(codec):
+    """Counts with which the parts have the same places, because of what fills them up to a multiple of 8 bytes."""
+    source = torch.from_numpy(sparse_words(5000, 1, 0.95, 30, seed=5).view(np.uint8))
+    coded, back = torch.empty_like(source), torch.empty_like(source)
+    chunk = host.encode(codec, source, 1, coded)
+    other = next(
+        other
+        for step in (-1, 1)
+        if parts(codec, 5000, 1, chunk.values + step, chunk.runs)[-1].stop == chunk.coded_bytes
+        for other in [chunk._replace(values=chunk.values + step)]
+    )
+    with pytest.raises(CodecError, match="are not a chunk of 5,000"):
+        host.decode(other, coded[: chunk.coded_bytes], 1, back)
 
 
 def test_a_place_that_is_too_small_is_refused():
@@ -171,7 +178,7 @@ def test_chunks_lie_side_by_side():
 
 @settings(max_examples=30, deadline=None)
 @given(
-    codec=st.sampled_from([Codec.ZVC, Codec.RLE, Codec.CSR]),
+    codec=st.sampled_from(COUNTED),
     width=st.sampled_from([1, 2, 4, 8]),
     nbytes=st.integers(0, 1 << 20),
     values=st.integers(0, 1 << 17),
@@ -197,12 +204,12 @@ import sys
 sys.modules["lz4"] = None
 import torch
 from pg_tensile.execution.codecs import host
-from pg_tensile.planning.compression.codec import Codec, available
+from pg_tensile.planning.compression.codec import Codec, CodedChunk, available
 from pg_tensile.errors import CodecError
 print(available(Codec.LZ4), available(Codec.ZVC))
-for call in (host.encode, host.decode):
+for call, what in ((host.encode, Codec.LZ4), (host.decode, CodedChunk(Codec.LZ4, 9))):
     try:
-        call(Codec.LZ4, torch.zeros(9, dtype=torch.uint8), 4, torch.zeros(9, dtype=torch.uint8))
+        call(what, torch.zeros(9, dtype=torch.uint8), 4, torch.zeros(9, dtype=torch.uint8))
     except CodecError as error:
         print(error.message, "|", error.hint)
 """

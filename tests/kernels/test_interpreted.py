@@ -1,0 +1,94 @@
+"""Kernels under Triton's interpreter, on the CPU: their bytes are the host's, whatever the launch, and nothing else.
+
+The interpreter runs one program after the other and compiles nothing: it shows no races.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.planning.compression.codec import COUNTED, WIDTHS, Codec, Launch, word_of
+from tests.codec_cases import (
+    CASES,
+    LAUNCHES,
+    SHORT_CASES,
+    Case,
+    check_against_host,
+    check_cases,
+    sparse_words,
+)
+from tests.kernels.interpreter import interpreting
+
+CPU = torch.device("cpu")
+OF_ROWS = [case for case in CASES if case not in SHORT_CASES]
+all_codecs = pytest.mark.parametrize("codec", COUNTED, ids=lambda codec: codec.name)
+all_widths = pytest.mark.parametrize("width", WIDTHS)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Callable[..., object]]:
+    with interpreting() as call:
+        yield call
+
+
+def check_launch(launch: Launch, codec: Codec, width: int, cases: Sequence[Case]) -> None:
+    """Check the cases. Runs where kernels are interpreted, as all functions that import the coder."""
+    from pg_tensile.execution.codecs.cuda import CudaCoder
+
+    check_cases(CudaCoder(CPU, launch), CPU, codec, width, cases)
+
+
+def check_bytes(codec: Codec, width: int, raw: bytes) -> None:
+    from pg_tensile.execution.codecs.cuda import CudaCoder
+
+    source = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
+    check_against_host(CudaCoder(CPU, LAUNCHES[-1]), CPU, codec, width, source)
+
+
+@all_codecs
+@all_widths
+def test_bytes_of_short_chunks_are_the_hosts(interpreted, codec, width):
+    interpreted(check_launch, LAUNCHES[-1], codec, width, SHORT_CASES)
+
+
+@all_codecs
+def test_bytes_of_several_rows_are_the_hosts(interpreted, codec):
+    interpreted(check_launch, LAUNCHES[0], codec, 2, OF_ROWS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+@all_codecs
+@all_widths
+def test_bytes_are_the_hosts(interpreted, launch, codec, width):
+    """What tests/cuda/test_codecs.py has a GPU code. Long, because a chunk of several rows takes seconds."""
+    interpreted(check_launch, launch, codec, width, CASES)
+
+
+any_codec = {"codec": st.sampled_from(COUNTED), "word_bytes": st.sampled_from([*WIDTHS, 16, 3])}
+
+
+@settings(max_examples=40, deadline=None)
+@given(**any_codec, raw=st.binary(max_size=400))
+def test_any_short_string_is_coded_as_by_the_host(interpreted, codec, word_bytes, raw):
+    interpreted(check_bytes, codec, word_bytes, raw)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    **any_codec,
+    words=st.integers(0, 5000),
+    tail=st.binary(max_size=15),
+    zero_share=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    run_words=st.sampled_from([1, 5, 700, 3000]),
+    seed=st.integers(0, 1 << 16),
+)
+def test_any_zeros_are_coded_as_by_the_host(interpreted, codec, word_bytes, words, tail, zero_share, run_words, seed):
+    values = sparse_words(words, word_of(word_bytes), zero_share, run_words, seed)
+    interpreted(check_bytes, codec, word_bytes, values.tobytes() + tail)
