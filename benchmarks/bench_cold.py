@@ -23,12 +23,12 @@ from benchmarks.tables import table
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.measuring.operators import Calibration
+from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.planning.latency import mlp, model_bytes
 from pg_tensile.tools.bench.options import MODELS, ROOFLINE
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import build_model, prepare
 from pg_tensile.tools.cli.bench import parse
-from pyworker.children.calibrate import runtime_device
 
 BATCHES = (2, 8, 24)  # for calibration: the predicted batch lies between them
 SECONDS = 400.0  # of calibration, at most
@@ -68,7 +68,7 @@ def calibrate(device: str, quick: bool) -> list[Row]:
     kind = device.partition(":")[0]
     torch.set_num_threads(default_threads(kind))
     torch_kind = torch_device(device)
-    with closing(runtime_device(torch_kind, measure(torch_kind))) as runtime:
+    with closing(open_device(torch_kind, measure(torch_kind))) as runtime:
         captured = [step(network, batch, torch_kind) for network in chosen(quick) for batch in BATCHES]
         limit_bytes = runtime.profile.memory_bytes // 2
         calibration = Calibration(captured, runtime, limit_bytes, 10.0 if quick else SECONDS, loads=(0,))

@@ -35,6 +35,7 @@ from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.execution.training.prediction import Served
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
@@ -139,11 +140,7 @@ def links(
 
 
 def make_device(profile: DeviceProfile, budget: int) -> Device:
-    if profile.kind == "host":
-        return HostDevice(profile, budget)
-    from pg_tensile.execution.runtime.cuda import CudaDevice
-
-    return CudaDevice(0, budget, profile)
+    return open_device(torch.device("cpu" if profile.kind == "host" else profile.kind), profile, budget)
 
 
 def bytes_to_bring(trace: Trace, budget: int) -> int:

@@ -69,17 +69,27 @@ static const struct config_enum_entry policies[] = {
 	{NULL, 0, false}
 };
 
-/* Accepts auto, cpu, cuda and cuda:N. */
+/* Types of accelerators; "emulated" is that of the tests, which nothing installs. */
+static const char *const accelerators[] = {"cuda", "emulated", NULL};
+
+/* Accepts auto, cpu, and a type of accelerators with or without a number, as cuda:1. */
 static bool
 check_device(char **newval, void **extra, GucSource source)
 {
-	const char *number = *newval + strlen("cuda:");
+	if (strcmp(*newval, "auto") == 0 || strcmp(*newval, "cpu") == 0)
+		return true;
+	for (const char *const *type = accelerators; *type != NULL; type++)
+	{
+		size_t		length = strlen(*type);
+		const char *number = *newval + length + 1;
 
-	if (strcmp(*newval, "auto") == 0 || strcmp(*newval, "cpu") == 0 || strcmp(*newval, "cuda") == 0)
-		return true;
-	if (strncmp(*newval, "cuda:", strlen("cuda:")) == 0 && *number != '\0' && strlen(number) <= 3 &&
-		strspn(number, "0123456789") == strlen(number))
-		return true;
+		if (strcmp(*newval, *type) == 0)
+			return true;
+		if (strncmp(*newval, *type, length) == 0 && (*newval)[length] == ':' &&
+			*number != '\0' && strlen(number) <= 3 &&
+			strspn(number, "0123456789") == strlen(number))
+			return true;
+	}
 	GUC_check_errdetail("Valid values are \"auto\", \"cpu\", \"cuda\", and \"cuda:N\" "
 						"with the number N of the device.");
 	return false;

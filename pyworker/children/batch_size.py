@@ -179,7 +179,7 @@ class TimedSteps:
 
     def __init__(self, steps: PlannedSteps) -> None:
         self.model = steps.model
-        self.batch_device = steps.batch_device
+        self.batch_device, self.device = steps.batch_device, steps.device
         self.evaluation_rows = steps.evaluation_rows
         self.evaluate, self.state, self.load = steps.evaluate, steps.state, steps.load
         self.memory, self.close = steps.memory, steps.close

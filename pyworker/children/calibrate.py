@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import torch
 
     from pg_tensile.execution.capture import Captured
-    from pg_tensile.execution.runtime.cuda import CudaDevice
-    from pg_tensile.execution.runtime.host import HostDevice
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.latency.features import Sample
     from pg_tensile.planning.latency.mlp import LatencyModels
@@ -71,6 +69,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 
     from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
     from pg_tensile.execution.measuring.operators import Calibration
+    from pg_tensile.execution.runtime.open_device import open_device
     from pg_tensile.planning.latency import mlp, model_bytes
 
     spec = channel.spec
@@ -83,7 +82,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     started = time.monotonic()
     trained = [Workload.from_json(workload) for workload in spec["workloads"]]
     captured, warnings = _capture(channel, trained, device, started + CAPTURING * seconds)
-    with closing(runtime_device(device, profile)) as runtime:
+    with closing(open_device(device, profile)) as runtime:
         captured_s = time.monotonic() - started
         limit_bytes = _claim(channel, device, profile, int(MEMORY * profile.memory_bytes))
         calibration = Calibration(captured, runtime, limit_bytes, max(0.5, seconds - captured_s))
@@ -102,13 +101,6 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     }
     channel.send_state("latency_models", model_bytes.encode(models), meta)
     channel.send(FrameType.DONE, {"stopped": False, "warnings": warnings})
-
-
-def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice | CudaDevice:
-    from pg_tensile.execution.runtime.cuda import CudaDevice
-    from pg_tensile.execution.runtime.host import HostDevice
-
-    return CudaDevice(device.index or 0, profile=profile) if device.type == "cuda" else HostDevice(profile)
 
 
 def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size: int) -> int:

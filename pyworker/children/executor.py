@@ -197,9 +197,10 @@ class Executor:
     # ---- training ----
 
     def _make_memory(self, job: Job, profile: DeviceProfile) -> MemoryClient:
+        from pg_tensile.execution.backends import device_load
         from pyworker.children.memory import MemoryClient
 
-        load = self._load if job.device.type == "cpu" else LoadMeter("cuda", job.device.index or 0)
+        load = self._load if job.device.type == "cpu" else LoadMeter(device_load(job.device))
         return MemoryClient(self._channel, job, profile, load)
 
     def _begin(self, job: Job, prepared: Prepared, checkpoint: State | None) -> Trainer:

@@ -21,6 +21,7 @@ from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.device_types import ACCELERATORS
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
@@ -170,7 +171,7 @@ def _target_device(spec: dict[str, Any]) -> _TargetDevice:
     except DeviceError as error:
         device, name = torch.device("cpu"), spec["device"]
         approximate = f"{error.message}; operators are the CPU's"
-    used = next((device for device in profiles if device.startswith("cuda")), None)
+    used = next((device for device in profiles if device.partition(":")[0] in ACCELERATORS), None)
     if spec["device"] == "auto" and device.type == "cpu" and used is not None:
         name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
     fields = profiles.get(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.trace.trace import Trace
 
-CONTEXT_BYTES = 512 << 20  # of a process on a CUDA device besides its tensors, until it can be measured
+CONTEXT_BYTES = 512 << 20  # of a process on an accelerator besides its tensors, unless the driver tells it
 
 
 class Job(NamedTuple):
@@ -146,7 +146,7 @@ def least_batch_size(spec: dict[str, Any]) -> int:
 
 def overhead_bytes(device: str) -> int:
     """Return the device memory besides its tensors that a process on the device is expected to take."""
-    return CONTEXT_BYTES if device.startswith("cuda") else 0
+    return 0 if device == "cpu" else CONTEXT_BYTES
 
 
 def with_predicted_latencies(

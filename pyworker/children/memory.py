@@ -28,7 +28,7 @@ from pg_tensile.errors import (
 )
 from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
-from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.execution.training.graphs import Graphs, rows_of, state_bytes
 from pg_tensile.execution.training.observer import StopTraining
 from pg_tensile.execution.training.steps import Grant, PlannedSteps, needed_bytes
@@ -90,9 +90,12 @@ class MemoryClient:
         device = self._make_device(grant)
         self._compression.learn_codecs(self.listen)
         graphs = self._with_workspaces(graphs, device, grant)
+        # By now libraries have loaded the code of all operators.
+        grown = self._measure_overhead(device)
         if self._newest is not None and self._newest is not grant:  # a newer one came meanwhile
             grant, device = self._newest, self._make_device(self._newest)
-        while (steps := self._begin_steps(graphs, device, grant)) is None:
+        while grown or (steps := self._begin_steps(graphs, device, grant)) is None:
+            grown = False
             self._announce(graphs.traces())
             grant = self._await_grant()
             device = self._make_device(grant)
@@ -167,15 +170,16 @@ class MemoryClient:
         """Return a device with the granted bytes, which replaces the one before."""
         if self._device is not None:
             self._device.close()
-        index = self.job.device.index or 0
-        if self.job.device.type != "cuda":
-            self._device = HostDevice(self.profile, grant.granted_bytes)
-            return self._device
-        from pg_tensile.execution.runtime.cuda import CudaDevice
+        self._device = open_device(self.job.device, self.profile, grant.granted_bytes)
+        self._measure_overhead(self._device)
+        return self._device
 
-        device = self._device = CudaDevice(index, grant.granted_bytes, self.profile)
-        self.overhead_bytes = device.overhead_bytes() + device.library_bytes
-        return device
+    def _measure_overhead(self, device: Device) -> bool:
+        """Measure the device memory besides the job's tensors, if the driver tells it; return whether it has grown."""
+        before, measured = self.overhead_bytes, device.overhead_bytes()
+        if measured is not None:
+            self.overhead_bytes = measured
+        return self.overhead_bytes > before
 
     # ---- frames up ----
 

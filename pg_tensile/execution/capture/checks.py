@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture import optimizers
 from pg_tensile.execution.capture.recorder import PLAIN
-
-DEVICES = ("cpu", "cuda")
+from pg_tensile.planning.device_types import DEVICE_TYPES
 
 
 def check_inputs(inputs: Sequence[Any], targets: Sequence[Any]) -> None:
@@ -81,7 +80,7 @@ def _check_dense(what: str, tensor: Tensor) -> None:
 
 def _check_devices(named: list[tuple[str, Tensor]]) -> None:
     first, device = named[0][0], named[0][1].device
-    if device.type not in DEVICES:
+    if device.type not in DEVICE_TYPES:
         hint = "Give the model memory with to_empty() and initialise it." if device.type == "meta" else None
         raise CaptureError(f"the model is on the device {device}", hint or "Move it to the CPU or to a CUDA device.")
     for name, tensor in named:

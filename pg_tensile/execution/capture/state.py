@@ -109,15 +109,17 @@ def _same(a: Any, b: Any) -> bool:
 def generators_kept() -> Iterator[None]:
     """Restore the global generators of Python, NumPy and PyTorch at the end."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    devices = module.get_rng_state_all() if module is not None and module.is_initialized() else None
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-        if devices is not None:
-            torch.cuda.set_rng_state_all(devices)
+        if module is not None and devices is not None:
+            module.set_rng_state_all(devices)
 
 
 @contextmanager

@@ -90,5 +90,5 @@ def keep_busy(parent: int, device: str, threads: int) -> None:
         os.write(1, b".")
         while not select.select([0], [], [], 0)[0]:
             torch.conv2d(image, weight, padding=1).relu_()
-            if image.is_cuda:
-                torch.cuda.synchronize()
+            if not image.is_cpu:
+                torch.accelerator.synchronize()

@@ -17,7 +17,7 @@ from pg_tensile.execution.codecs.device import Coder, coder_of
 from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.runtime.compressed_copies import Chunks
 from pg_tensile.execution.runtime.host import HostDevice
-from pg_tensile.planning.compression.codec import CHUNK_BYTES, Codec, chunks
+from pg_tensile.planning.compression.codec import CHUNK_BYTES, Codec, CodedChunk, chunks
 from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit, relative_absolute_error
 from pg_tensile.planning.compression.sparsity import Statistics, measure
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -64,7 +64,7 @@ def calibrate(
         samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
     times, error = fit(samples), relative_absolute_error(fit(fitted), held_out)
-    return times if device.type == "cuda" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error
+    return times if device.type != "cpu" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error
 
 
 def computing_beside(device: torch.device) -> AbstractContextManager[object]:
@@ -94,6 +94,7 @@ def measure_samples(
 
     The shortest of its times counts, because disturbances only ever lengthen it.
     """
+    coder.warm_up()
     codecs = [codec for codec in Codec if codec != Codec.NONE and coder.available(codec)]
     kinds = [TensorKind(*kind) for kind in product(sizes, word_bytes, ZERO_SHARES, RUN_WORDS)]
     order = random.Random(seed)
@@ -191,18 +192,18 @@ def time_coding(
     All tensors are coded before the first is decoded.
     """
     targets = [torch.empty_like(raw) for raw in tensors]
-    results: list[tuple[float, list[int]]] = []
+    results: list[tuple[float, list[CodedChunk]]] = []
     for raw, encoded, width in zip(tensors, targets, word_bytes, strict=True):
         start = coder.clock()
-        sizes = [coder.encode(codec, raw[part], width, encoded[part]) for part in chunks(len(raw), chunk_bytes)]
-        results.append(((coder.clock() - start) * 1e6, sizes))
+        coded = [coder.encode(codec, raw[part], width, encoded[part]) for part in chunks(len(raw), chunk_bytes)]
+        results.append(((coder.clock() - start) * 1e6, coded))
     times: list[tuple[float, float] | None] = []
-    for raw, encoded, width, (encode_us, sizes) in zip(tensors, targets, word_bytes, results, strict=True):
-        if min(sizes) < 0:
+    for raw, encoded, width, (encode_us, coded) in zip(tensors, targets, word_bytes, results, strict=True):
+        if any(chunk.codec == Codec.NONE for chunk in coded):
             times.append(None)
             continue
         start = coder.clock()
-        for part, size in zip(chunks(len(raw), chunk_bytes), sizes, strict=True):
-            coder.decode(codec, encoded[part][:size], width, raw[part])
+        for part, chunk in zip(chunks(len(raw), chunk_bytes), coded, strict=True):
+            coder.decode(chunk, encoded[part][: chunk.coded_bytes], width, raw[part])
         times.append((encode_us, (coder.clock() - start) * 1e6))
     return times

@@ -1,8 +1,8 @@
 """Choice of the device that a job trains on, and its measurement.
 
 `measure` makes the profile (profile.py) for which plans are made. Rates are the best of a few short rounds, because
-disturbances only ever slow a measurement down. Lanes are measured with pinned buffers on CUDA; on the host a transfer
-is a copy in memory.
+disturbances only ever slow a measurement down. Lanes are measured with pinned buffers on accelerators; on the host
+a transfer is a copy in memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends import backend_of, module_of, streams_of
 from pg_tensile.memory_limit import memory_bytes
-from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.device.profile import DeviceKind, DeviceProfile, Direction
+from pg_tensile.planning.device_types import ACCELERATORS
 
 __all__ = ["DeviceProfile", "choose_device", "measure", "use_deterministic_algorithms"]
 
@@ -33,19 +36,22 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    kind = name.partition(":")[0]
+    if kind in ACCELERATORS:
+        backend_of(kind)  # which may be what makes it known to PyTorch
     try:
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(f'"{name}" is not a device', hint="Use auto, cpu, cuda or cuda:N.") from None
     if device.type == "cpu":
         return device
-    if device.type != "cuda":
-        raise DeviceError(f'devices of type "{device.type}" are not supported', hint="Use auto, cpu, cuda or cuda:N.")
-    count = torch.cuda.device_count()
+    if kind not in ACCELERATORS:
+        raise DeviceError(f'devices of type "{kind}" are not supported', hint="Use auto, cpu, cuda or cuda:N.")
+    count = module_of(device).device_count()
     if (device.index or 0) >= count:
         hint = "Set pg_tensile.device to auto or cpu, or install a PyTorch built for CUDA and check nvidia-smi."
-        raise DeviceError(f'the device "{name}" is not there: PyTorch sees {count} CUDA devices', hint=hint)
-    return torch.device("cuda", device.index or 0)
+        raise DeviceError(f'the device "{name}" is not there: PyTorch sees {count} {device.type} devices', hint=hint)
+    return torch.device(device.type, device.index or 0)
 
 
 def use_deterministic_algorithms() -> None:
@@ -65,7 +71,7 @@ def measure(device: torch.device | str) -> DeviceProfile:
     chosen = choose_device(str(device))
     try:
         with torch.no_grad():
-            return _measure_cuda(chosen) if chosen.type == "cuda" else _measure_host()
+            return _measure_host() if chosen.type == "cpu" else _measure_accelerator(chosen)
     except (RuntimeError, MemoryError) as error:  # includes torch.OutOfMemoryError and failures of CUDA
         hint = "Free memory on it, or wait until other jobs have ended."
         raise DeviceError(f'the device "{chosen}" cannot be measured', hint=hint, detail=str(error)) from None
@@ -122,38 +128,55 @@ def _handover_us(profile: DeviceProfile) -> float:
     return max(0.0, statistics.median(times) - profile.transfer_us(1 << 16, Direction.OUT))
 
 
-def _measure_cuda(device: torch.device) -> DeviceProfile:
-    with torch.cuda.device(device):
-        outward, inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        pinned = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        onboard = [torch.zeros(_BUFFER, dtype=torch.uint8, device=device) for _ in range(2)]
-
-        def copy_out(nbytes: int = _BUFFER) -> None:
-            with torch.cuda.stream(outward):
-                pinned[0][:nbytes].copy_(onboard[0][:nbytes], non_blocking=True)
-
-        def copy_in() -> None:
-            with torch.cuda.stream(inward):
-                onboard[1].copy_(pinned[1], non_blocking=True)
-
-        def both_ways() -> None:
-            copy_out()
-            copy_in()
-
-        out_s, in_s, both_s = (_best_cuda(copy) for copy in (copy_out, copy_in, both_ways))
-        profile = DeviceProfile(
-            name=torch.cuda.get_device_name(device),
-            kind="cuda",
-            memory_bytes=torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device),
-            out_bytes_per_s=pinned[0].nbytes / out_s,
-            in_bytes_per_s=pinned[0].nbytes / in_s,
-            duplex_factor=_duplex_factor(max(out_s, in_s), both_s),
-            flops_per_s=_flops_per_s(device, 4096, _best_cuda),
-            bytes_per_s=_bytes_per_s(device, _BUFFER, _best_cuda),
-            transfer_latency_us=_best_cuda(lambda: copy_out(64)) * 1e6,
-            launch_us=_launch_us(device, _best_cuda),
-        )
+def _measure_accelerator(device: torch.device) -> DeviceProfile:
+    with torch.accelerator.device_index(device.index):
+        profile = _measure_accelerator_rates(device)
+    torch.accelerator.empty_cache()  # of the buffers, which are larger than most tensors
     return profile
+
+
+def _measure_accelerator_rates(device: torch.device) -> DeviceProfile:
+    outward, inward = streams_of(device).lanes
+    pinned = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    onboard = [torch.zeros(_BUFFER, dtype=torch.uint8, device=device) for _ in range(2)]
+    torch.accelerator.synchronize(device)
+
+    def best(work: Callable[[], object]) -> float:
+        """Return the same as `_best` for queued work: each round waits for the device."""
+
+        def finished() -> None:
+            work()
+            torch.accelerator.synchronize(device)
+
+        torch.accelerator.synchronize(device)
+        return _best(finished)
+
+    def copy_out(nbytes: int = _BUFFER) -> None:
+        with outward:
+            pinned[0][:nbytes].copy_(onboard[0][:nbytes], non_blocking=True)
+
+    def copy_in() -> None:
+        with inward:
+            onboard[1].copy_(pinned[1], non_blocking=True)
+
+    def both_ways() -> None:
+        copy_out()
+        copy_in()
+
+    module = module_of(device)
+    out_s, in_s, both_s = (best(copy) for copy in (copy_out, copy_in, both_ways))
+    return DeviceProfile(
+        name=module.get_device_name(device),
+        kind=cast(DeviceKind, device.type),
+        memory_bytes=module.mem_get_info(device)[0] + torch.accelerator.memory_reserved(device),
+        out_bytes_per_s=pinned[0].nbytes / out_s,
+        in_bytes_per_s=pinned[0].nbytes / in_s,
+        duplex_factor=_duplex_factor(max(out_s, in_s), both_s),
+        flops_per_s=_flops_per_s(device, 4096, best),
+        bytes_per_s=_bytes_per_s(device, _BUFFER, best),
+        transfer_latency_us=best(lambda: copy_out(64)) * 1e6,
+        launch_us=_launch_us(device, best),
+    )
 
 
 def _best(work: Callable[[], object]) -> float:
@@ -163,17 +186,6 @@ def _best(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter())
     return max(min(after - before for before, after in list(pairwise(times))[1:]), 1e-9)
-
-
-def _best_cuda(work: Callable[[], object]) -> float:
-    """Return the same for queued work: each round waits for the device."""
-
-    def finished() -> None:
-        work()
-        torch.cuda.synchronize()
-
-    torch.cuda.synchronize()
-    return _best(finished)
 
 
 def _duplex_factor(alone_s: float, together_s: float) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from pg_tensile.errors import MeasurementError
+from pg_tensile.execution.backends import device_load
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
 from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.measuring.single_operators import Alone, executing, randomised
@@ -75,7 +76,7 @@ class Calibration:
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         self._loads = loads
         self._random = random.Random(seed)
-        self._meter = LoadMeter(device.profile.kind, device.torch_device.index or 0)
+        self._meter = LoadMeter(device_load(device.torch_device))
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure, yielding before each graph and at the end.

@@ -50,14 +50,13 @@ class Chunks:
         """Encode one chunk (uint8[n], on the CPU) into `target` (uint8[n]) and append it to `coded`.
 
         If the chunk does not shrink, its codec is NONE, `target` is undefined, and the caller has to copy the chunk."""
-        size = encode(self.codec, _seen(source), self.word_bytes, _seen(target))
-        chunk = CodedChunk(Codec.NONE, source.numel()) if size < 0 else CodedChunk(self.codec, size)
+        chunk = encode(self.codec, _seen(source), self.word_bytes, _seen(target))
         self.coded.append(chunk)
         return chunk
 
     def decode(self, chunk: CodedChunk, source: torch.Tensor, target: torch.Tensor) -> None:
         """Decode one chunk into `target`, on the CPU; `source` begins with the encoded or, for NONE, raw bytes."""
-        decode(chunk.codec, _seen(source[: chunk.coded_bytes]), self.word_bytes, _seen(target))
+        decode(chunk, _seen(source[: chunk.coded_bytes]), self.word_bytes, _seen(target))
 
 
 def _seen(memory: torch.Tensor) -> torch.Tensor:
@@ -96,7 +95,7 @@ class Look:
         if source.numel() > SAMPLES * SAMPLE_BYTES:
             distance = (source.numel() // SAMPLES // _STEP_BYTES - 1 | 1) * _STEP_BYTES
             source = source.as_strided((SAMPLES, SAMPLE_BYTES), (distance, 1))
-        sample = torch.empty(source.shape, dtype=torch.uint8, pin_memory=source.is_cuda)
+        sample = torch.empty(source.shape, dtype=torch.uint8, pin_memory=not source.is_cpu)
         self.sample = sample.copy_(source, non_blocking=True)
 
     def statistics(self) -> Statistics | None:

@@ -1,16 +1,16 @@
-"""Device protocol: the interface between the executor and the devices, implemented by host.py and cuda.py.
+"""Device protocol: the interface between the executor and the devices, implemented by host.py and accelerator.py.
 
 The executor decides *what* happens and in which order, the device *how*. "The compute" below executes the operators: on
-the host device it is the executor's own thread, on CUDA one stream. Each direction of the link is a lane of its own:
-one copy at a time, first in, first out. The order that a device guarantees:
+the host device it is the executor's own thread, on an accelerator one stream. Each direction of the link is a lane of
+its own: one copy at a time, first in, first out. The order that a device guarantees:
 
-- a copy starts after everything that was given to the compute before `copy_out` / `copy_in` was called (on CUDA: the
-  lane's stream waits for an event of the compute's stream), after all earlier copies of its lane, and not before
+- a copy starts after everything that was given to the compute before `copy_out` / `copy_in` was called (the stream of
+  an accelerator's lane waits for an event of the compute's), after all earlier copies of its lane, and not before
   `delay_us` have passed since the call; a device that `runs_ahead` ignores the delay and leaves it to the program;
 - work given to the compute after `wait(transfer)` runs after the copy has ended. Until then the executor neither
   frees nor writes the source, and neither reads nor frees the target;
 - device storages are allocated and freed by the executor, by `resize_` and by dropping references, inside `iteration()`
-  only. So on CUDA every block belongs to the compute's stream.
+  only. So on an accelerator every block belongs to the compute's stream.
 
 Memory: before every allocation the executor checks its registry, plus the known workspace of an operator, against its
 budget, at first `budget_bytes`. A device need not count.
@@ -65,7 +65,7 @@ class Device(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """True if work is given to the device long before it is executed (CUDA).
+        """True if work is given to the device long before it is executed (accelerators).
 
         Then `copy_out` and `copy_in` ignore the delay: the program requests a delayed copy in the gap of the latest
         operator that starts, by the trace's latencies, before the delay has passed, and right before its deadline at
@@ -85,7 +85,7 @@ class Device(Protocol):
 
     def host_memory(self, size: int) -> torch.Tensor:
         """Return uint8[size] of uninitialised host memory, aligned to at least 64 bytes, in the form in which copies
-        are fastest (pinned on CUDA).
+        are fastest (registered with an accelerator).
 
         It is freed with the last reference to it. May be called from any thread. Raises DeviceError if there is not
         enough."""
@@ -133,6 +133,10 @@ class Device(Protocol):
         """Fill in the times of the transfers of the last iteration begun with `timed`; called after `synchronize`."""
         ...
 
+    def overhead_bytes(self) -> int | None:
+        """Return the device memory that this process takes besides what the executor counts; None if it is unknown."""
+        ...
+
     def clock(self) -> Meter:
         """Return a meter of latencies (measure.py) for one iteration."""
         ...
@@ -152,7 +156,7 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """End the lanes: copies that have not ended fail with LinkError (on CUDA they are completed first).
+        """End the lanes: copies that have not ended fail with LinkError (on an accelerator they are completed first).
 
         Idempotent; may be called from any thread. Also done when the device is collected and when the interpreter ends.
         """

@@ -357,6 +357,9 @@ class HostDevice:
     def finish_times(self) -> None:
         return None
 
+    def overhead_bytes(self) -> int:
+        return 0
+
     def clock(self) -> Meter:
         return HostClock()
 

@@ -7,10 +7,10 @@ iteration; a device has two, for different iterations, because watching the allo
 | | latencies | workspaces |
 | --- | --- | --- |
 | host | `HostClock`: `perf_counter_ns` | `HostAllocator`: the CPU allocator's events, from PyTorch's profiler |
-| CUDA | `CudaClock`: a pair of timing events around it | `CudaAllocator`: the caching allocator's statistics |
+| accelerators | `EventClock`: a pair of timing events | `CachingAllocator`: the caching allocator's statistics |
 
-Memory outside PyTorch's allocator is in neither record: oneDNN's scratchpads on the host; on CUDA the context and
-memory that libraries allocate with cudaMalloc. `Measurements` keeps the last latency samples, whose medians
+Memory outside PyTorch's allocator is in neither record: oneDNN's scratchpads on the host; on accelerators the
+context and memory that libraries allocate by themselves. `Measurements` keeps the last latency samples, whose medians
 become a column of the trace, and the largest workspaces, which become another.
 
 `allocator_peak` and `StorageObserver` check the runtime independently of it: the allocator's high-water mark of a whole
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -89,18 +89,19 @@ class HostClock(Meter):
         return (np.array(self._stops, np.int64) - np.array(self._starts, np.int64)) / 1e3
 
 
-class CudaClock(Meter):
+class EventClock(Meter):
     """Meter of the time on the compute stream between two events around each operator.
 
     Where the host is slower than the device, that is the time of the launch. The host does not wait until `read`, which
     waits for the last event."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pairs: list[tuple[torch.Event, torch.Event]] = []
 
     def start(self) -> None:
-        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        device = self._stream.device
+        pair = (torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True))
         self._pairs.append(pair)
         pair[0].record(self._stream)
 
@@ -145,7 +146,7 @@ class HostAllocator(Meter):
         return np.array([marked.peak - marked.begin for marked in self._record.replay()], np.int64)
 
 
-class CudaAllocator(Meter):
+class CachingAllocator(Meter):
     """Meter of the high-water mark of the caching allocator inside each operator.
 
     It is in requested bytes (blocks are rounded to 512). The allocator's statistics are kept by the host, so nothing
@@ -157,18 +158,18 @@ class CudaAllocator(Meter):
         self._peaks: list[int] = []
 
     def start(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before.append(_requested_bytes(self._device)["current"])
+        torch.accelerator.reset_peak_memory_stats(self._device)
+        self._before.append(_requested_bytes(self._device, "current"))
 
     def stop(self) -> None:
-        self._peaks.append(_requested_bytes(self._device)["peak"])
+        self._peaks.append(_requested_bytes(self._device, "peak"))
 
     def read(self) -> np.ndarray:
         return np.array(self._peaks, np.int64) - np.array(self._before, np.int64)
 
 
-def _requested_bytes(device: torch.device) -> Mapping[str, int]:
-    return torch.cuda.memory_stats_as_nested_dict(device)["requested_bytes"]["all"]
+def _requested_bytes(device: torch.device, which: str) -> int:
+    return int(torch.accelerator.memory_stats(device)[f"requested_bytes.all.{which}"])
 
 
 class Measurement(NamedTuple):
@@ -293,20 +294,20 @@ def allocator_peak(prepare: Callable[[], Callable[[], object]], device: torch.de
     """Return the high-water mark in bytes of a step by the allocator's own record, counted from before `prepare`.
 
     `prepare` creates everything that the step needs (the model, its optimizer, the executor) and returns the step,
-    which is run once to warm up (optimizer state is created) and once to be measured. On CUDA, blocks are rounded to
-    512 bytes; library workspaces that stay allocated (cuBLAS) count unless they existed before. Raises MeasurementError
-    on the host if this thread is already being profiled."""
+    which is run once to warm up (optimizer state is created) and once to be measured. On accelerators, blocks are
+    rounded to 512 bytes; library workspaces that stay allocated (cuBLAS) count unless they existed before. Raises
+    MeasurementError on the host if this thread is already being profiled."""
     device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+        before = torch.accelerator.memory_allocated(device)
         step = prepare()
         step()
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        torch.accelerator.synchronize(device)
+        torch.accelerator.reset_peak_memory_stats(device)
         step()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        torch.accelerator.synchronize(device)
+        return torch.accelerator.max_memory_allocated(device) - before
     record = _AllocatorRecord()
     with record:
         step = prepare()

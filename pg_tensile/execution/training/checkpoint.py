@@ -1,9 +1,9 @@
 """Checkpoints: the complete state of a training run, as one safetensors file (never pickle) and a small JSON `meta`.
 
 Tensors: `model.*` (parameters and buffers), `optimizer.<parameter>.<name>`, `best.*` (the best epoch's model, with
-early stopping), `validation.*` (outputs of validation rows), `rng.*` (states of the global generators of torch, CUDA,
-numpy and Python) and those that the trainer adds. Meta: the position of the run, and the values that have to agree for
-it to be resumed. The weights of a version have the same encoding, without prefixes.
+early stopping), `validation.*` (outputs of validation rows), `rng.*` (states of the global generators of torch, the
+device, numpy and Python) and those that the trainer adds. Meta: the position of the run, and the values that have to
+agree for it to be resumed. The weights of a version have the same encoding, without prefixes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pg_tensile.errors import ArchitectureError, CheckpointError
+from pg_tensile.execution.backends import module_of
 
 
 @dataclass
@@ -108,8 +109,8 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-def generator_states(checkpoint: Checkpoint) -> None:
-    """Store the states of all global generators in the checkpoint."""
+def generator_states(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Store the states of all global generators in the checkpoint, that of the device among them."""
     _, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, python_gauss = random.getstate()
     tensors = {
@@ -117,8 +118,8 @@ def generator_states(checkpoint: Checkpoint) -> None:
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
         "python": torch.tensor(words, dtype=torch.int64),
     }
-    if torch.cuda.is_initialized():
-        tensors["cuda"] = torch.cuda.get_rng_state()
+    if device.type != "cpu":
+        tensors["device"] = module_of(device).get_rng_state(device)
     checkpoint.put("rng", tensors)
     checkpoint.meta["rng"] = {
         "numpy": [int(position), int(has_gauss), float(gauss)],
@@ -126,13 +127,13 @@ def generator_states(checkpoint: Checkpoint) -> None:
     }
 
 
-def restore_generators(checkpoint: Checkpoint) -> None:
-    """Restore all global generators to their states in the checkpoint."""
+def restore_generators(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Restore all global generators to their states in the checkpoint, the device's if it had one."""
     tensors, meta = checkpoint.get("rng"), checkpoint.meta["rng"]
     position, has_gauss, gauss = meta["numpy"]
     np.random.set_state(("MT19937", tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
     version, python_gauss = meta["python"]
     random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
     torch.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])
+    if "device" in tensors and device.type != "cpu":
+        module_of(device).set_rng_state(tensors["device"], device)

@@ -37,6 +37,7 @@ class Steps(Protocol):
 
     model: nn.Module
     batch_device: torch.device
+    device: torch.device  # that steps are executed on
     evaluation_rows: int
 
     def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:

@@ -47,7 +47,7 @@ class EagerSteps:
         self, model: nn.Module, settings: Settings, task: Task, device: torch.device, evaluation_rows: int
     ) -> None:
         self.model = model.to(device)
-        self.batch_device = device
+        self.batch_device = self.device = device
         self.evaluation_rows = evaluation_rows
         self._spec = step_spec(settings, task)
         self._eager = EagerStep(model, self._spec, one_group=True)
@@ -80,10 +80,10 @@ class EagerSteps:
         ckpt.load_optimizer(self._eager.optimizer, state.optimizer)
 
     def memory(self) -> Memory:
-        device = self.batch_device
-        if device.type != "cuda":
+        if self.device.type == "cpu":
             return Memory()
-        return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+        allocated = torch.accelerator.memory_allocated(self.device)
+        return Memory(allocated, torch.accelerator.max_memory_allocated(self.device))
 
     def close(self) -> None:
         return None
@@ -121,6 +121,7 @@ class PlannedSteps:
     ) -> None:
         """Create the executor on `device`, whose budget must be the granted bytes."""
         self.model = model
+        self.device = device.torch_device
         self.batch_device = torch.device("cpu")  # the executor copies each batch to the device
         self.evaluation_rows = graphs.evaluation_rows or 1
         self.generation: int | None = None  # of the plan of the last training step

@@ -317,7 +317,7 @@ class Trainer:
         if self._refit is not None:
             checkpoint.put("first", self._refit.tensors)
             checkpoint.meta["refit"] = self._refit.to_json()
-        ckpt.generator_states(checkpoint)
+        ckpt.generator_states(checkpoint, self._steps.device)
         return checkpoint
 
     def resume(self, checkpoint: Checkpoint) -> str | None:
@@ -337,7 +337,7 @@ class Trainer:
         self._course.restore(meta, checkpoint.get("best"), device)
         if self._refit is not None and "refit" in meta:
             self._refit.restore(meta["refit"], checkpoint.get("first"))
-        ckpt.restore_generators(checkpoint)
+        ckpt.restore_generators(checkpoint, self._steps.device)
         return None
 
 

@@ -13,8 +13,9 @@ from enum import IntEnum
 from typing import Literal
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.planning.device_types import ACCELERATORS
 
-DeviceKind = Literal["host", "cuda", "sim"]
+DeviceKind = Literal["host", "cuda", "emulated", "sim"]
 GB = 1_000_000_000
 GIB = 1 << 30
 TERA = 1_000_000_000_000
@@ -50,7 +51,7 @@ class DeviceProfile:
     handover_us: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("host", "cuda", "sim"):
+        if self.kind not in ("host", *ACCELERATORS, "sim"):
             raise DeviceError(f'a device profile cannot be of kind "{self.kind}"', hint="Use host, cuda or sim.")
         for field in fields(self)[2:]:
             value = getattr(self, field.name)

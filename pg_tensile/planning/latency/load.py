@@ -1,14 +1,14 @@
 """Load of a device by others: the share of it that other processes use, 0 … 1 (TENSILE, section IV-A).
 
 On the host it is processor time from the kernel's counters without that of this process; time stolen by a hypervisor
-counts as other processes' time. On CUDA it is NVML's utilisation, which includes this process: read it while this
-process computes nothing.
+counts as other processes' time. An accelerator's is read by a function of its backend.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,23 +25,20 @@ class _Times(NamedTuple):
 
 
 class LoadMeter:
-    """Meter of the load between two reads.
+    """Meter of the load between two reads: of the host or, with `device_load`, what that returns."""
 
-    `kind` is "host" or "cuda"; a device that cannot be queried counts as idle.
-    """
-
-    def __init__(self, kind: str = "host", index: int = 0) -> None:
-        self._kind, self._index = kind, index
+    def __init__(self, device_load: Callable[[], float] | None = None) -> None:
+        self._device_load = device_load
         self._before = _processor_times()
 
     def read(self) -> float:
         """Return the load since the previous read, or since the meter was created.
 
         On the host that period should be at least some tenths of a second, because the kernel counts in hundredths; on
-        CUDA it is NVML's last sampling period in any case.
+        a GPU it is the driver's last sampling period in any case.
         """
-        if self._kind == "cuda":
-            return _nvml_utilisation(self._index)
+        if self._device_load is not None:
+            return self._device_load()
         before, self._before = self._before, _processor_times()
         total = self._before.total - before.total
         others_busy = (self._before.busy - before.busy) - (self._before.own - before.own)
@@ -63,18 +60,3 @@ def _processor_times() -> _Times:
             idle += sum(ticks[column] for column in _IDLE)
     rate = os.sysconf("SC_CLK_TCK")
     return _Times((total - idle) / rate, time.process_time(), total / rate)
-
-
-def _nvml_utilisation(index: int) -> float:
-    try:
-        import pynvml
-    except ImportError:
-        return 0.0
-    try:
-        pynvml.nvmlInit()
-        try:
-            return pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(index)).gpu / 100
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, or a device without utilisation counters, such as a MIG instance
-        return 0.0

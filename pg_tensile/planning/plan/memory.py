@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.access_sequence import AccessSequence, HostCopies
 from pg_tensile.planning.plan.codecs import staging_bytes
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
 
-ALIGNMENT = {"cpu": 64, "cuda": 512}  # of host copies in bytes, by the device
+ALIGNMENT = {"cpu": 64} | dict.fromkeys(ACCELERATORS, 512)  # of host copies in bytes, by the device
 
 
 class Footprint(NamedTuple):

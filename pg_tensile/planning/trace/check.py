@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pg_tensile.errors import TraceError
+from pg_tensile.planning.device_types import DEVICE_TYPES
 from pg_tensile.planning.trace.columns import Bools, TraceColumns
 from pg_tensile.planning.trace.rows import OUTPUT, PLACEHOLDER, Kind, Mode, Phase
 
 MAX_BYTES = 1 << 60  # total of all tensors, so that no sum of bytes overflows
 MAX_COUNT = 1 << 26  # of operators, tensors, accesses and dimensions, each
-DEVICES = ("cpu", "cuda")
 
 
 def check(trace: TraceColumns) -> None:
@@ -48,8 +48,8 @@ def _check_shapes(trace: TraceColumns) -> None:
 
 
 def _check_numbers(trace: TraceColumns) -> None:
-    if trace.device not in DEVICES:
-        raise TraceError(f"a trace is of the device cpu or cuda, not of {trace.device!r}")
+    if trace.device not in DEVICE_TYPES:
+        raise TraceError(f"a trace is of one of the devices {', '.join(DEVICE_TYPES)}, not of {trace.device!r}")
     if np.any(trace.phase > max(Phase)) or np.any(trace.tensor_kind > max(Kind)):
         raise TraceError("the trace has an operator of unknown phase or a tensor of unknown kind")
     for name in ("flops", "operator_bytes", "latency_us", "workspace_bytes", "tensor_bytes", "shape_sizes"):

@@ -56,7 +56,7 @@ class TraceColumns:
     n is the number of operators, A of accesses, m of tensors, D of the dimensions of all shapes.
     """
 
-    device: str  # "cpu" or "cuda": the device of the capture
+    device: str  # the device of the capture, one of DEVICE_TYPES
     access_start: Int64s  # [n + 1]: the accesses of operator i are access_start[i] … access_start[i + 1] - 1
     access_tensor: Int32s  # [A]
     access_mode: Int8s  # [A]

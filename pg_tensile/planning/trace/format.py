@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import TraceError
-from pg_tensile.planning.trace.check import DEVICES
+from pg_tensile.planning.device_types import DEVICE_TYPES
 from pg_tensile.planning.trace.columns import Strings, TraceColumns, starts
 
 MAGIC = b"tensileT"
@@ -56,7 +56,7 @@ def encode(trace: TraceColumns) -> bytes:
     if np.any(trace.captured_operator != np.arange(trace.operator_count)):
         raise TraceError("only a captured trace has bytes", "Send the captured trace, and its plan with the order.")
     sizes = (trace.operator_count, len(trace.access_tensor), trace.tensor_count, len(trace.shape_sizes))
-    parts = [COUNTS.pack(DEVICES.index(trace.device), *sizes)]
+    parts = [COUNTS.pack(DEVICE_TYPES.index(trace.device), *sizes)]
     for name, element, _ in COLUMNS:
         parts.append(_planes(_column(trace, name).astype(element)))
     for name, _ in STRINGS:
@@ -154,7 +154,7 @@ class Reader:
 def _decode(payload: bytes) -> dict[str, Any]:
     reader = Reader(payload)
     device, operators, accesses, tensors, dimensions = reader.unpack(COUNTS)
-    if device >= len(DEVICES):
+    if device >= len(DEVICE_TYPES):
         raise TraceError("a trace is damaged: it is of an unknown device")
     counts = {"o": operators, "a": accesses, "t": tensors, "d": dimensions}
     columns: dict[str, Any] = {name: reader.numbers(element, counts[per]) for name, element, per in COLUMNS}
@@ -166,4 +166,4 @@ def _decode(payload: bytes) -> dict[str, Any]:
     columns["random"] = columns["random"].astype(np.bool_)
     for name in ("access", "shape"):
         columns[f"{name}_start"] = starts(columns.pop(f"{name}_count"))
-    return columns | {"device": DEVICES[device]}
+    return columns | {"device": DEVICE_TYPES[device]}

@@ -13,13 +13,13 @@ from functools import cache
 
 from pg_tensile.execution.measuring import device as devices
 from pg_tensile.execution.measuring.batch_sizes import Probing, Rows, probe_sizes
-from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
-from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.accelerator import make_deterministic
+from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.planning.batchsize.choose import Candidate, Choice, choose
 from pg_tensile.planning.batchsize.predict import Predictor
 from pg_tensile.planning.batchsize.throughput import Curves
 from pg_tensile.planning.batchsize.traces import SIZES, BatchTraces
-from pg_tensile.planning.device.profile import GB, RTX_A6000, DeviceProfile
+from pg_tensile.planning.device.profile import GB, RTX_A6000
 from pg_tensile.planning.latency import roofline
 from pg_tensile.text import binary_size
 from pg_tensile.tools.bench.measured import chosen_device
@@ -77,8 +77,8 @@ def _choose(predict: Predictor, most: int, probes: Iterable[int] = ()) -> Choice
 def _choose_by_training(options: BenchOptions, progress: Progress, most: int) -> tuple[Choice, Predictor]:
     torch_device = chosen_device(options)
     model = build_model(options)
-    if torch_device.type == "cuda":
-        make_deterministic(strict=True)  # before anything is captured or executed
+    if torch_device.type != "cpu":
+        make_deterministic(torch_device.type, strict=True)  # before anything is captured or executed
     profile = devices.measure(torch_device)
     if options.link_gbps is not None:
         profile = profile.with_link(options.link_gbps * GB)
@@ -97,7 +97,7 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
 
     def probing(budget: int | None) -> Probing:
         predict = Predictor(traces.trace_at, profile, budget, curves.predict)
-        device = _open_device(options, profile, budget)
+        device = open_device(torch_device, profile, budget, strict=True)
         return Probing(lambda size: workload(size).early, build_model(options), device, predict, traces, curves)
 
     if torch_device.type == "cpu" and options.link_gbps is None:  # an RTX A6000's balance, as set_link's
@@ -113,14 +113,6 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
     for size, probe in several.probes.items():
         progress.say(f"batch {size}: {probe.samples_per_s:,.4g} samples/s")
     return choice, predict
-
-
-def _open_device(options: BenchOptions, profile: DeviceProfile, budget: int | None) -> Device:
-    if options.device.kind == "cuda":
-        return CudaDevice(options.device.index, budget, profile, strict=True)
-    from pg_tensile.execution.runtime.host import HostDevice
-
-    return HostDevice(profile, budget)
 
 
 def _largest(predict: Predictor, most: int) -> int:

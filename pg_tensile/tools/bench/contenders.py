@@ -72,8 +72,8 @@ class EagerStepper:
         return self._step.step(inputs, targets).loss
 
     def synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def count(self) -> None:
         return None

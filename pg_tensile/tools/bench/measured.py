@@ -1,4 +1,4 @@
-"""Measurement of eager PyTorch, vanilla, every policy and every peer on a real device: the host device or CUDA.
+"""Measurement of eager PyTorch, vanilla, every policy and every peer on the host device or an accelerator.
 
 First vanilla runs alone: the policies plan with its operators' latencies and workspaces, and on the host its step time
 sets the link. The rounds follow, in each of which every contender takes a turn, from the same weights and with the same
@@ -20,10 +20,12 @@ import torch
 from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring import device as devices
-from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.runtime.accelerator import make_deterministic
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.measure import allocator_peak
+from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.planning.device.profile import GB, RTX_A6000
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
@@ -94,14 +96,14 @@ class MeasuredBench:
     """One benchmark on one device."""
 
     def __init__(self, options: BenchOptions, progress: Progress) -> None:
-        if options.device.kind == "cuda" and options.link_gbps is not None:
-            raise OptionError("--link cannot be chosen for a CUDA device", "Its link is measured; leave --link out.")
+        if options.device.kind in ACCELERATORS and options.link_gbps is not None:
+            raise OptionError("--link cannot be chosen for an accelerator", "Its link is measured; leave --link out.")
         self.options = options
         self.progress = progress
         self.torch_device = chosen_device(options)
         model = build_model(options)
-        if self.torch_device.type == "cuda":
-            make_deterministic(strict=True)  # before anything is captured or executed
+        if self.torch_device.type != "cpu":
+            make_deterministic(self.torch_device.type, strict=True)  # before anything is captured or executed
         progress.say("measuring the device")
         self.profile = devices.measure(self.torch_device)
         progress.say("capturing the training step")
@@ -110,11 +112,7 @@ class MeasuredBench:
         self.notes: list[str] = []
 
     def open_device(self, budget_bytes: int | None) -> Device:
-        if self.options.device.kind == "cuda":
-            return CudaDevice(self.options.device.index, budget_bytes, self.profile, strict=True)
-        from pg_tensile.execution.runtime.host import HostDevice
-
-        return HostDevice(self.profile, budget_bytes)
+        return open_device(self.torch_device, self.profile, budget_bytes, strict=True)
 
     def run(self) -> Report:
         vanilla_ms = self.calibrate()
@@ -184,9 +182,9 @@ class MeasuredBench:
     def set_link(self, vanilla_ms: float | None) -> None:
         """Set the host's link to the requested one, or to an RTX A6000's balance between computing and moving.
 
-        A CUDA device keeps its measured link. Raises DeviceError if there is neither a requested link nor a step time.
+        An accelerator keeps its measured link. Raises DeviceError if there is neither a requested link nor a step time.
         """
-        if self.options.device.kind == "cuda":
+        if self.options.device.kind in ACCELERATORS:
             self.notes.append(f"link: {links(self.profile)}, measured")
         elif self.options.link_gbps is not None:
             self.profile = self.profile.with_link(self.options.link_gbps * GB)
@@ -278,7 +276,7 @@ class MeasuredBench:
             contender.device_peak_bytes = executor.record.device_peak_bytes
             transfers = executor.record.transfers
             contender.transfer_ms = sum(transfer.end_us - transfer.start_us for transfer in transfers) / 1e3
-            contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
+            contender.stall_us = executor.record.stall_us if self.torch_device.type != "cpu" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
         """Compare a turn with eager PyTorch's first one, and keep it; only that first one keeps its state."""

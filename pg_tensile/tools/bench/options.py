@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pg_tensile.errors import MeasurementError, OptionError
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.mlp import LatencyModels
 from pg_tensile.planning.plan.plan import CODECS
@@ -101,7 +102,7 @@ class PolicyChoice:
 class DeviceChoice:
     """Device of a benchmark.
 
-    `kind` is host, cuda or sim; `index` is that of the CUDA device; `profile` is the one to simulate.
+    `kind` is host, sim or a type of accelerators; `index` is that of the accelerator; `profile` is the one to simulate.
     """
 
     kind: str
@@ -109,7 +110,7 @@ class DeviceChoice:
     profile: str = ""
 
     def __str__(self) -> str:
-        return {"host": "host", "cuda": f"cuda:{self.index}", "sim": f"sim:{self.profile}"}[self.kind]
+        return {"host": "host", "sim": f"sim:{self.profile}"}.get(self.kind, f"{self.kind}:{self.index}")
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,8 @@ def parse_device(text: str) -> DeviceChoice:
     kind, _, rest = text.strip().partition(":")
     if kind == "host" and not rest and ":" not in text:
         return DeviceChoice("host")
-    if kind == "cuda" and (":" not in text or re.fullmatch(r"\d{1,4}", rest)):
-        return DeviceChoice("cuda", int(rest or 0))
+    if kind in ACCELERATORS and (":" not in text or re.fullmatch(r"\d{1,4}", rest)):
+        return DeviceChoice(kind, int(rest or 0))
     if kind == "sim" and rest:
         return DeviceChoice("sim", profile=rest)
     raise OptionError(f'"{text}" is not a device', "Write host, cuda, cuda:N or sim:PROFILE, as sim:RTX_A6000.")

@@ -23,11 +23,11 @@ def test_generators_continue_where_they_were() -> None:
     ckpt.seed_generators(-3)
     draw()
     state = Checkpoint({})
-    ckpt.generator_states(state)
+    ckpt.generator_states(state, torch.device("cpu"))
     expected = [draw() for _ in range(3)]
     stored = Checkpoint.from_bytes(state.to_bytes(), json.loads(json.dumps(state.meta)))
     ckpt.seed_generators(1)
-    ckpt.restore_generators(stored)
+    ckpt.restore_generators(stored, torch.device("cpu"))
     assert [draw() for _ in range(3)] == expected
 
 

@@ -1,4 +1,4 @@
-"""Predictions within a memory budget on CUDA: the bits of the model in one piece, and the memory that was planned."""
+"""Predictions within a memory budget on an accelerator: the bits of the model in one piece, and the planned memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from pg_tensile.errors import ModelRefusedError
-from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.training.prediction import Served
-
-CUDA = torch.device("cuda", 0)
+from tests.accelerator.target import DEVICE, TYPE
 
 
 def network() -> nn.Module:
@@ -23,15 +22,15 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize("parts", [4, 2])
 def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
-    make_deterministic()
+    make_deterministic(TYPE)
     rows = torch.randn(8, 1024)
-    whole = network().to(CUDA)
+    whole = network().to(DEVICE)
     with torch.no_grad():
-        expected = {count: whole(rows[:count].to(CUDA)).cpu() for count in (1, 8)}
+        expected = {count: whole(rows[:count].to(DEVICE)).cpu() for count in (1, 8)}
     parameters = sum(parameter.nbytes for parameter in whole.parameters())
     del whole
     budget = parameters // parts
-    with closing(CudaDevice(0, budget)) as device, closing(Served(network(), [rows], device, 8)) as served:
+    with closing(AcceleratorDevice(DEVICE, budget)) as device, closing(Served(network(), [rows], device, 8)) as served:
         for count in (1, 1, 8, 1):
             assert torch.equal(served.predict([rows[:count]]), expected[count])
             assert served.device_bytes <= budget and served.peak_bytes <= budget
@@ -39,5 +38,5 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
 
 
 def test_too_small_a_budget_is_refused() -> None:
-    with closing(CudaDevice(0, 1 << 20)) as device, pytest.raises(ModelRefusedError):
+    with closing(AcceleratorDevice(DEVICE, 1 << 20)) as device, pytest.raises(ModelRefusedError):
         Served(network(), [torch.zeros(1, 1024)], device)

@@ -1,5 +1,8 @@
-"""Plans on CUDA change nothing but the memory: bit-identical to eager PyTorch with deterministic algorithms, the
-footprint that was predicted to the byte, the allocator's own record within 3 %."""
+"""Plans on an accelerator change nothing but the memory.
+
+Results are bit-identical to eager PyTorch's with deterministic algorithms, the footprint is the predicted one to the
+byte, and the allocator's own record is within 3 % of it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from torch import nn
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
-from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
 from pg_tensile.execution.runtime.program import ALLOCATE
@@ -23,9 +25,9 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.trace.trace import Trace
+from tests.accelerator.target import DEVICE, TYPE, module
 from tests.swaps import delayed_swaps
 
-CUDA = torch.device("cuda", 0)
 ITERATIONS = 5
 POLICY_NAMES = ("none", "swap_all", "recompute_all")
 
@@ -113,34 +115,34 @@ class Prepared(NamedTuple):
 @pytest.fixture(scope="module")
 def prepare():
     """Captures a job once and trains it eagerly, all from the same seeds."""
-    make_deterministic(strict=True)
+    make_deterministic(TYPE, strict=True)
     prepared_by_name: dict[str, Prepared] = {}
 
     def prepared(name: str) -> Prepared:
         if name not in prepared_by_name:
             job = JOBS[name]
             torch.manual_seed(0)
-            model = job.build().to(CUDA)
+            model = job.build().to(DEVICE)
             batches = [job.batch() for _ in range(ITERATIONS)]
             captured = capture(model, batches[0][:1], batches[0][1:], job.spec)
             trained = copy.deepcopy(model)
             eager = EagerStep(trained, job.spec)
             torch.manual_seed(1)
-            losses = [eager.step([x.to(CUDA)], [y.to(CUDA)]).loss.clone() for x, y in batches]
+            losses = [eager.step([x.to(DEVICE)], [y.to(DEVICE)]).loss.clone() for x, y in batches]
             prepared_by_name[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
         return prepared_by_name[name]
 
     return prepared
 
 
-def plan_of(policy: str, trace: Trace, device: CudaDevice) -> Plan:
+def plan_of(policy: str, trace: Trace, device: AcceleratorDevice) -> Plan:
     return POLICIES[policy]({0: trace}, device.profile, None)[0]
 
 
 def assert_same(prepared: Prepared, losses: list[torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
     assert [loss.item() for loss in losses] == [loss.item() for loss in prepared.losses]
     for name, expected in prepared.weights.items():
-        assert torch.equal(weights[name].to(CUDA), expected), name
+        assert torch.equal(weights[name].to(DEVICE), expected), name
 
 
 def train(executor: Executor, prepared: Prepared, plans: dict[int, Plan] | None = None) -> list[torch.Tensor]:
@@ -182,7 +184,7 @@ def test_weights_come_back_into_the_model(device, prepare):
     losses = train(executor, prepared)
     executor.close()
     assert_same(prepared, losses, model.state_dict())
-    assert all(parameter.device == CUDA for parameter in model.parameters())
+    assert all(parameter.device == torch.device(DEVICE) for parameter in model.parameters())
 
 
 def test_plans_may_change_between_any_two_iterations(device, prepare):
@@ -219,11 +221,11 @@ def test_a_checkpoint_goes_on_bit_by_bit(device, prepare):
     first = Executor(prepared.captured, copy.deepcopy(prepared.model), device, plan)
     torch.manual_seed(1)
     losses = [first.step([x], [y]).loss for x, y in prepared.batches[:2]]
-    state, generator = first.state_dict(), torch.cuda.get_rng_state(CUDA)
+    state, generator = first.state_dict(), module().get_rng_state(DEVICE)
     first.close()
     second = Executor(prepared.captured, copy.deepcopy(prepared.model), device, NO_EVENTS)
     second.load_state_dict(state)
-    torch.cuda.set_rng_state(generator, CUDA)
+    module().set_rng_state(generator, DEVICE)
     losses += [second.step([x], [y]).loss for x, y in prepared.batches[2:]]
     assert_same(prepared, losses, second.state_dict().model)
     second.close()
@@ -235,12 +237,13 @@ def test_a_checkpoint_goes_on_bit_by_bit(device, prepare):
 @pytest.fixture(scope="module")
 def large():
     """Tensors of megabytes, so that rounding to 512 bytes does not show."""
-    make_deterministic(strict=True)
+    make_deterministic(TYPE, strict=True)
     torch.manual_seed(0)
+    size, rows = (128, 32) if TYPE == "cuda" else (64, 8)
     model = Convolutions(64)
-    model.features.append(nn.AvgPool2d(8))
-    x, y = images(128, 32)
-    captured = capture(model, [x], [y], StepSpec(CROSS_ENTROPY, ADAMW), device=CUDA)
+    model.features.append(nn.AvgPool2d(size // 16))
+    x, y = images(size, rows)
+    captured = capture(model, [x], [y], StepSpec(CROSS_ENTROPY, ADAMW), device=DEVICE)
     return captured, model, x, y
 
 
@@ -261,7 +264,7 @@ def test_device_peak_is_the_allocators_within_three_percent(device, large, polic
         executors.append(Executor(captured, copy.deepcopy(model), device, plan))
         return lambda: executors[0].step([x], [y])
 
-    recorded = allocator_peak(prepare_step, CUDA)
+    recorded = allocator_peak(prepare_step, DEVICE)
     trace = measured_trace(executors[0], x, y)
     predicted = footprint(trace, plan).device_peak_bytes
     executors[0].close()
@@ -274,7 +277,7 @@ def test_the_registry_is_what_an_independent_observer_sees(device, large):
     executor.step([x], [y])
     executor.recording = True
     state = [value for value in executor.graphs[0].values if isinstance(value, torch.Tensor)]
-    with StorageObserver(watch=[value for value in state if value.is_cuda]) as observer:
+    with StorageObserver(watch=[value for value in state if not value.is_cpu]) as observer:
         executor.step([x], [y])
     record = executor.record
     executor.close()
@@ -284,24 +287,9 @@ def test_the_registry_is_what_an_independent_observer_sees(device, large):
     assert record.peak_bytes <= seen <= record.peak_bytes + 2 * (x.nbytes + y.nbytes) + 64
 
 
-def test_latencies_add_up_to_the_step(device, large):
-    captured, model, x, y = large
-    executor = Executor(captured, copy.deepcopy(model), device)
-    trace = measured_trace(executor, x, y)
-    executor.recording = True
-    times = []
-    for _ in range(5):
-        executor.step([x], [y])
-        assert executor.record is not None
-        times.append(executor.record.step_us)
-    executor.close()
-    assert (trace.latency_us >= 0).all()
-    assert 0.5 * float(np.median(times)) < trace.latency_us.sum() < 1.5 * float(np.median(times))
-
-
 def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
     captured, model, x, y = large
-    free = CudaDevice(0, strict=True)
+    free = AcceleratorDevice(DEVICE, strict=True)
     executor = Executor(captured, copy.deepcopy(model), free)
     trace = measured_trace(executor, x, y)
     executor.close()
@@ -310,7 +298,7 @@ def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
     budget = footprint(trace, plan).device_peak_bytes
     vanilla = footprint(trace, NO_EVENTS)
     assert budget < vanilla.device_peak_bytes
-    device = CudaDevice(0, budget, strict=True)
+    device = AcceleratorDevice(DEVICE, budget, strict=True)
     executor = Executor(captured, copy.deepcopy(model), device)
     with pytest.raises(OutOfDeviceMemoryError) as caught:
         executor.step([x], [y])
@@ -326,33 +314,16 @@ def test_exhausted_hardware_is_an_error_that_names_the_operator(device, large):
     """The allocator may take little more than is in use."""
     captured, model, x, y = large
     executor = Executor(captured, copy.deepcopy(model), device)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(CUDA).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(CUDA) + (32 << 20)) / total, CUDA)
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
+    total = module().get_device_properties(DEVICE).total_memory
+    module().set_per_process_memory_fraction((torch.accelerator.memory_reserved(DEVICE) + (32 << 20)) / total, DEVICE)
     try:
         with pytest.raises(OutOfDeviceMemoryError) as caught:
             executor.step([x], [y])
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
+        module().set_per_process_memory_fraction(1.0, DEVICE)
     assert caught.value.budget is None
     assert "aten." in str(caught.value.operator) or "placeholder" in str(caught.value.operator)
     executor.close()
-    assert torch.ones(1 << 20, device=CUDA).sum().item() == 1 << 20
-
-
-def test_the_loop_does_not_wait_for_the_device(device, large):
-    """Two iterations are given to a device that sleeps; the third waits for the first."""
-    captured, model, x, y = large
-    executor = Executor(captured, copy.deepcopy(model), device, plan_of("swap_all", captured.trace, device))
-    executor.step([x], [y])
-    device.synchronize()
-    with device.iteration():
-        torch.cuda._sleep(2_000_000_000)
-        asleep = torch.cuda.Event()
-        asleep.record()
-    loss = executor.step([x], [y]).loss
-    assert not asleep.query()
-    assert torch.isfinite(loss)
-    assert asleep.query()
-    executor.close()
+    assert torch.ones(1 << 20, device=DEVICE).sum().item() == 1 << 20

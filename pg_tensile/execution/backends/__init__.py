@@ -1,0 +1,107 @@
+"""What types of devices differ in beyond PyTorch's device-neutral interface.
+
+The runtime uses torch.Stream, torch.Event, torch.accelerator and the module of the device's type
+(`torch.get_device_module`: random numbers, statistics of memory, fractions of it, names). A `Backend` adds the few
+things that these lack. CUDA's is part of this package. Another distribution adds that of its type with an entry point
+of the group `pg_tensile.backends`: its name is the type, its value a `Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import torch
+
+from pg_tensile.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.codecs.device import Coder
+
+GROUP = "pg_tensile.backends"
+
+
+class Backend(Protocol):
+    """Functions of one type of accelerators. Sizes are in bytes."""
+
+    def register(self, address: int, size: int, device: torch.device) -> None:
+        """Register host memory, so that copies between it and the device need no staging. Raises DeviceError."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`; no copy may be under way. Raises DeviceError."""
+        ...
+
+    def near(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return a context in which pages that this thread touches first lie next to the device, if possible."""
+        ...
+
+    def process_bytes(self, device: torch.device) -> int | None:
+        """Return the device memory of this process by the driver's count; None if it does not tell."""
+        ...
+
+    def load_of_others(self, device: torch.device) -> float:
+        """Return the share of the device's time that other processes use, 0 … 1; 0 if that is unknown."""
+        ...
+
+    def use_deterministic_libraries(self) -> None:
+        """Make the libraries behind operators deterministic; called before they start."""
+        ...
+
+    def release_library_memory(self) -> None:
+        """Make the libraries give back the device memory that they keep from call to call."""
+        ...
+
+    def coder(self, device: torch.device) -> Coder:
+        """Return the coder of compressed copies, whose work goes to the current stream. Raises CodecError."""
+        ...
+
+
+@cache
+def backend_of(type: str) -> Backend:
+    """Return the backend of a type of accelerators. Raises DeviceError if no distribution has one."""
+    if type == "cuda":
+        from pg_tensile.execution.backends.cuda import CudaBackend
+
+        return CudaBackend()
+    for entry_point in entry_points(group=GROUP, name=type):
+        return cast(Backend, entry_point.load())
+    raise DeviceError(f'devices of type "{type}" are not supported', hint="Use auto, cpu, cuda or cuda:N.")
+
+
+def module_of(device: torch.device) -> Any:
+    """Return the module of the device's type, as torch.cuda."""
+    return torch.get_device_module(device)
+
+
+def device_load(device: torch.device) -> Callable[[], float] | None:
+    """Return the function that reads the load of an accelerator by others; None for the CPU."""
+    return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
+
+
+class Streams(NamedTuple):
+    """Streams of a device; lanes and coding streams are indexed by `Direction`."""
+
+    compute: torch.Stream
+    lanes: tuple[torch.Stream, torch.Stream]
+    coding: tuple[torch.Stream, torch.Stream]
+
+    def __iter__(self) -> Any:
+        return iter((self.compute, *self.lanes, *self.coding))
+
+    def synchronize(self) -> None:
+        for stream in self:
+            stream.synchronize()
+
+
+@cache
+def streams_of(device: torch.device) -> Streams:
+    """Return the streams of a device (with its index), the same for the life of the process.
+
+    PyTorch hands out the streams of a pool in turn, and libraries keep memory for each stream that they have seen: new
+    ones from time to time would be no new ones after a while, and hold ever more memory."""
+    compute, out, into, coding_out, coding_in = (torch.Stream(device) for _ in range(5))
+    return Streams(compute, (out, into), (coding_out, coding_in))

@@ -1,0 +1,117 @@
+"""Backend of CUDA: registration of host memory, the driver's count of a process's memory, cuBLAS and cuDNN."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from pg_tensile.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.codecs.device import Coder
+
+_T = TypeVar("_T")
+_PORTABLE = 1  # cudaHostRegisterPortable: registered for every context
+
+
+class CudaBackend:
+    """A `Backend` for NVIDIA's GPUs."""
+
+    def register(self, address: int, size: int, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            status = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
+        if status != 0:
+            with contextlib.suppress(RuntimeError):  # consumes the error that CUDA keeps for the next launch
+                torch.zeros(1, device=device)
+            raise DeviceError("host memory cannot be registered", detail=f"cudaHostRegister answers {status}")
+
+    def unregister(self, address: int) -> None:
+        status = int(torch.cuda.cudart().cudaHostUnregister(address))
+        if status != 0:
+            raise DeviceError("host memory cannot be unregistered", detail=f"cudaHostUnregister answers {status}")
+
+    @contextlib.contextmanager
+    def near(self, device: torch.device) -> Iterator[None]:
+        before = os.sched_getaffinity(0)
+        near = _cpus_near(device) & before
+        if near:
+            os.sched_setaffinity(0, near)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def process_bytes(self, device: torch.device) -> int | None:
+        """Return the device memory of this process by the driver's count; None if it does not tell.
+
+        In a container, or with MIG or MPS, NVML does not know this process by its number."""
+
+        def read(nvml: Any, handle: Any) -> int | None:
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
+
+        return _ask_nvml(device, read)
+
+    def load_of_others(self, device: torch.device) -> float:
+        """Return the share of the multiprocessors' time that other processes used lately, 0 … 1.
+
+        0 where NVML does not know this process by its number, and so cannot tell its work from that of others."""
+
+        def read(nvml: Any, handle: Any) -> float:
+            running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            if os.getpid() not in running:
+                return 0.0
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
+            newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+            return min(1.0, sum(newest.get(pid, 0) for pid in running - {os.getpid()}) / 100)
+
+        return _ask_nvml(device, read) or 0.0
+
+    def use_deterministic_libraries(self) -> None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+
+    def release_library_memory(self) -> None:
+        torch._C._cuda_clearCublasWorkspaces()
+
+    def coder(self, device: torch.device) -> Coder:
+        from pg_tensile.execution.codecs.device import coder_of
+
+        return coder_of(device)
+
+
+def _ask_nvml(device: torch.device, read: Callable[[Any, Any], _T]) -> _T | None:
+    """Return what `read` returns, given the module of NVML and its handle of the device; None after its errors.
+
+    Its numbers of devices are not CUDA's, so the device is looked up by its UUID."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            uuid = torch.cuda.get_device_properties(device).uuid
+            return read(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _cpus_near(device: torch.device) -> set[int]:
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+        address = f"{domain:04x}:{bus:02x}:{number:02x}.0"
+        return parse_cpus(Path("/sys/bus/pci/devices", address, "local_cpulist").read_text())
+    except (AttributeError, OSError, ValueError):
+        return set()
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Parse the kernel's list of CPUs, "0-3,8" for example."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return {cpu for bounds in ranges for cpu in range(int(bounds[0]), int(bounds[-1]) + 1)}

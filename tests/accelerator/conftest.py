@@ -1,0 +1,51 @@
+"""Tests of the runtime on an accelerator; target.py says on which one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pg_tensile.execution.backends import backend_of
+from pg_tensile.planning.device.profile import A100_40GB
+from tests.accelerator.target import DEVICE, TYPE
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+
+# The kernels of codecs are CUDA's, and times of the emulated device say nothing; tests of the emulator's own counts.
+collect_ignore = ["test_waits.py"] if TYPE == "cuda" else ["test_codecs.py", "test_times.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def emulator() -> None:
+    """Make the emulated device known to this process: pg_tensile imports it by the package's metadata."""
+    if TYPE == "emulated":
+        sys.path.append(str(Path(__file__).parents[1] / "emulated"))
+        backend_of(TYPE)
+
+
+@pytest.fixture(autouse=True)
+def checked(emulator: None) -> Iterator[None]:
+    """Fail a test in which work on the emulated device was not ordered; the device is as new for each."""
+    if TYPE != "emulated":
+        yield
+        return
+    from tests.emulated.emulated import control
+
+    control.reset()
+    with control.checked():
+        yield
+    control.reset()
+
+
+@pytest.fixture
+def device() -> Iterator[AcceleratorDevice]:
+    from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+
+    accelerator = AcceleratorDevice(DEVICE, profile=A100_40GB, strict=True)
+    yield accelerator
+    accelerator.close()
