@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,14 @@ def emulator() -> None:
     if TYPE == "emulated":
         sys.path.append(str(Path(__file__).parents[1] / "emulated"))
         backend_of(TYPE)
+
+
+@pytest.fixture(scope="session")
+def control(emulator: None) -> Any:
+    """The emulated device's controls, imported only where a test runs: that registers the device with PyTorch."""
+    from tests.emulated.emulated import control
+
+    return control
 
 
 @pytest.fixture(autouse=True)

@@ -93,11 +93,8 @@ def test_whoever_synchronises_learns_of_a_copy_that_nothing_waited_for(device, f
     assert all_equal(slow, 51)
 
 
-def test_a_fault_of_the_device_ends_its_use_with_the_first_cause(device):
-    if TYPE != "emulated":
-        pytest.skip("a fault of a GPU would end the tests' process")
-    from tests.emulated.emulated import control
-
+@pytest.mark.skipif(TYPE != "emulated", reason="a fault of a GPU would end the tests' process")
+def test_a_fault_of_the_device_ends_its_use_with_the_first_cause(device, control):
     host = pinned(device, MIB, 5)
     tensor = onboard(MIB, 1)
     control.fail_kernel(3)

@@ -14,7 +14,6 @@ from pg_tensile.execution.runtime.executor import Executor
 from tests.accelerator.target import DEVICE
 from tests.accelerator.test_device import MIB, all_equal, onboard, pinned
 from tests.accelerator.test_executor import large, plan_of  # noqa: F401
-from tests.emulated.emulated import control
 
 
 def iteration(device, host, given) -> torch.Tensor:
@@ -32,7 +31,7 @@ def iteration(device, host, given) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["late_compute", "late_copies"])
-def test_nothing_in_an_iteration_makes_the_host_wait(device, kind):
+def test_nothing_in_an_iteration_makes_the_host_wait(device, control, kind):
     host, given = pinned(device, MIB, 5), torch.full((MIB,), 3, dtype=torch.uint8)
     iteration(device, host, given)
     device.synchronize()
@@ -46,7 +45,7 @@ def test_nothing_in_an_iteration_makes_the_host_wait(device, kind):
     assert all_equal(inputs, 3) and all_equal(host, 7)
 
 
-def test_the_host_is_at_most_one_iteration_ahead(device):
+def test_the_host_is_at_most_one_iteration_ahead(device, control):
     """Where the third iteration begins, the first one has been waited for, and the second one has not."""
     control.schedule("late_compute", 0)
     counters = [onboard(1000, 0) for _ in range(3)]
@@ -65,7 +64,7 @@ def test_the_host_is_at_most_one_iteration_ahead(device):
     assert all(all_equal(counter, 20) for counter in counters)
 
 
-def test_the_lanes_do_not_wait_for_each_other_nor_for_later_kernels(device):
+def test_the_lanes_do_not_wait_for_each_other_nor_for_later_kernels(device, control):
     """A copy that is waited for is made, and the other lane's and the compute's work is still to come."""
     out, into = pinned(device, MIB, 0), pinned(device, MIB, 5)
     control.schedule("late_compute", 0)
@@ -84,7 +83,7 @@ def test_the_lanes_do_not_wait_for_each_other_nor_for_later_kernels(device):
     assert all_equal(out, 1) and all_equal(target, 5) and all_equal(busy, 2)
 
 
-def test_the_loop_of_an_executor_does_not_wait_for_the_device(device, large):  # noqa: F811
+def test_the_loop_of_an_executor_does_not_wait_for_the_device(device, control, large):  # noqa: F811
     captured, model, x, y = large
     executor = Executor(captured, copy.deepcopy(model), device, plan_of("swap_all", captured.trace, device))
     executor.step([x], [y])  # verified against the trace, which waits
