@@ -36,28 +36,46 @@ class Part(NamedTuple):
     name: str
     arguments: tuple[str, ...]
     limit_s: int
-    environment: Mapping[str, str] = {}
+    environment: Mapping[str, str]
 
 
-def bench(name: str, network: Sequence[str], device: str, folder: Path) -> Part:
-    arguments = ("pg_tensile", "bench", "--device", device, *network, "--classes", "10", "--early-update", "--light",
-                 "--policies", BUDGETS, "--json", str(folder / f"{name}.json"))  # fmt: skip
-    return Part(name, arguments, 180)
+def bench(name: str, model: str, kwargs: str, sizes: str, rows: int) -> tuple[str, tuple[str, ...]]:
+    """Return a name, and the arguments of the benchmark's command about one network of benchmarks/experiments."""
+    network = ("--model", f"{TINY}:{model}", "--kwargs", kwargs, "--input", f"float32:{sizes}", "--batch", str(rows))
+    return name, (
+        "pg_tensile",
+        "bench",
+        *network,
+        "--classes",
+        "10",
+        "--early-update",
+        "--light",
+        "--policies",
+        BUDGETS,
+    )
+
+
+NETWORKS = (
+    bench("cnn", "cnn", '{"channels": 64, "layers": 8, "norm": true}', "3x64x64", 64),
+    bench("attention", "Attention", '{"width": 512}', "256x512", 64),
+)
+SMALL_NETWORKS = (bench("cnn", "cnn", '{"norm": true}', "3x16x16", 8),)  # for the emulated device
 
 
 def parts(device: str, folder: Path) -> list[Part]:
     """Return the parts of a run on `device`: cuda, or emulated to try this program itself."""
     tests = ("pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", "tests/accelerator")
-    chosen = {"PG_TENSILE_ACCELERATOR": device}
-    cnn = ("--model", f"{TINY}:cnn", "--kwargs", '{"channels": 64, "layers": 8, "norm": true}', "--input",
-           "float32:3x64x64", "--batch", "64")  # fmt: skip
-    attention = ("--model", f"{TINY}:Attention", "--kwargs", '{"width": 512}', "--input", "float32:256x512", "--batch",
-                 "64")  # fmt: skip
+    environment = {"PG_TENSILE_ACCELERATOR": device}
+    if device == "emulated":
+        environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'emulated'}"
+    sanitised = environment | {"TORCH_CUDA_SANITIZER": "1"}
     return [
-        Part("tests", (*tests, "tests/accelerator"), 300, chosen),
-        Part("sanitizer", (*tests, "tests/accelerator/test_device.py"), 180, chosen | {"TORCH_CUDA_SANITIZER": "1"}),
-        bench("cnn", cnn, device, folder),
-        bench("attention", attention, device, folder),
+        Part("tests", (*tests, "tests/accelerator"), 300, environment),
+        Part("sanitizer", (*tests, "tests/accelerator/test_device.py"), 180, sanitised),
+        *(
+            Part(name, (*arguments, "--device", device, "--json", str(folder / f"{name}.json")), 180, environment)
+            for name, arguments in (NETWORKS if device == "cuda" else SMALL_NETWORKS)
+        ),
     ]
 
 
