@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from pg_tensile.execution.backends import backend_of
 from pg_tensile.planning.device.profile import A100_40GB
@@ -26,6 +27,18 @@ def emulator() -> None:
     if TYPE == "emulated":
         sys.path.append(str(Path(__file__).parents[1] / "emulated"))
         backend_of(TYPE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def algorithms_restored() -> Iterator[None]:
+    """Give the tests that follow in this process the algorithms that they had: a device makes them deterministic."""
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(enabled, warn_only=warns)
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 @pytest.fixture(scope="session")

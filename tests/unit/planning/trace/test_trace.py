@@ -169,7 +169,7 @@ def test_the_placeholder_creates_all_inputs_and_nothing_else():
 def test_a_trace_without_tensors_or_of_another_device_is_refused():
     with pytest.raises(TraceError, match="at least one tensor"):
         Trace.build([operator("placeholder"), operator("output")], [])
-    with pytest.raises(TraceError, match="cpu or cuda"):
+    with pytest.raises(TraceError, match="cpu, cuda, emulated, not of 'tpu'"):
         Trace.build(OPERATORS, TENSORS, "tpu")
 
 

@@ -190,8 +190,8 @@ def test_what_a_job_leaves_open_is_chosen_and_reported(start: Callable[..., Chil
     (settings,) = child.headers(FrameType.SETTINGS)
     rows = child.headers(FrameType.VERSION)[0]["preprocessing"]["rows"]["training"]
     assert settings == {"batch_size": recipe.batch_size_for(rows), "learning_rate": recipe.LEARNING_RATES["mlp"]}
-    chosen = {"learning_rate_schedule": recipe.SCHEDULES["mlp"], "average_weights": False, "refit": False}
-    course = {"epochs": 3, "stopped": "epochs", "keep": "best"} | chosen
+    chosen = {"learning_rate_schedule": recipe.SCHEDULES["mlp"], "average_weights": False}
+    course = {"epochs": 3, "stopped": "epochs", "keep": "best", "refitted_rows": None} | chosen
     training = child.headers(FrameType.VERSION)[0]["training"]
     assert training == settings | course | {"split": training["split"]}
     assert training["split"]["by"] == "random" and training["split"]["training_rows"] == rows
