@@ -33,7 +33,7 @@ def emulator() -> None:
 def algorithms_restored() -> Iterator[None]:
     """Give the tests that follow in this process the algorithms that they had: a device makes them deterministic."""
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     yield
     torch.use_deterministic_algorithms(enabled, warn_only=warns)
