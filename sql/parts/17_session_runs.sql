@@ -72,7 +72,7 @@ AS $$
     SELECT CASE WHEN s.seconds BETWEEN 0 AND 1e12 THEN s.seconds END
     FROM tensile.jobs j
          CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
-         LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'saving')
+         LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'refitting', 'saving')
          LEFT JOIN tensile.latencies l ON l.job = j.id
          CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
                              FROM (SELECT y.epoch, y.seconds FROM tensile.epochs y WHERE y.job = j.id

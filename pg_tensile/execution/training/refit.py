@@ -10,6 +10,7 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,14 +27,19 @@ class Refit:
 
     def __init__(self, settings: Settings, dataset: Dataset, steps: Steps) -> None:
         """Take note of the first weights, which are those of `steps` now or, in a resumed run, the checkpoint's."""
-        table = together(dataset.training, dataset.validation)
-        self.batches = Batches(table, settings.batch_size, settings.seed, steps.batch_device, False, full_only=True)
-        self.rows = table.rows
+        self.rows = dataset.training.rows + dataset.validation.rows
         self.epoch: int | None = None  # epochs done; None before `begin`
         self.step = 0  # steps done in the current epoch
         self.learning_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
-        self._steps = steps
+        self._settings, self._dataset, self._steps = settings, dataset, steps
         self._first = {name: tensor.detach().clone() for name, tensor in steps.state().model.items()}
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Batches of all rows, which are copied when they are first needed."""
+        table = together(self._dataset.training, self._dataset.validation)
+        settings, device = self._settings, self._steps.batch_device
+        return Batches(table, settings.batch_size, settings.seed, device, False, full_only=True)
 
     def begin(self) -> None:
         """Give the steps the first weights again, with an optimizer that has not seen a gradient."""

@@ -149,7 +149,7 @@ class Trainer:
             self._observer.poll()
 
     def _train_on_all_rows(self, refit: Refit) -> bool:
-        """Train again as `refit` says, and return True; False if the time is up before, or the loss is not finite.
+        """Train again as `refit` says, and return True; False if the time is up before, or a number is not finite.
 
         The model of the best epoch is the final one then."""
         kept = self._course.kept
@@ -172,7 +172,8 @@ class Trainer:
                 if self._course.time_is_up:
                     return False
             refit.end_epoch()
-        return True
+        state = self._steps.state().model
+        return all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
 
     def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches until the time is up, one at least."""
@@ -337,6 +338,8 @@ class Trainer:
         self._course.restore(meta, checkpoint.get("best"), device)
         if self._refit is not None and "refit" in meta:
             self._refit.restore(meta["refit"], checkpoint.get("first"))
+        else:  # the learning rates of its epochs are not known
+            self._refit = None
         ckpt.restore_generators(checkpoint, self._steps.device)
         return None
 

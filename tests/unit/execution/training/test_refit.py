@@ -105,11 +105,36 @@ def test_the_first_model_stays_if_the_second_training_fails_or_has_no_time(
     monkeypatch.setattr(made._steps, "train", broken)
     assert made.run().refitted_rows is None and weights(model) == weights(first)
 
+    made, model = trainer(prepared, Recorder(), PLAIN, **SETTINGS)
+    spoilt = made._steps.train
+
+    def spoiling(batch: Any, learning_rate: float | None = None) -> StepResult:
+        result = spoilt(batch, learning_rate)
+        if made._refit is not None and made._refit.epoch is not None:
+            next(made._steps.model.parameters()).data.fill_(math.inf)
+            return result._replace(loss=1.0)
+        return result
+
+    monkeypatch.setattr(made._steps, "train", spoiling)
+    assert made.run().refitted_rows is None and weights(model) == weights(first)
+
     made, model = trainer(prepared, Recorder(), PLAIN, **SETTINGS, max_time_s=1e9)
     refit = made._refit
     assert refit is not None
     monkeypatch.setattr(type(made._course), "time_is_up", property(lambda _: refit.epoch is not None))
     assert made.run().refitted_rows is None and weights(model) == weights(first)
+
+
+def test_a_checkpoint_without_it_goes_on_without_it(prepared: Prepared) -> None:
+    """As one of a version that did not train again."""
+    stopped = Recorder(25)
+    run(prepared, stopped, refit=False)
+    expected, model = run(prepared, Recorder(), refit=False)
+    resumed, again = trainer(prepared, Recorder(), PLAIN, **SETTINGS)
+    assert resumed.resume(Checkpoint.from_bytes(*stopped.checkpoints[-1])) is None
+    outcome = resumed.run()
+    assert outcome.refitted_rows is None and outcome.metrics == expected.metrics
+    assert weights(again) == weights(model)
 
 
 @pytest.mark.parametrize("settings", [{"keep": "last"}, {"refit": False}])
