@@ -1,4 +1,4 @@
-"""`make first-gpu-run`: what the project says of a GPU, tried on this machine's, and a page of what came out.
+"""`make first-gpu-run`: tests and short benchmarks of the GPU path on this machine's GPU, and a page of the results.
 
 Needs one GPU, PyTorch for it and pytest; PostgreSQL is not needed. It runs, in less than 15 minutes:
 
@@ -80,7 +80,7 @@ def parts(device: str, folder: Path) -> list[Part]:
 
 
 class Outcome(NamedTuple):
-    """What became of a part: the exit status, None after the time limit; the last line that says something."""
+    """Result of a part: its exit status, None after the time limit, and the last line of its log that is not empty."""
 
     part: Part
     status: int | None

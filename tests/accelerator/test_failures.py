@@ -1,4 +1,4 @@
-"""What fails on an accelerator: compressed copies, kernels, an interrupted wait; and what is left behind."""
+"""Failures on an accelerator: of compressed copies, of kernels, in a wait; and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     number: list[int] = []
 
     def coder(device: torch.device) -> Any:
-        made = make(device)
-        encode = made.encode
+        wrapped = make(device)
+        encode = wrapped.encode
 
         def counted(*arguments: Any) -> Any:
             chunks[0] += 1
@@ -44,8 +44,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise RuntimeError("this chunk cannot be coded")
             return encode(*arguments)
 
-        monkeypatch.setattr(made, "encode", counted, raising=False)
-        return made
+        monkeypatch.setattr(wrapped, "encode", counted, raising=False)
+        return wrapped
 
     monkeypatch.setattr(backend, "coder", coder)
     return number
@@ -88,7 +88,7 @@ def test_whoever_synchronises_learns_of_a_copy_that_nothing_waited_for(device, f
             slow.add_(1)
     with pytest.raises(LinkError, match="this chunk cannot be coded"):
         device.synchronize()
-    assert all(stream.query() for stream in streams_of(device.torch_device))
+    assert all(stream.query() for stream in streams_of(device.torch_device).all)
     device.synchronize()
     assert all_equal(slow, 51)
 
@@ -148,7 +148,7 @@ def test_devices_have_the_same_streams_for_the_life_of_the_process():
         with device.iteration():
             device.wait(copy_out(device, sparse(CHUNK), memory))
         device.close()
-        used |= {stream.stream_id for stream in streams_of(device.torch_device)}
+        used |= {stream.stream_id for stream in streams_of(device.torch_device).all}
     assert len(used) == 5
 
 

@@ -1,4 +1,4 @@
-"""What the host waits for, without a clock: the emulated device runs kernels or copies only when something waits.
+"""Waits of the host, seen without a clock: the emulated device runs kernels or copies only when something waits.
 
 So what is still pending has not been waited for; test_times.py shows the same on a GPU, by times.
 """

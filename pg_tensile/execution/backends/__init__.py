@@ -1,4 +1,4 @@
-"""What types of devices differ in beyond PyTorch's device-neutral interface.
+"""Backends: for each type of accelerators, what PyTorch's device-neutral interface lacks.
 
 The runtime uses torch.Stream, torch.Event, torch.accelerator and the module of the device's type
 (`torch.get_device_module`: random numbers, statistics of memory, fractions of it, names). A `Backend` adds the few
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -82,18 +83,20 @@ def device_load(device: torch.device) -> Callable[[], float] | None:
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
 
 
-class Streams(NamedTuple):
+@dataclass(frozen=True)
+class Streams:
     """Streams of a device; lanes and coding streams are indexed by `Direction`."""
 
     compute: torch.Stream
     lanes: tuple[torch.Stream, torch.Stream]
     coding: tuple[torch.Stream, torch.Stream]
 
-    def __iter__(self) -> Any:
-        return iter((self.compute, *self.lanes, *self.coding))
+    @property
+    def all(self) -> tuple[torch.Stream, ...]:
+        return (self.compute, *self.lanes, *self.coding)
 
     def synchronize(self) -> None:
-        for stream in self:
+        for stream in self.all:
             stream.synchronize()
 
 

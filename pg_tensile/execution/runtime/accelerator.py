@@ -94,7 +94,7 @@ class AcceleratorTransfer:
 
 
 class _Work:
-    """What a device has given to its streams, and has to be waited for before it may go."""
+    """Streams of a device with the copies given to them, all of which have to end before the device may go."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams

@@ -27,15 +27,15 @@ def build(folder: Path | None = None) -> Path:
     may build at once: one compiles, the others wait. Raises RuntimeError with the compiler's messages."""
     if folder is None:
         folder = Path(__file__).parents[3] / "build"
-    made = folder / f"emulated-{_digest()}"
-    library = made / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    built = folder / f"emulated-{_digest()}"
+    library = built / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     if library.exists():
         return library
-    made.mkdir(parents=True, exist_ok=True)
-    with open(made / "lock", "w") as lock:
+    built.mkdir(parents=True, exist_ok=True)
+    with open(built / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            _compile(made, library)
+            _compile(built, library)
     return library
 
 

@@ -32,19 +32,19 @@ class Properties(NamedTuple):
     pci_device_id: int
 
 
-def _index(place: Place) -> int:
+def _index(chosen: Place) -> int:
     """Return the index of a device; None is the current one. Raises ValueError for another type of device."""
-    if isinstance(place, str):
-        place = torch.device(place)
-    if isinstance(place, torch.device):
-        if place.type != "emulated":
-            raise ValueError(f"expected an emulated device, got {place}")
-        place = place.index
-    if place is None:
+    if isinstance(chosen, str):
+        chosen = torch.device(chosen)
+    if isinstance(chosen, torch.device):
+        if chosen.type != "emulated":
+            raise ValueError(f"expected an emulated device, got {chosen}")
+        chosen = chosen.index
+    if chosen is None:
         return native.current_device()
-    if not 0 <= place < native.DEVICES:
-        raise RuntimeError(f"there is no device emulated:{place}")
-    return place
+    if not 0 <= chosen < native.DEVICES:
+        raise RuntimeError(f"there is no device emulated:{chosen}")
+    return chosen
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ def current_stream(device: Place = None) -> torch.Stream:
 
 
 def default_stream(device: Place = None) -> torch.Stream:
-    place = torch.device("emulated", _index(device))
-    return torch.Stream(stream_id=0, device_index=place.index, device_type=_device_type())
+    chosen = torch.device("emulated", _index(device))
+    return torch.Stream(stream_id=0, device_index=chosen.index, device_type=_device_type())
 
 
 def _device_type() -> int:
