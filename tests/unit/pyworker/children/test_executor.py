@@ -199,6 +199,19 @@ def test_what_a_job_leaves_open_is_chosen_and_reported(start: Callable[..., Chil
     assert given.weights() == child.weights() and given.headers(FrameType.SETTINGS) == [settings]
 
 
+def test_a_model_is_trained_again_on_all_rows_where_that_is_asked_for(start: Callable[..., Child]) -> None:
+    def version(**options: Any) -> tuple[Any, Any, bytes]:
+        child = eager_run(start, options=options, epochs=3)
+        header = child.headers(FrameType.VERSION)[0]
+        rows = header["preprocessing"]["rows"]
+        return header["training"]["refitted_rows"], rows["training"] + rows["validation"], child.weights()
+
+    none, _, first = version()
+    refitted, rows, again = version(refit=True)
+    assert none is None and refitted == rows > 0 and again != first
+    assert version(refit=True, keep="last")[0] is None
+
+
 def test_early_stopping_is_on_where_the_best_epoch_is_kept(start: Callable[..., Child]) -> None:
     def stopped(**options: Any) -> tuple[str, int]:
         child = eager_run(start, epochs=40, learning_rate=0.3, options=options)
