@@ -48,7 +48,9 @@ class EmulatedBackend:
 
 
 class EmulatedCoder:
-    """Coder that has the host's code what the device holds: a kernel that waits for its stream and copies both ways."""
+    """Coder that has the host code what the device holds: it waits for the stream, and its result is copied later.
+
+    The copy is asynchronous, as a kernel would be: what must come after it has to wait for the stream."""
 
     available = staticmethod(HostCoder.available)
     clock = staticmethod(HostCoder.clock)
@@ -56,16 +58,16 @@ class EmulatedCoder:
 
     def encode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> CodedChunk:
         raw = source.cpu()
-        coded = torch.empty_like(raw)
+        coded = torch.empty_like(raw, pin_memory=True)
         chunk = HostCoder.encode(codec, raw, word_bytes, coded)
         if chunk.codec != Codec.NONE:
-            target[: chunk.coded_bytes].copy_(coded[: chunk.coded_bytes])
+            target[: chunk.coded_bytes].copy_(coded[: chunk.coded_bytes], non_blocking=True)
         return chunk
 
     def decode(self, chunk: CodedChunk, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
-        raw = torch.empty(target.shape, dtype=target.dtype)
+        raw = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
         HostCoder.decode(chunk, source.cpu(), word_bytes, raw)
-        target.copy_(raw)
+        target.copy_(raw, non_blocking=True)
 
 
 BACKEND = EmulatedBackend()
