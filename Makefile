@@ -182,7 +182,7 @@ lint: venv
 	@scripts/lint.sh
 
 bench-db bench-feed bench-predict bench-training bench-jobs bench-answers bench-tables: venv deploy
-	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
+	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
 
 soak: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.soak $(SOAK)
