@@ -33,7 +33,7 @@ BLOCKS = sorted({launch.block for launch in LAUNCHES})
 
 @contextmanager
 def counting(values: int, runs: int) -> Iterator[None]:
-    """Have the first pass of encoding count so many values and runs in each tile."""
+    """Have the first pass of encoding count these numbers of values and runs in each tile."""
 
     def count(words, count, tiles, values_of_tile, runs_of_tile, *_, **__):
         values_of_tile.fill_(values)
