@@ -12,6 +12,7 @@ from pg_tensile.errors import CaptureError, OptionError
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.weights import Weighting
+from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +147,7 @@ def least_batch_size(spec: dict[str, Any]) -> int:
 
 def overhead_bytes(device: str) -> int:
     """Return the device memory besides its tensors that a process on the device is expected to take."""
-    return 0 if device == "cpu" else CONTEXT_BYTES
+    return 0 if device == "cpu" else CONTEXT_BYTES + MARGIN_BYTES
 
 
 def with_predicted_latencies(

@@ -34,7 +34,7 @@ from pg_tensile.execution.training.observer import StopTraining
 from pg_tensile.execution.training.steps import Grant, PlannedSteps, needed_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -190,7 +190,7 @@ class MemoryClient:
         first = traces["train"]
         header = {
             "persistent_bytes": int(first.tensor_bytes[first.persistent].sum()),
-            "vanilla_bytes": max(footprint(trace).device_peak_bytes for trace in traces.values()),
+            "vanilla_bytes": max(plan_bytes(trace) for trace in traces.values()),
             "least_bytes": max(least.values()),
             "operator": JobPlanner(hungriest, self.profile).largest_operator(),
             "fingerprint": first.fingerprint,
@@ -285,7 +285,7 @@ class MemoryClient:
                 grant = self._await_grant()
             except Stopped as stop:
                 raise StopTraining(stop.checkpoint) from None
-            if footprint(traces["train"], grant.plan).device_peak_bytes > grant.granted_bytes:
+            if plan_bytes(traces["train"], grant.plan) > grant.granted_bytes:
                 continue  # made before the scheduler had these workspaces: another one will come
             self._compiling.append((grant.plan.generation, steps.offer(grant)))
             wait([future for _, future in self._compiling])

@@ -32,6 +32,7 @@ import torch
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.execution.backends import Backend, Streams, backend_of, module_of, streams_of
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.runtime.allocator_limit import AllocatorLimit, allocator_limit, use_expandable_segments
 from pg_tensile.execution.runtime.coded_link import Asked, CodedLink
 from pg_tensile.execution.runtime.device import (
     Transfer,
@@ -44,6 +45,7 @@ from pg_tensile.execution.runtime.device import (
 from pg_tensile.execution.runtime.measure import CachingAllocator, EventClock, Meter
 from pg_tensile.execution.runtime.registered_memory import registered_memory
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
@@ -96,8 +98,9 @@ class AcceleratorTransfer:
 class _Work:
     """Streams of a device with the copies given to them, all of which have to end before the device may go."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, limit: AllocatorLimit) -> None:
         self.streams = streams
+        self.limit = limit
         self.in_flight: tuple[deque[AcceleratorTransfer], deque[AcceleratorTransfer]] = (deque(), deque())
         self.coded: CodedLink | None = None  # created at the first compressed copy
 
@@ -110,6 +113,7 @@ class _Work:
             self.streams.synchronize()
         for held in self.in_flight:
             held.clear()
+        self.limit.drop(id(self))
         with contextlib.suppress(RuntimeError):
             torch.accelerator.empty_cache()
 
@@ -140,13 +144,15 @@ class AcceleratorDevice:
         self._module = module_of(self.torch_device)
         self._failure: DeviceError | None = None  # of the device itself
         make_deterministic(self.torch_device.type, strict)
+        use_expandable_segments()
         streams = streams_of(self.torch_device)
         self._streams, self._compute, self._lanes = streams, streams.compute, streams.lanes
         self._iterations: deque[torch.Event] = deque()
         self._zero: torch.Event | None = None  # start of the current iteration, if timed
         self._timed: tuple[torch.Event, list[AcceleratorTransfer]] | None = None
         self.library_bytes = self._warm_up()  # kept by libraries for the compute stream, in no operator's workspace
-        self._work = _Work(streams)
+        self._work = _Work(streams, allocator_limit(self.torch_device))
+        self.limit_memory(budget_bytes)
         # Runs once: at close, when the device is collected, or when the interpreter ends.
         self._close = weakref.finalize(self, self._work.give_back)
 
@@ -157,14 +163,19 @@ class AcceleratorDevice:
         return self._profile
 
     def overhead_bytes(self) -> int | None:
-        """Return this process's device memory that is in no book: the context, the libraries' code and workspaces.
+        """Return this process's device memory that is in no book: the context, the libraries' code and workspaces, and
+        the margin of the allocator.
 
         The libraries load code at the first call of each kernel, so it grows in the first iterations. None where the
         driver does not tell a process's memory, as in a container."""
         used = self._backend.process_bytes(self.torch_device)
         if used is None:
             return None
-        return max(0, used - torch.accelerator.memory_reserved(self.torch_device)) + self.library_bytes
+        return max(0, used - torch.accelerator.memory_reserved(self.torch_device)) + self.library_bytes + MARGIN_BYTES
+
+    def limit_memory(self, budget_bytes: int | None) -> None:
+        limit = None if budget_bytes is None else budget_bytes + self.library_bytes
+        self._work.limit.set(id(self._work), limit)
 
     @property
     def runs_ahead(self) -> bool:

@@ -63,6 +63,10 @@ class Device(Protocol):
         """Limit of registry and workspace together; None means only the hardware's."""
         ...
 
+    def limit_memory(self, budget_bytes: int | None) -> None:
+        """Keep the allocator from taking more of the device than the budget and a margin; None means no limit."""
+        ...
+
     @property
     def runs_ahead(self) -> bool:
         """True if work is given to the device long before it is executed (accelerators).

@@ -93,7 +93,7 @@ class Executor:
         self._measure_every = measure_every
         self._graphs: list[Graph] = []
         self._host = HostMemory(device)
-        self._registry = Registry(device.budget_bytes)
+        self._registry = Registry(device.budget_bytes, device.limit_memory)
         self._swapper = Swapper(device, self._registry)
         self._state = State(model, device, self._swapper, self._registry)
         self._loop = Loop(device, self._host, self._registry, self._swapper)

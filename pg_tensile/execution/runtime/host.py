@@ -302,6 +302,9 @@ class HostDevice:
     def runs_ahead(self) -> bool:
         return False
 
+    def limit_memory(self, budget_bytes: int | None) -> None:
+        return None
+
     def share_link(self, share: float) -> None:
         check_share(share)
         for lane in self._lanes:

@@ -13,8 +13,10 @@ class Registry:
     It belongs to one executor and is changed by one thread at a time. For tensors that operators create, the executor's
     loop updates `resident` and `in_use` itself, after checking the limit."""
 
-    def __init__(self, budget_bytes: int | None) -> None:
+    def __init__(self, budget_bytes: int | None, limit_memory: Callable[[int | None], None]) -> None:
+        """`limit_memory` is called with the budget whenever it changes."""
         self.wanted_bytes = budget_bytes  # the budget that plans must fit; None means no limit
+        self._limit_memory = limit_memory
         self._hold_to(budget_bytes)
         self.resident: dict[int, int] = {}
         self.in_use = 0
@@ -32,6 +34,7 @@ class Registry:
     def _hold_to(self, budget_bytes: int | None) -> None:
         self.budget_bytes = budget_bytes
         self.limit: float = float("inf") if budget_bytes is None else budget_bytes
+        self._limit_memory(budget_bytes)
 
     def check(self, requested: int, operator: Callable[[], str]) -> None:
         """Raise OutOfDeviceMemoryError if `requested` more bytes exceed the budget; `operator` returns its label."""

@@ -28,7 +28,7 @@ from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
 from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 
@@ -260,7 +260,7 @@ def _largest_evaluation(
     chosen: Captured | None = None
     for rows in evaluation_sizes(sizes, batch_size):
         captured = _evaluate(model, spec, sizes, rows, device)
-        if chosen is not None and footprint(captured.trace).device_peak_bytes > least:
+        if chosen is not None and plan_bytes(captured.trace) > least:
             break
         chosen = captured
     return chosen

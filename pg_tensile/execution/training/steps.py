@@ -32,8 +32,8 @@ from pg_tensile.execution.training.run_steps import StepResult, StepsState
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.allocator import device_bytes, plan_bytes
 from pg_tensile.planning.plan.following import following_plan
-from pg_tensile.planning.plan.memory import footprint, footprint_of
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -198,7 +198,7 @@ class PlannedSteps:
         sequence.check()
         for name, trace in traces.items():
             plan = grant.plan if name == "train" else follow(self._graphs[name], sequence)
-            if footprint(trace, plan).device_peak_bytes > grant.granted_bytes:
+            if plan_bytes(trace, plan) > grant.granted_bytes:
                 profile, share = self._device.profile, grant.link_share
                 own[name] = JobPlanner(trace, profile, share).within(grant.granted_bytes).plan
             elif name in self._own:
@@ -276,10 +276,9 @@ def needed_bytes(graphs: Graphs, plan: Plan) -> int:
     train = graphs.train
     sequence = AccessSequence(train.trace, plan)
     sequence.check()
-    needed = footprint_of(sequence).device_peak_bytes
+    needed = device_bytes(sequence)
     for graph in graphs.named().values():
         if graph is not train:
             following = following_plan(sequence, graph.trace, counterparts(train, graph))
-            peak_bytes = footprint(graph.trace, following).device_peak_bytes
-            needed = max(needed, min(peak_bytes, least_bytes(graph.trace)))
+            needed = max(needed, min(plan_bytes(graph.trace, following), least_bytes(graph.trace)))
     return needed

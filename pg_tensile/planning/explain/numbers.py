@@ -17,7 +17,8 @@ import numpy as np
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.explain.request import Admission, Request
 from pg_tensile.planning.explain.start import Start, start_of
-from pg_tensile.planning.plan.memory import floor_bytes, footprint
+from pg_tensile.planning.plan.allocator import plan_bytes
+from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
@@ -247,7 +248,7 @@ def _memory(traces: Mapping[str, Trace]) -> Memory:
     least = {name: least_bytes(trace) for name, trace in traces.items()}
     hungriest = max(least, key=lambda name: least[name])
     return Memory(
-        max(footprint(trace).device_peak_bytes for trace in traces.values()),
+        max(plan_bytes(trace) for trace in traces.values()),
         least[hungriest],
         hungriest,
         floor_bytes(traces[hungriest]),

@@ -116,13 +116,13 @@ def _planned(state: RoundState, job: JobState, plans: Plans, granted_bytes: int)
     sequence = AccessSequence(planner.trace, candidate.plan)
     sequence.check()
     footprint = footprint_of(sequence)
-    if footprint.device_peak_bytes > granted_bytes:
-        raise PlanError(f"it takes {footprint.device_peak_bytes:,} bytes where {granted_bytes:,} are granted")
+    if candidate.device_peak_bytes > granted_bytes:
+        raise PlanError(f"it takes {candidate.device_peak_bytes:,} bytes where {granted_bytes:,} are granted")
     workspace = planner.trace.workspace_bytes
     vanilla = AccessSequence(planner.trace, NO_EVENTS).footprint + workspace
     return Planned(
         candidate.plan.with_bytes(planner.trace),
-        footprint.device_peak_bytes,
+        candidate.device_peak_bytes,
         granted_bytes,
         plans.share,
         planner.host_bytes(candidate),

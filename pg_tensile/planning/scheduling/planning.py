@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pg_tensile.errors import BudgetError, InvalidPlanError
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.planner import REPAIRS, Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
@@ -157,14 +158,29 @@ def _use_tensile(state: RoundState, jobs: Sequence[JobState], planners: Mapping[
     else:
         chosen = {job: candidate for job, candidate in candidates.items() if candidate.device_peak_bytes <= rooms[job]}
         for job in sorted(set(numbers) - chosen.keys()):
-            alone = _tensile_candidates(state, [job], planners, rooms[job], plans.share).get(job)
-            if alone is not None and alone.device_peak_bytes <= rooms[job]:
+            alone = _tensile_alone(state, job, planners, rooms[job], plans.share)
+            if alone is not None:
                 chosen[job] = alone
     if state.host_bytes(Plans(plans.chosen | chosen, plans.share)) > state.device.host_bytes:
         chosen = {}
     plans.chosen.update(chosen)
     for job in sorted(set(numbers) - chosen.keys()):
         state.add_note(job, "the policy tensile finds no plan that fits: planned with the policy joint")
+
+
+def _tensile_alone(
+    state: RoundState, job: int, planners: Mapping[int, JobPlanner], room_bytes: int, share: float
+) -> Candidate | None:
+    """Return the plan of the paper's algorithm for one job within the room, or None.
+
+    On an accelerator a plan for the whole room may leave the allocator too little, so smaller ones are tried."""
+    limit = room_bytes
+    for _ in range(REPAIRS if planners[job].trace.device in ACCELERATORS else 1):
+        candidate = _tensile_candidates(state, [job], planners, limit, share).get(job)
+        if candidate is None or candidate.device_peak_bytes <= room_bytes:
+            return candidate
+        limit -= candidate.device_peak_bytes - room_bytes
+    return None
 
 
 def _tensile_candidates(

@@ -136,8 +136,8 @@ def set_memory(total_bytes: int, device: int = 0) -> None:
 
 
 def expandable_segments(on: bool) -> None:
-    """Let segments allocated from now on be expandable, as PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
-    native.expandable_segments(on)
+    """Let segments allocated from now on be expandable, as PYTORCH_ALLOC_CONF=expandable_segments:True does."""
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
 
 
 def process_bytes(device: int = 0) -> int:
@@ -190,6 +190,7 @@ def reset() -> None:
         native.set_memory_fraction(1.0, device)
         native.set_memory(DEFAULT_MEMORY, device)
     expandable_segments(False)
+    torch._C._accelerator_setAllocatorSettings("")  # as if nothing had been said about them
     schedule("eager")
     trace_allocations(False)
     waiting_operators()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks import (
+    bench_allocator,
     bench_answers,
     bench_cold,
     bench_core,
@@ -85,6 +86,8 @@ def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
         section = bench_db.page_part(json.loads(path.read_text()))
     elif name == "answers":
         section = bench_answers.page_part(json.loads(path.read_text()))
+    elif name == "allocator":
+        section = bench_allocator.page_part(json.loads(path.read_text()))
     elif name == "tables":
         section = bench_tables.page_part(json.loads(path.read_text()))
     elif name == "soak":

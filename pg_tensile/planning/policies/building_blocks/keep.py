@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.allocator import device_bytes
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.swap_all import swaps
@@ -26,8 +26,8 @@ OUT, IN, RECOMPUTE = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value, EventKin
 
 
 def least_bytes(trace: Trace) -> int:
-    """Return the device peak in bytes of swapping everything; no known plan takes less."""
-    return footprint(trace, swaps(trace, idle_intervals(trace))).device_peak_bytes
+    """Return the device memory in bytes of swapping everything; no known plan takes less."""
+    return device_bytes(AccessSequence(trace, swaps(trace, idle_intervals(trace))))
 
 
 def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -21,12 +21,15 @@ import numpy as np
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.allocator import device_bytes
 from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import (
     least_bytes,
     relaxed,
@@ -36,6 +39,7 @@ from pg_tensile.planning.policies.building_blocks.keep import (
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
+from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
@@ -49,6 +53,7 @@ PROMISING = 1.02  # factor on the best time so far up to which a plan is worth r
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
 REFINEMENTS = 40  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
+FOOTPRINTS = 10  # most footprints tried while the allocator takes more than the budget
 REMEMBERED = 64  # entries in each cache of one job's planner
 EXACT = 1e-9  # relative; times that differ by less count as equal
 
@@ -61,19 +66,27 @@ def identity(trace: Trace) -> Hashable:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan for one job, the memory that it takes (workspaces included), and its iterations.
+    """A plan for one job on `trace`, and its iterations.
 
-    `us` is the time of one iteration, of which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and
+    `footprint_bytes` is the peak of its tensors, with workspaces and staging; `us` is the time of one iteration, of which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and
     `recomputes` operators are executed again.
     """
 
+    trace: Trace = field(repr=False, compare=False)
     plan: Plan
-    device_peak_bytes: int
+    footprint_bytes: int
     us: float
     stall_us: float
     out_bytes: int
     in_bytes: int
     recomputes: int
+
+    @cached_property
+    def device_peak_bytes(self) -> int:
+        """The device memory that the plan has to be granted."""
+        if self.trace.device not in ACCELERATORS:
+            return self.footprint_bytes
+        return device_bytes(AccessSequence(self.trace, self.plan))
 
 
 class _Outcome(NamedTuple):
@@ -139,6 +152,7 @@ class JobPlanner:
     def _candidate(self, plan: Plan) -> Candidate:
         (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
         return Candidate(
+            self.trace,
             plan,
             timeline.device_peak_bytes,
             timeline.iteration_us,
@@ -166,9 +180,26 @@ class JobPlanner:
     def _best(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         if self.vanilla.device_peak_bytes <= budget_bytes:
             return self.vanilla
+        candidate = self._within(budget_bytes, passes)
+        if isinstance(candidate, Shortage) or candidate.device_peak_bytes <= budget_bytes:
+            return candidate
+        # The allocator takes more than the tensors, how much more depends on the plan.
+        bare = self._bare_swap_all()
+        for level in range(1, FOOTPRINTS):
+            limit = budget_bytes - level * (budget_bytes - bare.footprint_bytes) // FOOTPRINTS
+            candidate = self._within(limit, passes)
+            if isinstance(candidate, Candidate) and candidate.device_peak_bytes <= budget_bytes:
+                return candidate
+        excess = bare.device_peak_bytes - budget_bytes
+        if excess > 0:
+            return Shortage(self.trace.largest_operator, excess)
+        return bare if self._most_events is None or len(bare.plan) <= self._most_events else Shortage(0, 0)
+
+    def _within(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
+        """Return the fastest plan whose footprint is within the budget, as `best`."""
         budget_bytes -= reserved_bytes(self.trace)
         outcomes: list[_Outcome] = []
-        least = Shortage(0, self.vanilla.device_peak_bytes)
+        least = Shortage(0, self.vanilla.footprint_bytes)
         for prices in (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]:
             sequence = self._try(budget_bytes, prices)
             if isinstance(sequence, Shortage):
@@ -185,8 +216,8 @@ class JobPlanner:
         if passes is None and self.refinements:
             best = self._refined(best, budget_bytes)
         is_slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
-        swaps = self._swap_all(budget_bytes) if is_slow else None
-        return swaps if swaps and swaps.us < best.candidate.us else best.candidate
+        swapping = self._swap_all(budget_bytes) if is_slow else None
+        return swapping if swapping and swapping.us < best.candidate.us else best.candidate
 
     def _refined(self, best: _Outcome, budget_bytes: int) -> _Outcome:
         """Return the best outcome of more passes at the prices of `best`.
@@ -284,6 +315,10 @@ class JobPlanner:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
         plan = relaxed_swap_all(self.trace, budget_bytes)
         return None if plan is None else self._timed(AccessSequence(self.trace, plan), budget_bytes)
+
+    def _bare_swap_all(self) -> Candidate:
+        """Return the plan of `least_bytes`."""
+        return self.candidate(swaps(self.trace, idle_intervals(self.trace)))
 
     def _timed(self, sequence: AccessSequence, budget_bytes: int) -> Candidate | None:
         """Return the plan with its transfers scheduled and coded; None if it has too many events."""

@@ -155,12 +155,6 @@ size_t reserved_memory(int device) {
   return memory_of(device).stats.reserved_bytes[0].current;
 }
 
-void set_expandable_segments(bool on) {
-  Giving lock(giving());
-  for (DeviceMemory& memory : memories().devices)
-    memory.expandable = on;
-}
-
 void fail_allocation(uint64_t number) {
   Giving lock(giving());
   memories().until_failure = number;

@@ -81,7 +81,6 @@ PYBIND11_MODULE(_native, module) {
   define(module, "set_memory", &set_memory);
   define(module, "total_memory", &total_memory);
   define(module, "reserved_memory", &reserved_memory);
-  define(module, "expandable_segments", &set_expandable_segments);
   define(module, "blocks_alive", &blocks_alive);
   define(module, "trace_allocations", &trace_allocations);
   define(module, "allocation_trace", &allocation_trace);

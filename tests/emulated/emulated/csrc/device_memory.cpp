@@ -1,5 +1,6 @@
 #include "device_memory.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@ namespace emulated {
 
 namespace {
 
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
 using c10::CachingAllocator::StatArray;
 
 void change(StatArray& stat, const Pool& pool, int64_t amount) {
@@ -83,7 +85,7 @@ Block* DeviceMemory::cached(Pool& pool, size_t size, Stream& stream) {
 }
 
 Block* DeviceMemory::fresh(Pool& pool, size_t size, Stream& stream) {
-  if (expandable && !pool.graph)
+  if (AcceleratorAllocatorConfig::use_expandable_segments() && !pool.graph)
     return expand(pool, size, stream);
   const size_t bytes = segment_size(size);
   if (!within_limit(bytes))
@@ -102,7 +104,8 @@ Block* DeviceMemory::take(Block* block, size_t requested, size_t size) {
   Pool& pool = *block->pool;
   const size_t remaining = block->size - size;
   const bool was_split = block->is_split();
-  const bool split = pool.small || expandable ? remaining >= kMinBlock : remaining > kSmallSize;
+  const bool to_the_byte = pool.small || AcceleratorAllocatorConfig::use_expandable_segments();
+  const bool split = to_the_byte ? remaining >= kMinBlock : remaining > kSmallSize;
   if (was_split && !block->expandable) {
     change(stats.inactive_split_bytes, pool, -static_cast<int64_t>(block->size));
     if (!split)

@@ -28,7 +28,6 @@ class DeviceMemory {
   DeviceStats stats;
   size_t total = size_t(8) << 30;
   double fraction = 1;
-  bool expandable = false;
 
  private:
   Pool& pool_for(size_t size, const Stream& stream);

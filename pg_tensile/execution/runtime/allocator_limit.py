@@ -1,0 +1,65 @@
+"""Limit of the device memory that PyTorch's allocator takes in this process.
+
+A job within its grant must not take memory that another one was granted. The allocator keeps what was freed, so without
+a limit it would take more than the grant: it gives memory back only when the device has none left, and then only its
+own. With a limit it does that when the limit is reached.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+import torch
+
+from pg_tensile.execution.backends import module_of
+from pg_tensile.planning.plan.allocator import MARGIN_BYTES
+
+_EXPANDABLE = "expandable_segments"
+
+
+def use_expandable_segments() -> None:
+    """Let the allocator's segments grow, as the plans assume, unless PYTORCH_ALLOC_CONF says something about it.
+
+    Segments of fixed sizes would reserve up to half as much again for plans that swap."""
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if _EXPANDABLE not in settings:
+        torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (settings, f"{_EXPANDABLE}:True"))))
+
+
+class AllocatorLimit:
+    """The limit on one device: the sum of what its users in this process may take, and a margin.
+
+    A user is an `AcceleratorDevice`; it may take `budget_bytes`, or without a budget anything."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._budgets: dict[int, int | None] = {}
+        self._lock = threading.Lock()
+
+    def set(self, user: int, budget_bytes: int | None) -> None:
+        """Set what a user may take. If that is less than before, cached memory is given back to the device."""
+        with self._lock:
+            before = self._budgets.get(user)
+            self._budgets[user] = budget_bytes
+            self._apply()
+        if before is not None and budget_bytes is not None and budget_bytes < before:
+            torch.accelerator.empty_cache()
+
+    def drop(self, user: int) -> None:
+        with self._lock:
+            self._budgets.pop(user, None)
+            self._apply()
+
+    def _apply(self) -> None:
+        fraction, budgets = 1.0, list(self._budgets.values())
+        if budgets and None not in budgets:
+            _, total = torch.accelerator.get_memory_info(self._device)
+            fraction = min(1.0, (sum(filter(None, budgets)) + MARGIN_BYTES) / total)
+        module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
+
+
+@cache
+def allocator_limit(device: torch.device) -> AllocatorLimit:
+    """Return the limit of a device (with its index) in this process."""
+    return AllocatorLimit(device)

@@ -1,0 +1,131 @@
+"""The planner's model of the allocator reserves what the allocator itself does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.planning.device.profile import A100_40GB
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.actions import ActionKind
+from pg_tensile.planning.plan.allocator import ITERATIONS, Allocator, OutOfPagesError, plan_bytes, replayed
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
+from pg_tensile.planning.policies.recompute_all import plan as recompute_all
+from pg_tensile.planning.policies.swap_all import swaps
+from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.unit.graphs import random_trace
+
+DEVICE = "emulated:0"
+MEMORY = 1 << 42
+KEPT = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+randoms = st.randoms(use_true_random=False)
+
+
+@pytest.fixture(autouse=True)
+def expandable(control) -> Iterator[None]:
+    control.set_memory(MEMORY)
+    control.expandable_segments(True)
+    yield
+
+
+def statistics() -> dict[str, int]:
+    return torch.accelerator.memory_stats(DEVICE)
+
+
+def block(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+
+
+def begin() -> None:
+    torch.get_device_module("emulated").set_per_process_memory_fraction(1.0)
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats(DEVICE)
+    assert torch.accelerator.memory_reserved(DEVICE) == 0
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.one_of(st.integers(0, 5000), st.integers(0, 60 << 20)), st.integers(0, 1 << 30)),
+        max_size=60,
+    ),
+    limit=st.one_of(st.none(), st.integers(20, 400)),
+)
+@settings(KEPT, max_examples=300)
+def test_any_order_of_allocations(steps, limit):
+    """Until the limit, in MiB, is too little even after free pages were given back."""
+    begin()
+    limit_bytes = MEMORY if limit is None else limit << 20
+    torch.get_device_module("emulated").set_per_process_memory_fraction(limit_bytes / MEMORY)
+    retried = statistics()["num_alloc_retries"]
+    model, modelled, real = Allocator(limit_bytes), [], []
+    for allocates, nbytes, chosen in steps:
+        if allocates or not real:
+            try:
+                real.append(block(nbytes))
+            except torch.OutOfMemoryError:
+                with pytest.raises(OutOfPagesError):
+                    model.allocate(nbytes)
+                break
+            modelled.append(model.allocate(nbytes))
+        else:
+            del real[chosen % len(real)]
+            model.free(modelled.pop(chosen % len(modelled)))
+        assert torch.accelerator.memory_reserved(DEVICE) == model.device_bytes
+        assert statistics()["num_alloc_retries"] - retried == model.given_back
+    assert torch.accelerator.max_memory_reserved(DEVICE) == model.peak_bytes
+    real.clear()
+
+
+def scaled(random: Random) -> Trace:
+    """A random graph whose tensors are up to tens of MiB."""
+    trace = random_trace(random, random.randint(4, 30), 30)
+    factor = random.choice((1, 1000, 100_000))
+    tensors = [tensor._replace(bytes=tensor.bytes * factor + random.randint(0, 600)) for tensor in trace.tensors]
+    return Trace.build(list(trace.operators), tensors, "cuda")
+
+
+def execute(trace: Trace, plan: Plan) -> int:
+    """Allocate and free on the device as an executor does; return the bytes that were reserved."""
+    sequence = AccessSequence(trace, plan)
+    created: dict[int, list[int]] = {}
+    for operator, tensor, mode in zip(
+        trace.access_operator.tolist(), trace.access_tensor.tolist(), trace.access_mode.tolist(), strict=True
+    ):
+        if mode == Mode.CREATE:
+            created.setdefault(operator, []).append(tensor)
+    sizes, operators, events = trace.tensor_bytes.tolist(), sequence.steps.tolist(), sequence.step_event.tolist()
+    begin()
+    resident = {tensor: block(sizes[tensor]) for tensor in sorted(sequence.boundary.device)}
+    for _ in range(ITERATIONS):
+        for kind, step, tensor, _ in sequence.actions():
+            if kind == ActionKind.RUN:
+                event, outputs = events[step], created.get(trace.captured_operator[operators[step]], [])
+                if event >= 0:
+                    outputs = [output for output in outputs if output == plan.rows["tensor"][event]]
+                resident |= {output: block(sizes[output]) for output in sorted(outputs)}
+                extra = (sequence.scratch_bytes[step], trace.workspace_bytes[operators[step]])
+                del [block(int(nbytes)) for nbytes in extra][:]
+            elif kind in (ActionKind.FREE, ActionKind.WAIT_OUT):
+                resident.pop(tensor, None)
+            elif kind in (ActionKind.COPY_IN, ActionKind.PASSIVE_IN) and tensor not in resident:
+                resident[tensor] = block(sizes[tensor])
+    resident.clear()
+    return int(torch.accelerator.max_memory_reserved(DEVICE))
+
+
+@given(random=randoms, policy=st.sampled_from(["none", "swap_all", "recompute_all"]))
+@settings(KEPT, max_examples=100)
+def test_plans(random, policy):
+    trace = scaled(random)
+    plan = {
+        "none": lambda: NO_EVENTS,
+        "swap_all": lambda: swaps(trace, idle_intervals(trace)),
+        "recompute_all": lambda: recompute_all({0: trace}, A100_40GB, None)[0],
+    }[policy]()
+    assert replayed(AccessSequence(trace, plan)).peak_bytes == execute(trace, plan)
