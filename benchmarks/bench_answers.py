@@ -10,8 +10,8 @@ time.
 All goes to benchmarks/results/answers-host.json and, as tables, to docs/benchmarks.md. `--tables diamonds,storms` and
 `--seeds 1` measure less and print only; with `--update`, the results of these tables are replaced. `--document` writes
 the tables of the existing results. `--add realmlp` adds another peer to them: RealMLP with its tuned defaults, of the
-package pytabkit, which has to be installed for that. `--others` is about tables that were not looked at when the
-defaults were chosen; their results are in answers-others.json.
+package pytabkit, which has to be installed for that; a run that was stopped goes on where it was. `--others` is about
+tables that were not looked at when the defaults were chosen; their results are in answers-others.json.
 """
 
 from __future__ import annotations
@@ -270,18 +270,18 @@ def measure(conn: Connection, name: str, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def add(conn: Connection, kind: str, name: str) -> dict[str, Any]:
-    """Add the errors of another peer to the results, and write them after each. Returns the results."""
+def add(conn: Connection, kind: str, name: str, seeds: int) -> dict[str, Any]:
+    """Add the errors of another peer to the results, and write them after each. Returns the results.
+
+    All tables with one seed, the small ones first, then with the next: it may take hours."""
     results = read(kind)
-    rows = {(row["table"], row["seed"]): row for row in results["rows"]}
-    for source in dict.fromkeys(source for source, _ in rows):
-        for seed, problem in problems(conn, source, SEEDS):
-            row = rows[source, seed]
-            if name not in row:
-                row[name] = error(problem, ADDED[name](problem, seed))
-                print(source, seed, row[name], file=sys.stderr, flush=True)
-                results["tables"] = summary(results["rows"])
-                write(kind, results)
+    for row in sorted(results["rows"], key=lambda row: (row["seed"], row["rows"])):
+        if row["seed"] < seeds and name not in row:
+            problem = dict(problems(conn, row["table"], seeds))[row["seed"]]
+            row[name] = error(problem, ADDED[name](problem, row["seed"]))
+            print(row["table"], row["seed"], row[name], file=sys.stderr, flush=True)
+            results["tables"] = summary(results["rows"])
+            write(kind, results)
     return results
 
 
@@ -301,7 +301,7 @@ def write(kind: str, results: Mapping[str, Any]) -> None:
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each table: mean errors, their ratio to scikit-learn's, and seconds.
 
-    A peer that was added has an error once it was measured with all seeds."""
+    A peer that was added has the mean of the seeds that it was measured with, and their number."""
     names = list(dict.fromkeys(row["table"] for row in rows))
     result = []
     for name in names:
@@ -309,8 +309,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         means = {key: statistics.mean(row[key] for row in own) for key in ("pg_tensile", *PEERS)}
         ratio = means["pg_tensile"] / means["hist_gradient_boosting"]
         seconds = statistics.median(row["seconds"] for row in own)
-        added = {peer: statistics.mean(row[peer] for row in own) for peer in ADDED if all(peer in row for row in own)}
-        result.append({"table": name, "rows": own[0]["rows"], **means, **added, "ratio": ratio, "seconds": seconds})
+        table = {"table": name, "rows": own[0]["rows"], **means, "ratio": ratio, "seconds": seconds}
+        for peer in ADDED:
+            errors = [row[peer] for row in own if peer in row]
+            if errors:
+                table |= {peer: statistics.mean(errors), f"{peer}_seeds": len(errors)}
+        result.append(table)
     return result
 
 
@@ -335,11 +339,12 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
 
 def table_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in results["tables"]:
-        errors = (f"{row[name]:.4f}" if name in row else "" for name in ("pg_tensile", *PEERS, *ADDED))
-        yield row["table"], f"{row['rows']:,}", *errors, f"{row['ratio']:.3f}", f"{row['seconds']:.0f}"
+        errors = (f"{row[name]:.4f}" for name in ("pg_tensile", *PEERS))
+        added = (f"{row[name]:.4f} ({row[f'{name}_seeds']})" if name in row else "" for name in ADDED)
+        yield row["table"], f"{row['rows']:,}", *errors, *added, f"{row['ratio']:.3f}", f"{row['seconds']:.0f}"
 
 
-HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "RealMLP", "ratio", "seconds")
+HEADINGS = ("table", "rows", "train_model", "HistGradientBoosting", "LightGBM", "RealMLP (seeds)", "ratio", "seconds")
 
 
 def revisions(results: Mapping[str, Any]) -> str:
@@ -372,7 +377,7 @@ def main() -> int:
         return 0
     if options.add:
         with fresh_cluster() as cluster, cluster.connect() as conn:
-            results = add(conn, kind, options.add)
+            results = add(conn, kind, options.add, options.seeds)
         write_document("answers", kind, page_part(results))
         return 0
     every = [*OTHERS] if options.others else [*SOURCES, FLIGHTS]

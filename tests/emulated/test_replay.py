@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.allocator import ITERATIONS, Allocator, OutOfPagesError, plan_bytes, replayed
+from pg_tensile.planning.plan.allocator import ITERATIONS, Allocator, Block, OutOfPagesError, replayed
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.recompute_all import plan as recompute_all
@@ -63,7 +63,9 @@ def test_any_order_of_allocations(steps, limit):
     limit_bytes = MEMORY if limit is None else limit << 20
     torch.get_device_module("emulated").set_per_process_memory_fraction(limit_bytes / MEMORY)
     retried = statistics()["num_alloc_retries"]
-    model, modelled, real = Allocator(limit_bytes), [], []
+    model = Allocator(limit_bytes)
+    modelled: list[Block] = []
+    real: list[torch.Tensor] = []
     for allocates, nbytes, chosen in steps:
         if allocates or not real:
             try:

@@ -159,7 +159,8 @@ class AcceleratorDevice:
     @property
     def profile(self) -> DeviceProfile:
         if self._profile is None:
-            self._profile = measure(self.torch_device)
+            with self._work.limit.lifted():
+                self._profile = measure(self.torch_device)
         return self._profile
 
     def overhead_bytes(self) -> int | None:

@@ -68,8 +68,9 @@ def identity(trace: Trace) -> Hashable:
 class Candidate:
     """A plan for one job on `trace`, and its iterations.
 
-    `footprint_bytes` is the peak of its tensors, with workspaces and staging; `us` is the time of one iteration, of which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and
-    `recomputes` operators are executed again.
+    `footprint_bytes` is the peak of its tensors, with workspaces and staging; `us` is the time of one iteration, of
+    which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and `recomputes` operators are executed
+    again.
     """
 
     trace: Trace = field(repr=False, compare=False)
