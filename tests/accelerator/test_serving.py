@@ -11,6 +11,7 @@ from torch import nn
 from pg_tensile.errors import ModelRefusedError
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.training.prediction import Served
+from pg_tensile.planning.device.profile import A100_40GB
 from tests.accelerator.target import DEVICE, TYPE
 
 
@@ -30,7 +31,7 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
     parameters = sum(parameter.nbytes for parameter in whole.parameters())
     del whole
     budget = parameters // parts
-    with closing(AcceleratorDevice(DEVICE, budget)) as device, closing(Served(network(), [rows], device, 8)) as served:
+    with closing(AcceleratorDevice(DEVICE, budget, A100_40GB)) as device, closing(Served(network(), [rows], device, 8)) as served:
         for count in (1, 1, 8, 1):
             assert torch.equal(served.predict([rows[:count]]), expected[count])
             assert served.device_bytes <= budget and served.peak_bytes <= budget
@@ -38,5 +39,5 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
 
 
 def test_too_small_a_budget_is_refused() -> None:
-    with closing(AcceleratorDevice(DEVICE, 1 << 20)) as device, pytest.raises(ModelRefusedError):
+    with closing(AcceleratorDevice(DEVICE, 1 << 20, A100_40GB)) as device, pytest.raises(ModelRefusedError):
         Served(network(), [torch.zeros(1, 1024)], device)
