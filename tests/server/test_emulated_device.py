@@ -20,8 +20,12 @@ import psycopg
 import pytest
 
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
+from scripts.demo import training
+from scripts.demo.data import load
+from scripts.demo.server import DATABASE
+from scripts.demo.sql import DEPARTURES
 from tests.server.emulated_device import install_emulator
-from tests.server.pressure import Lab
+from tests.server.pressure import Lab, Watch
 from tests.server.support import (
     FOREVER,
     Connection,
@@ -46,12 +50,21 @@ DROPOUT = {"type": "mlp", "hidden": [128, 128, 128, 64], "dropout": 0.2}
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[Any]:
-    """A cluster whose children know the emulated device and use it. It need not be measured."""
-    python = install_emulator(clusters_folder / "emulator")
-    cluster = new_cluster({"pg_tensile.python": str(python), "pg_tensile.device": "emulated"})
+def settings(clusters_folder: Path) -> dict[str, object]:
+    """Settings of a cluster whose children know the emulated device and use it."""
+    return {"pg_tensile.python": install_emulator(clusters_folder / "emulator"), "pg_tensile.device": "emulated"}
+
+
+def store_profile(conn: Connection) -> None:
+    """Store the device's profile, so that jobs need not measure it, which takes seconds."""
+    conn.execute("INSERT INTO tensile.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE))))
+
+
+@pytest.fixture(scope="module")
+def server(new_cluster: Callable[..., Any], settings: dict[str, object]) -> Iterator[Any]:
+    cluster = new_cluster(settings)
     with cluster.connect() as conn:
-        conn.execute("INSERT INTO tensile.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE))))
+        store_profile(conn)
     yield cluster
     cluster.end()
 
@@ -208,3 +221,35 @@ def test_the_device_is_calibrated(server: Any, emulated: Lab) -> None:
     assert device == DEVICE and samples >= kinds > 5
     profile = DeviceProfile(**measured)
     assert (profile.kind, profile.memory_bytes, profile.process_bytes) == ("emulated", MEMORY, CONTEXT)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_demo_trains_both_models_on_the_device(
+    fresh_cluster: Callable[..., Any], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own functions, with the flights of one month: both jobs at once within little memory, and without plans.
+
+    Long: it loads a year of flights and trains four models."""
+    monkeypatch.setitem(
+        training.TRAIN, "late_arrival", training.TRAIN["late_arrival"].replace("2013-12-01", "2013-02-01")
+    )
+    cluster = fresh_cluster(settings | {"pg_tensile.database": DATABASE}, extension=False)
+    with cluster.connect() as conn:
+        conn.execute(f"CREATE DATABASE {DATABASE}")
+    with cluster.connect(DATABASE) as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        store_profile(conn)
+        load(conn)
+        conn.execute(DEPARTURES)
+        training.show_and_register(conn)
+        with Watch(cluster.connect(DATABASE)) as watch:
+            jobs = training.train_within(cluster, conn)
+        sizes = conn.execute(
+            "SELECT planned_bytes, vanilla_bytes, overhead_bytes"
+            " FROM tensile.footprints JOIN tensile.traces USING (job) WHERE job = ANY(%s) ORDER BY job",
+            (jobs,),
+        ).fetchall()
+        assert all(overhead == CONTEXT for _, _, overhead in sizes) and sizes[0][0] < sizes[0][1]
+        assert len(jobs) * CONTEXT < watch.granted < len(jobs) * CONTEXT + 0.61 * sum(size[1] for size in sizes)
+        training.compare_weights(conn, jobs)  # raises DemoError if they differ
