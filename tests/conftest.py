@@ -42,7 +42,14 @@ SETTINGS: dict[str, object] = {
 USERS = "tensile_user"  # the role whose members may use the extension
 
 # files that take a minute or more: they start first
-LONGEST = ("test_client.py", "test_demo.py", "test_explain.py", "test_memory.py", "test_notebook.py")
+LONGEST = (
+    "test_client.py",
+    "test_demo.py",
+    "test_emulated_device.py",
+    "test_explain.py",
+    "test_memory.py",
+    "test_notebook.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
