@@ -1,0 +1,112 @@
+"""The predictor's process with an accelerator: the device that it resolves, and what a failure of it ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.planning.device.profile import A100_40GB
+from pyworker.connection import Connection
+from pyworker.version import VERSION
+from pyworker.wire import Frame, FrameType
+from tests.accelerator.target import DEVICE, TYPE
+from tests.repository import REPOSITORY
+from tests.unit.pyworker.children.test_predictor import Process, Version, answer, ask
+from tests.unit.rows import Rows, every_type
+
+WIDE = {"type": "mlp", "hidden": [128, 128, 128], "norm": "layer"}
+LOOKUP = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.table = torch.nn.Embedding(4, 8)
+        self.last = torch.nn.Linear(8, outputs)
+    def forward(self, x):
+        return self.last(self.table((x[:, 0] > 0).long() * 100))
+def build(n_inputs, n_outputs):
+    return Model(n_outputs)
+"""
+
+
+@pytest.fixture
+def predictor(tmp_path: Path) -> Iterator[Process]:
+    process = Process(tmp_path, REPOSITORY / "tests" / "emulated")
+    yield process
+    process.end()
+
+
+def connect(predictor: Process) -> Connection:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(predictor.socket))
+    session = Connection(sock)
+    session.send(FrameType.HELLO, header={"version": VERSION})
+    assert predictor.receive(session).type == FrameType.HELLO
+    return session
+
+
+def describe(predictor: Process, name: str) -> dict[str, Any]:
+    """Return the answer to DEVICE; the predictor listens by then."""
+    predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": {DEVICE: asdict(A100_40GB)}})
+    frame = predictor.receive(predictor.supervisor)
+    assert frame.type == FrameType.DEVICE
+    return frame.header
+
+
+def predict(predictor: Process, session: Connection, number: int, version: Version, row: int, budget: int) -> Frame:
+    header, buffers = version.request([row])
+    ask(session, number, (header | {"memory_budget": budget}, buffers))
+    return predictor.receive(session)
+
+
+def test_a_version_within_a_budget_predicts_on_the_device(predictor: Process) -> None:
+    described = describe(predictor, TYPE)
+    assert (described["error"], described["device"], described["profile"]) == (None, DEVICE, asdict(A100_40GB))
+    assert described["overhead_bytes"] > 100 << 20  # of a context
+    version, session, shown = Version(every_type(60), WIDE), connect(predictor), {}
+    got = []
+    for budget, device in ((0, "cpu"), (200_000, DEVICE), (200_001, "cpu")):
+        header, buffers = version.request([5])
+        ask(session, 1, (header | {"memory_budget": budget}, buffers))
+        assert predictor.give(1, version, device=device) == budget
+        got.append(answer(predictor.receive(session))[1])
+        progress = predictor.receive(predictor.supervisor).header
+        shown = {model["memory_budget"]: model["device"] for model in progress["models"]}
+    assert shown == {None: "cpu", 200_000: DEVICE, 200_001: "cpu"}
+    assert progress["device_bytes"][DEVICE] == 200_000 < progress["device_bytes"]["cpu"]
+    np.testing.assert_allclose(got[1], got[0], rtol=0 if TYPE == "emulated" else 1e-3)
+    assert got[2] == got[0]
+
+
+def test_a_device_that_is_not_there_is_an_error_and_the_cpu_goes_on(predictor: Process) -> None:
+    error = describe(predictor, f"{TYPE}:9")["error"]
+    assert error["sqlstate"] == "55000" and f"{TYPE}:9" in error["message"] and error["hint"]
+    assert describe(predictor, "cpu")["device"] == "cpu"
+    version, session = Version(every_type(60), WIDE), connect(predictor)
+    ask(session, 1, version.request([5]))
+    predictor.give(1, version)
+    answer(predictor.receive(session))
+
+
+def test_the_predictor_ends_after_a_failure_of_the_device(predictor: Process) -> None:
+    """A kernel reads beyond its table; the request is answered with the cause."""
+    describe(predictor, DEVICE)
+    values = [float(i) for i in range(20)]
+    version = Version(Rows({"x": ("float8", values), "y": ("float8", values)}), {"type": "python", "source": LOOKUP})
+    session, budget = connect(predictor), 1 << 20
+    header, buffers = version.request([0])
+    ask(session, 1, (header | {"memory_budget": budget}, buffers))
+    predictor.give(1, version, device=DEVICE)
+    answer(predictor.receive(session))
+    frame = predict(predictor, session, 1, version, 19, budget)
+    assert frame.type == FrameType.ERROR and frame.header["message"] == f"the device {DEVICE} has failed"
+    assert frame.header["detail"] and frame.header["hint"]
+    reason = predictor.asked()
+    assert (reason.type, reason.header["message"]) == (FrameType.ERROR, frame.header["message"])
+    assert predictor.process.wait(timeout=60) == 1
