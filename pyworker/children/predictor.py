@@ -310,10 +310,10 @@ def device_has_failed(error: BaseException) -> bool:
     A lack of its memory is not."""
     import torch
 
-    if isinstance(error, torch.AcceleratorError):
-        return True
-    earlier = error.__cause__ or error.__context__
-    return earlier is not None and device_has_failed(earlier)
+    chain = [error]
+    for link in chain:  # which may be a circle
+        chain += [earlier for earlier in (link.__cause__, link.__context__) if earlier and earlier not in chain]
+    return any(isinstance(link, torch.AcceleratorError) for link in chain)
 
 
 def _key(frame: Frame) -> Key:

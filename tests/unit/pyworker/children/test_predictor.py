@@ -620,3 +620,19 @@ def replaced(version: Version) -> Any:
     from pyworker.children.loaded_models import LoadedModel
 
     return LoadedModel(replace(version.preprocessing), version.model, 100)
+
+
+def test_a_failed_device_is_found_behind_other_errors() -> None:
+    from pyworker.children.predictor import device_has_failed
+
+    def error_after(*earlier: Exception) -> Exception:
+        """Return an error with these before it, each the context of the one before, and the first one its own."""
+        error: Exception = ValueError("last")
+        chain = [error, *earlier, error]
+        for link, context in zip(chain, chain[1:], strict=False):
+            link.__context__ = context
+        return error
+
+    assert not device_has_failed(error_after(RuntimeError(), torch.OutOfMemoryError()))
+    assert device_has_failed(error_after(RuntimeError(), torch.AcceleratorError()))
+    assert device_has_failed(torch.AcceleratorError())
