@@ -62,6 +62,10 @@ class MeasurementError(TensileError):
     """Operators cannot be measured, or stored latencies or latency models are invalid."""
 
 
+class DeviceFaultError(DeviceError):
+    """The device has failed: what this process had on it is lost, and another process has to go on."""
+
+
 class LinkError(DeviceError):
     """A copy between device and host memory failed, or the link is closed."""
 

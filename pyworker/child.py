@@ -46,6 +46,7 @@ SQLSTATES = {
     "VersionMismatch": "55000",
     "ProtocolError": "08P01",
     "Malformed": "08P01",
+    "AcceleratorError": "58000",  # PyTorch's
     "OutOfMemoryError": "53200",
     "MemoryError": "53200",
     "CancelledError": "57014",
@@ -56,6 +57,7 @@ SQLSTATES = {
     "OptionError": "22023",
     "CheckpointError": "XX001",
     "DeviceError": "55000",
+    "DeviceFaultError": "58000",
     "OutOfDeviceMemoryError": "53200",
     "BudgetError": "53200",
     "MemoryRefusedError": "53200",

@@ -115,7 +115,7 @@ ERRORS = {
         "Wait longer, or raise `pg_tensile.predict_timeout`; the job continues in any case.",
     ),
     "58000": (
-        "The executor died or hung more often than `pg_tensile.max_retries` allows.",
+        "The executor died, hung or lost its device more often than `pg_tensile.max_retries` allows.",
         "See the traceback in the job's row and the server's log, or the kernel's log if it was killed.",
     ),
     "58P01": (

@@ -108,7 +108,7 @@ def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size:
 
     The request is that of a job without plans; this waits until it is granted. Raises channel.Stopped.
     """
-    overhead = overhead_bytes(device.type)
+    overhead = overhead_bytes(device.type, profile)
     header: dict[str, Any] = {
         "device": str(device),
         "profile": asdict(profile),

@@ -150,7 +150,7 @@ def _job(subject: _Subject) -> Job:
 
 def _budget_bytes(spec: dict[str, Any], target: _TargetDevice) -> int:
     """Return the memory that the job's tensors may take if it has the device to itself."""
-    room = _admission(spec, target).budget_bytes - overhead_bytes(target.name)
+    room = _admission(spec, target).budget_bytes - overhead_bytes(target.name, target.profile)
     return min(room, spec["memory_budget"] or room)
 
 
@@ -202,7 +202,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
-        overhead_bytes=overhead_bytes(target.name),
+        overhead_bytes=overhead_bytes(target.name, target.profile),
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         open_job_s=spec["open_job_s"],

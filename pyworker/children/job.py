@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.trace.trace import Trace
 
-CONTEXT_BYTES = 512 << 20  # of a process on an accelerator besides its tensors, unless the driver tells it
+CONTEXT_BYTES = 512 << 20  # of a process on an accelerator besides its tensors, unless it has been measured
 
 
 class Job(NamedTuple):
@@ -144,9 +144,9 @@ def least_batch_size(spec: dict[str, Any]) -> int:
     return int(spec["batch_size"] or least)
 
 
-def overhead_bytes(device: str) -> int:
+def overhead_bytes(device: str, profile: DeviceProfile) -> int:
     """Return the device memory besides its tensors that a process on the device is expected to take."""
-    return 0 if device == "cpu" else CONTEXT_BYTES
+    return 0 if device == "cpu" else profile.process_bytes or CONTEXT_BYTES
 
 
 def with_predicted_latencies(

@@ -56,7 +56,7 @@ class MemoryClient:
     def __init__(self, channel: Channel, job: Job, profile: DeviceProfile, load: LoadMeter) -> None:
         self.job = job
         self.profile = profile
-        self.overhead_bytes = overhead_bytes(job.device.type)  # on the device, besides its tensors
+        self.overhead_bytes = overhead_bytes(job.device.type, profile)  # on the device, besides its tensors
         self._channel = channel
         self._load = load
         self._described = False  # whether the tables of its trace have been sent

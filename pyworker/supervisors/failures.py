@@ -58,6 +58,9 @@ class ChildDied(Exception):
         self.code = code
 
 
+DEVICE_FAULT = "58000"  # a child's SQLSTATE after its device has failed
+
+
 def failure_of_sql(error: Any) -> Failure:
     """Return the PostgreSQL error behind a plpy.SPIError."""
     spidata = getattr(error, "spidata", None) or (None, None, None)
@@ -81,3 +84,14 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
         sqlstate = "XX000"
     text = {key: str(header[key]) for key in ("hint", "detail", "traceback") if header.get(key)}
     return Failure(sqlstate, str(header.get("message") or "the child gave no message"), **text)
+
+
+def end_of_executor(header: Mapping[str, Any]) -> Failure | ChildDied:
+    """Return what the ERROR frame of a job's executor means.
+
+    After a fault of its device the process is as good as dead, and the job goes on in another one.
+    """
+    failure = failure_of_frame(header)
+    if failure.sqlstate != DEVICE_FAULT:
+        return failure
+    return ChildDied(f"executor has lost its device: {failure.message.splitlines()[0]}", failure.traceback)

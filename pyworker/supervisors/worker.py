@@ -26,7 +26,7 @@ from pyworker.supervisors.failures import (
     Failure,
     Gone,
     Stopped,
-    failure_of_frame,
+    end_of_executor,
     failure_of_sql,
 )
 from pyworker.supervisors.job.end import CANCELLED, JobEnd
@@ -252,7 +252,7 @@ class Worker:
             case FrameType.STATE:
                 results.keep_chunk(frame)
             case FrameType.ERROR:
-                raise failure_of_frame(frame.header)
+                raise end_of_executor(frame.header)
             case FrameType.DONE if frame.header.get("stopped"):
                 raise Stopped
             case FrameType.DONE:

@@ -61,16 +61,21 @@ def cancel_leftovers(conn: Connection) -> None:
         conn.execute("SELECT tensile._wait_for_change(0)")
 
 
-def memory_of_both(conn: Connection) -> int:
-    """Return the bytes that both jobs take together without a plan, according to explain_training."""
-    total = 0
+def memory_of_both(conn: Connection) -> tuple[int, int]:
+    """Return the bytes that both jobs take together without a plan, according to explain_training.
+
+    The first number is that of their tensors, the second what their processes take besides; a plan saves none of that.
+    """
+    tensors = processes = 0
     for model in TRAIN:
         arguments = {"options": ', "format": "json"'} if "{options}" in TRAIN[model] else {}
         more = "" if arguments else ', options => \'{"format": "json"}\''
         row = conn.execute(command("explain_training", model, more, **arguments).encode()).fetchone()
         assert row is not None
-        total += int(json.loads(row[0])["memory"]["vanilla_bytes"])
-    return total
+        explanation = json.loads(row[0])
+        tensors += int(explanation["memory"]["vanilla_bytes"])
+        processes += int(explanation["overhead_bytes"])
+    return tensors, processes
 
 
 def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
@@ -122,11 +127,13 @@ def rows_in(results: dict[str, Rows], model: str) -> int:
 def train_within(cluster: Cluster, conn: Connection) -> list[int]:
     """Train both jobs at once on a device too small for both, show their plans and latencies, and return the jobs."""
     show(conn, command("explain_training", "late_arrival"))
-    both = memory_of_both(conn)
+    tensors, processes = memory_of_both(conn)
+    besides = f", and {processes / 1e6:.1f} MB for their processes" if processes else ""
     console.print(
-        f"\nBoth jobs together take {both / 1e6:.1f} MB without a plan. They get {SHARE:.0%} of that:", style="bold"
+        f"\nBoth jobs together take {tensors / 1e6:.1f} MB without a plan. They get {SHARE:.0%} of that{besides}:",
+        style="bold",
     )
-    set_memory(cluster, conn, f"{int(SHARE * both) // 1024}kB")
+    set_memory(cluster, conn, f"{(int(SHARE * tensors) + processes) // 1024}kB")
     jobs, seen = train(conn, during=(MEMORY, DEVICE, PLAN))
     for what, sql in DURING.items():
         console.print(f"\n{what}", style="bold")

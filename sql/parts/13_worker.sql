@@ -174,7 +174,7 @@ BEGIN
     FOR field, least, most IN VALUES ('memory_bytes', 1, 2 ^ 50), ('out_bytes_per_s', 1e5, 1e15),
             ('in_bytes_per_s', 1e5, 1e15), ('duplex_factor', 0.5, 1), ('flops_per_s', 1e5, 1e19),
             ('bytes_per_s', 1e5, 1e17), ('transfer_latency_us', 0, 1e6), ('launch_us', 0, 1e6),
-            ('handover_us', 0, 1e6) LOOP
+            ('handover_us', 0, 1e6), ('process_bytes', 0, (profile->>'memory_bytes')::float8) LOOP
         number := profile->>field;
         IF number IS NULL OR number < least OR number > most THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',

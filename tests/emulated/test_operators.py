@@ -242,3 +242,12 @@ def test_copies_of_models_and_tensors():
     assert torch.equal(other.weight, model.weight)
     assert other.weight.data_ptr() != model.weight.data_ptr()
     assert "device='emulated:0'" in repr(model.weight)
+
+
+def test_tensors_of_inference_mode_are_written_by_copies_that_convert():
+    numbers = torch.arange(6).view(2, 3)
+    with torch.inference_mode():
+        converted = numbers.to("emulated").to(torch.float32)
+        transposed = torch.empty(3, 2, device="emulated")
+        transposed.t().copy_(converted)
+    assert torch.equal(converted.cpu(), numbers.float()) and torch.equal(transposed.cpu(), numbers.float().t())

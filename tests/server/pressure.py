@@ -89,13 +89,16 @@ class Watch:
 class Lab:
     """A server with images to train on, and the weights and sizes of its jobs without plans."""
 
-    def __init__(self, cluster: Any, wait_until: Wait, trained: Sequence[tuple[str, int]] = TRAINED) -> None:
-        """`trained`: networks and seeds whose weights without plans are needed."""
+    def __init__(
+        self, cluster: Any, wait_until: Wait, trained: Sequence[tuple[str, int]] = TRAINED, epochs: int = EPOCHS
+    ) -> None:
+        """`trained`: networks and seeds whose weights without plans are needed; `epochs`: those of a job."""
         self.cluster = cluster
         self.wait_until = wait_until
         self.conn: Connection = cluster.connect()
         self.conn.execute(IMAGES)
         self._models = 0
+        self._epochs = epochs
         self._defaults: dict[str, str] = {}  # of the settings that `set` has changed
         for network, architecture in NETWORKS.items():
             register(self.conn, network, architecture)
@@ -121,7 +124,7 @@ class Lab:
         model = f"{network}{self._models}"
         register(self.conn, model, NETWORKS[network])
         options = {"task": "classification", "keep": "last"} | arguments.pop("options", {})
-        arguments = ARGUMENTS | {"epochs": EPOCHS, "seed": seed, "options": options} | arguments
+        arguments = ARGUMENTS | {"epochs": self._epochs, "seed": seed, "options": options} | arguments
         return int(value(self.conn, f"SELECT train_model('{model}', {_named(arguments)})"))
 
     def digest(self, job: int) -> str:

@@ -13,6 +13,7 @@ import time
 import torch
 
 from pg_tensile.errors import MeasurementError
+from pg_tensile.execution.measuring.device import choose_device
 
 _START_S = 60.0  # most time for a process to start, which includes importing PyTorch
 _PR_SET_PDEATHSIG = 1
@@ -83,12 +84,13 @@ def keep_busy(parent: int, device: str, threads: int) -> None:
     if os.getppid() != parent:
         return  # it ended before this process requested the signal
     torch.set_num_threads(threads)
-    image = torch.rand(8, 64, 56, 56, device=device)
-    weight = torch.rand(64, 64, 3, 3, device=device)
+    chosen = choose_device(device)
+    image = torch.rand(8, 64, 56, 56, device=chosen)
+    weight = torch.rand(64, 64, 3, 3, device=chosen)
     with torch.no_grad():
         torch.conv2d(image, weight, padding=1)
         os.write(1, b".")
         while not select.select([0], [], [], 0)[0]:
             torch.conv2d(image, weight, padding=1).relu_()
             if not image.is_cpu:
-                torch.accelerator.synchronize()
+                torch.accelerator.synchronize(chosen)

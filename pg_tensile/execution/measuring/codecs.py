@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pg_tensile.execution.codecs.device import Coder, coder_of
+from pg_tensile.execution.backends import backend_of
+from pg_tensile.execution.codecs.device import Coder, HostCoder
 from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.runtime.compressed_copies import Chunks
 from pg_tensile.execution.runtime.host import HostDevice
@@ -60,8 +61,9 @@ def calibrate(
     computes on the host, because coding shares caches and memory with the training step. Raises CodecError if there are
     too few samples to fit, and MeasurementError if that process does not start.
     """
+    coder = HostCoder() if device.type == "cpu" else backend_of(device.type).coder(device)
     with computing_beside(device) if busy else nullcontext():
-        samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
+        samples = measure_samples(coder, device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
     times, error = fit(samples), relative_absolute_error(fit(fitted), held_out)
     return times if device.type != "cpu" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error

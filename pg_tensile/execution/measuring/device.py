@@ -64,9 +64,9 @@ def measure(device: torch.device | str) -> DeviceProfile:
     """Return the profile of a device of this machine.
 
     It contains the memory that this process may use (bytes), the rates of the link in each direction and in both at
-    once, arithmetic (float32 matmul), memory bandwidth and launch overhead. Takes less than 2 s on the CPU, and some
-    300 MiB of device memory meanwhile. Raises DeviceError if the device does not exist or cannot be measured, for
-    example for lack of memory.
+    once, arithmetic (float32 matmul), memory bandwidth, launch overhead, and on accelerators the memory that a process
+    takes besides its tensors. Takes less than 2 s on the CPU, and some 300 MiB of device memory meanwhile. Raises
+    DeviceError if the device does not exist or cannot be measured, for example for lack of memory.
     """
     chosen = choose_device(str(device))
     try:
@@ -176,7 +176,17 @@ def _measure_accelerator_rates(device: torch.device) -> DeviceProfile:
         bytes_per_s=_bytes_per_s(device, _BUFFER, best),
         transfer_latency_us=best(lambda: copy_out(64)) * 1e6,
         launch_us=_launch_us(device, best),
+        process_bytes=_process_bytes(device),
     )
+
+
+def _process_bytes(device: torch.device) -> int:
+    """Return the device memory that this process takes besides its tensors, with a library's code for matmul.
+
+    0 where the driver does not tell.
+    """
+    used = backend_of(device.type).process_bytes(device)
+    return 0 if used is None else max(0, used - torch.accelerator.memory_reserved(device))
 
 
 def _best(work: Callable[[], object]) -> float:

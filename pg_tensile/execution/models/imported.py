@@ -82,6 +82,8 @@ class FlatModel(nn.Module):
         rows = len(features.numeric)
         try:
             outputs = self.module(torch.cat(parts, 1))
+        except (torch.AcceleratorError, torch.OutOfMemoryError):  # they may come from any call, and are the device's
+            raise
         except Exception as error:
             raise ArchitectureError(f"the model raised {_describe(error)}", hint="See the traceback.") from error
         if not isinstance(outputs, Tensor) or outputs.shape != (rows, self._outputs):

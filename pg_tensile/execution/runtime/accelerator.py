@@ -13,7 +13,7 @@ at the end of each iteration bounds the distance: at most one more iteration is 
   tensors that are still being computed, and read results without synchronising streams.
 
 After a fault of the device (a failed kernel) nothing works on it in this process any more: the first call that learns
-of it raises DeviceError with the cause, and so do all later ones.
+of it raises DeviceFaultError with the cause, and so do all later ones.
 
 The allocator does not count the context (300 to 500 MB per process on CUDA); see `AcceleratorDevice.overhead_bytes`.
 """
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pg_tensile.errors import DeviceError, LinkError
+from pg_tensile.errors import DeviceError, DeviceFaultError, LinkError
 from pg_tensile.execution.backends import Backend, Streams, backend_of, module_of, streams_of
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.execution.runtime.coded_link import Asked, CodedLink
@@ -138,7 +138,7 @@ class AcceleratorDevice:
         self._profile = profile
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
-        self._failure: DeviceError | None = None  # of the device itself
+        self._failure: DeviceFaultError | None = None  # of the device itself
         make_deterministic(self.torch_device.type, strict)
         streams = streams_of(self.torch_device)
         self._streams, self._compute, self._lanes = streams, streams.compute, streams.lanes
@@ -214,18 +214,18 @@ class AcceleratorDevice:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
-        """Turn a fault of the device into DeviceError with the first cause."""
+        """Turn a fault of the device into DeviceFaultError with the first cause."""
         try:
             yield
         except torch.AcceleratorError as error:
             raise self._fault(error) from error
 
-    def _fault(self, error: BaseException) -> DeviceError:
+    def _fault(self, error: BaseException) -> DeviceFaultError:
         if self._failure is None:
             while isinstance(error.__context__, torch.AcceleratorError):  # the calls on the way out fail, too
                 error = error.__context__
             hint = "What this process had on the device is lost; a job goes on from its last checkpoint."
-            self._failure = DeviceError(f"the device {self.torch_device} has failed", hint, detail=str(error))
+            self._failure = DeviceFaultError(f"the device {self.torch_device} has failed", hint, detail=str(error))
         return self._failure
 
     def copy_out(

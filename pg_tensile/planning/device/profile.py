@@ -34,7 +34,8 @@ class DeviceProfile:
 
     A transfer of b bytes that has the link to itself takes `transfer_latency_us` + b / (the lane's rate). While both
     lanes are busy, each runs at `duplex_factor` times its speed: 1.0 if the directions are independent, 0.5 if they
-    share one path. `handover_us` is the delay from the end of a transfer until the compute learns of it. Raises
+    share one path. `handover_us` is the delay from the end of a transfer until the compute learns of it.
+    `process_bytes` is the device memory that a process takes besides its tensors; 0 where that is not known. Raises
     DeviceError for impossible numbers.
     """
 
@@ -49,13 +50,14 @@ class DeviceProfile:
     transfer_latency_us: float
     launch_us: float
     handover_us: float = 0.0
+    process_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in ("host", *ACCELERATORS, "sim"):
             raise DeviceError(f'a device profile cannot be of kind "{self.kind}"', hint="Use host, cuda or sim.")
         for field in fields(self)[2:]:
             value = getattr(self, field.name)
-            may_be_zero = field.name in ("transfer_latency_us", "launch_us", "handover_us")
+            may_be_zero = field.name in ("transfer_latency_us", "launch_us", "handover_us", "process_bytes")
             if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
                 raise DeviceError(f"{field.name} of device profile {self.name} cannot be {value}")
         if not 0.5 <= self.duplex_factor <= 1.0:

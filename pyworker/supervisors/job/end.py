@@ -4,6 +4,7 @@ DONE                                   finished
 ERROR, a wrong query, model dropped    failed, with the error's own SQLSTATE
 cancel_job, pg_cancel_backend          cancelled, and so is a job whose worker pg_terminate_backend stops
 the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
+the executor's device has failed       the same
 server stop, another pg_tensile.database   interrupted, with a checkpoint if the executor makes one in time
 role or extension dropped              nothing is written; the controller does the rest
 """

@@ -1,5 +1,6 @@
 #include "streams.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -92,6 +93,7 @@ void execute(Task& task) {
 }
 
 void run(Stream& stream) {
+  const at::AutoDispatchBelowADInplaceOrView guard; // work may write tensors that were made in inference mode
   Queues& all = queues();
   std::unique_lock lock(all.mutex);
   for (;;) {

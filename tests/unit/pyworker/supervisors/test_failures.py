@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from pyworker.supervisors.failures import failure_of_frame
+from pg_tensile.errors import DeviceError, DeviceFaultError
+from pyworker.child import error_header
+from pyworker.supervisors.failures import ChildDied, Failure, end_of_executor, failure_of_frame
 
 
 @pytest.mark.parametrize(
@@ -14,3 +17,15 @@ from pyworker.supervisors.failures import failure_of_frame
 def test_an_sqlstate_that_cannot_be_raised_becomes_an_internal_error(sent: object, kept: str) -> None:
     failure = failure_of_frame({"sqlstate": sent, "message": "no", "hint": "perhaps"})
     assert (failure.sqlstate, failure.message, failure.hint) == (kept, "no", "perhaps")
+
+
+@pytest.mark.parametrize("error", [DeviceFaultError("it has failed"), torch.AcceleratorError("it has failed\nat once")])
+def test_an_executor_whose_device_has_failed_is_as_good_as_dead(error: Exception) -> None:
+    end = end_of_executor(error_header(error))
+    assert isinstance(end, ChildDied) and end.reason == "executor has lost its device: it has failed"
+    assert end.traceback and "it has failed" in end.traceback
+
+
+def test_a_device_that_is_not_there_fails_the_job() -> None:
+    end = end_of_executor(error_header(DeviceError("it is not there")))
+    assert isinstance(end, Failure) and end.sqlstate == "55000"
