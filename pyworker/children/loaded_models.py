@@ -257,9 +257,7 @@ def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, 
     return load_version(header, weights, profile, device)
 
 
-def load_version(
-    header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST
-) -> Version:
+def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Version:
     """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 

@@ -87,6 +87,7 @@ class Predictor:
                 elif fd == self._supervisor.fileno() and self._receive_models():
                     return
                 if self._failure is not None:
+                    self._disconnect()
                     raise self._failure
 
     def _events(self) -> list[tuple[int, int]]:
@@ -135,6 +136,12 @@ class Predictor:
         del self._sessions[fd]
         session.requests.clear()
         session.connection.close()
+
+    def _disconnect(self) -> None:
+        """Close all connections at once, so that no session sends a request to a process that ends."""
+        self._listener.close()
+        for session in list(self._sessions.values()):
+            self._close(session)
 
     def _serve(self, session: Session) -> None:
         """Take one frame of the session, and answer what can be answered."""
@@ -267,9 +274,10 @@ class Predictor:
         header: dict[str, Any] = {"error": None}
         try:
             device = choose_device(name)
-            profile = profiles.get(str(device)) or asdict(measure(device))
-            overhead = overhead_bytes(device.type)
-            header |= {"device": str(device), "profile": profile, "overhead_bytes": overhead}
+            known = profiles.get(str(device))
+            profile = measure(device) if known is None else DeviceProfile(**known)
+            overhead = overhead_bytes(device.type, profile)
+            header |= {"device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
         except Exception as error:
             header["error"] = self._error_header(error)
         self._supervisor.send(FrameType.DEVICE, header=header)

@@ -15,7 +15,7 @@ ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 
 
 class DeviceMemory:
-    """The predictor's memory of a device, in bytes; `total_bytes` is what the device has, unless a job registered it."""
+    """The predictor's memory of a device, in bytes; `total_bytes` is all that the device has, unless a job said so."""
 
     def __init__(self, server: Server, device: str, total_bytes: int) -> None:
         self._server = server

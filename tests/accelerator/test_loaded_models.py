@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,14 @@ from tests.accelerator.target import DEVICE, TYPE
 from tests.unit.execution.training.test_steps import CNN, TRANSFORMER, images, texts
 from tests.unit.pyworker.children.test_loaded_models import request
 from tests.unit.pyworker.children.test_predictor import Version
-from tests.unit.rows import every_type
+from tests.unit.rows import Rows, every_type
 
 WIDE = {"type": "mlp", "hidden": [256, 256, 256], "norm": "layer"}
-CASES = {"mlp": (every_type, WIDE, 320_000), "cnn": (images, CNN, 8_000), "transformer": (texts, TRANSFORMER, 18_000)}
+CASES: dict[str, tuple[Callable[[int], Rows], dict[str, Any], int]] = {  # rows, architecture, a small budget
+    "mlp": (every_type, WIDE, 320_000),
+    "cnn": (images, CNN, 8_000),
+    "transformer": (texts, TRANSFORMER, 18_000),
+}
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -629,7 +630,7 @@ def test_a_failed_device_is_found_behind_other_errors() -> None:
         """Return an error with these before it, each the context of the one before, and the first one its own."""
         error: Exception = ValueError("last")
         chain = [error, *earlier, error]
-        for link, context in zip(chain, chain[1:], strict=False):
+        for link, context in pairwise(chain):
             link.__context__ = context
         return error
 
