@@ -107,11 +107,11 @@ def test_each_device_drops_its_own_models() -> None:
     host = LoadedModel(version.preprocessing, version.model, 500)
     old, new = within(version, 400_000), within(version, 500_000)
     cache = ModelCache(2 * len(version.weights) + 500)
-    for number, model in enumerate((old, host, new)):
+    for number, model in enumerate((host, old, new)):
         cache.add(Key(number), model)
     assert cache.device_bytes == {DEVICE: 900_000, "cpu": 500}  # budgets elsewhere are no host memory
     cache.shrink(DEVICE, 899_999)
-    assert cache.device_bytes == {DEVICE: 500_000, "cpu": 500} and cache.get(Key(0)) is None
+    assert cache.device_bytes == {DEVICE: 500_000, "cpu": 500} and cache.get(Key(1)) is None
     cache.shrink("cpu", 0)
     assert [shown["device"] for shown in cache.shown()] == [DEVICE]
     check_equal(new, version, [5])
