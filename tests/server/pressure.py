@@ -152,8 +152,10 @@ class Lab:
         return phase(self.conn, job) == "training" and steps(self.conn, job) > 0
 
     def told(self) -> str:
-        """Return the jobs' progress and the scheduler's log, for messages of failures."""
-        return "\n".join(map(str, [*self.conn.execute("SELECT * FROM tensile.progress").fetchall(), *self.log()]))
+        """Return the jobs' progress, what failed, and the scheduler's log, for messages of failures."""
+        progress = self.conn.execute("SELECT * FROM tensile.progress").fetchall()
+        failed = self.conn.execute("SELECT id, sqlstate, error, traceback FROM tensile.jobs WHERE state = 'failed'")
+        return "\n".join(map(str, [*progress, *failed.fetchall(), *self.log()]))
 
     def await_training(self, *jobs: int) -> None:
         self.wait_until(lambda: all(map(self.is_training, jobs)), what=self.told)

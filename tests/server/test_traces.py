@@ -31,7 +31,8 @@ TABLES = {
 }
 RATES = dict.fromkeys(("out_bytes_per_s", "in_bytes_per_s", "flops_per_s", "bytes_per_s"), 1_000_000_000)
 TIMES = dict.fromkeys(("transfer_latency_us", "launch_us", "handover_us"), 2)
-PROFILE: dict[str, object] = {"name": "here", "memory_bytes": 1 << 30, "duplex_factor": 1} | RATES | TIMES
+PROFILE: dict[str, object] = {"name": "here", "memory_bytes": 1 << 30, "process_bytes": 0, "duplex_factor": 1}
+PROFILE |= RATES | TIMES
 NEEDS = {"persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 5000, "least_bytes": 2000, "operator": "addmm"}
 GRAPHS = [{"name": "train", "rows": 64}]
 FIRST: dict[str, object] = {"device": "cpu", "profile": PROFILE, "revision": 1, "policy": "joint", "fingerprint": "f"}
@@ -313,6 +314,7 @@ def test_a_profile_is_measured_once(stage: Stage, traced: int) -> None:
         *(("out_bytes_per_s", number) for number in (0, -1e9, 1e30, "NaN", "Infinity")),
         *(("duplex_factor", number) for number in (0.1, 2)),
         *(("launch_us", number) for number in (-1, 1e9)),
+        *(("process_bytes", number) for number in (-1, 2 << 30, None)),
     ],
 )
 def test_an_impossible_profile_is_not_stored(stage: Stage, traced: int, field: str, number: object) -> None:

@@ -359,7 +359,10 @@ def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
 
     def describe(name: str, profiles: dict[str, Any]) -> dict[str, Any]:
         predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles})
-        frame = predictor.asked()
+        frame = None
+        while frame is None or frame.type == FrameType.PROGRESS:
+            frame = predictor.supervisor.recv(timeout=100)  # of a busy machine that is measured
+            assert frame is not None, "no answer"
         assert frame.type == FrameType.DEVICE
         return frame.header
 
