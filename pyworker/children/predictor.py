@@ -87,7 +87,6 @@ class Predictor:
                 elif fd == self._supervisor.fileno() and self._receive_models():
                     return
                 if self._failure is not None:
-                    self._disconnect()
                     raise self._failure
 
     def _events(self) -> list[tuple[int, int]]:
@@ -136,12 +135,6 @@ class Predictor:
         del self._sessions[fd]
         session.requests.clear()
         session.connection.close()
-
-    def _disconnect(self) -> None:
-        """Close all connections at once, so that no session sends a request to a process that ends."""
-        self._listener.close()
-        for session in list(self._sessions.values()):
-            self._close(session)
 
     def _serve(self, session: Session) -> None:
         """Take one frame of the session, and answer what can be answered."""
@@ -283,9 +276,14 @@ class Predictor:
         self._supervisor.send(FrameType.DEVICE, header=header)
 
     def _error_header(self, error: Exception) -> dict[str, Any]:
-        """Return the ERROR frame's header; after the failure of an accelerator, also have the process end."""
+        """Return the ERROR frame's header; after the failure of an accelerator, also have the process end.
+
+        Before anyone learns of that, no session can send another request to this process."""
         if device_has_failed(error):
             self._failure = error
+            self._listener.close()
+            for session in self._sessions.values():
+                session.connection.refuse_more()
         return child.error_header(error)
 
     def _report(self) -> None:

@@ -111,7 +111,7 @@ def test_the_predictor_ends_after_a_failure_of_the_device(
     describe(predictor, DEVICE)
     values = [float(i) for i in range(20)]
     version = Version(Rows({"x": ("float8", values), "y": ("float8", values)}), {"type": "python", "source": LOOKUP})
-    session, budget = connect(), 1 << 20
+    session, idle, budget = connect(), connect(), 1 << 20
     ask_within(session, version, 0, budget)
     predictor.give(1, version, device=DEVICE)
     answer(predictor.receive(session))
@@ -119,6 +119,11 @@ def test_the_predictor_ends_after_a_failure_of_the_device(
     frame = predictor.receive(session)
     assert frame.type == FrameType.ERROR and frame.header["message"] == f"the device {DEVICE} has failed"
     assert frame.header["detail"] and frame.header["hint"]
+    for other in (session, idle):  # from now on, they connect to another predictor
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            ask_within(other, version, 0, budget)
+    with pytest.raises(ConnectionRefusedError):
+        connect()
     reason = predictor.asked()
     assert (reason.type, reason.header["message"]) == (FrameType.ERROR, frame.header["message"])
     assert predictor.process.wait(timeout=60) == 1
