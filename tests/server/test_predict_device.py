@@ -80,9 +80,9 @@ def test_predictions_within_a_budget_run_on_the_device(conn: Connection, wait_un
     whole = value(conn, ASK, None)
     assert value(conn, ASK, budget(size)) == whole
     weights = value(conn, "SELECT weight_bytes FROM tensile.model_versions ORDER BY id LIMIT 1")
-    wait_until(lambda: inference_bytes(conn).keys() == {"cpu", DEVICE})
-    assert inference_bytes(conn) == {"cpu": weights, DEVICE: CONTEXT + size}
-    assert value(conn, LOADED, size) == DEVICE and value(conn, LOADED, None) == "cpu"
+    wait_until(lambda: (value(conn, LOADED, None), value(conn, LOADED, size)) == ("cpu", DEVICE))
+    booked = {"cpu": weights, DEVICE: CONTEXT + size}
+    wait_until(lambda: inference_bytes(conn) == booked, what=lambda: str(inference_bytes(conn)))
     rows = "SELECT * FROM predict_rows('numbers', 'SELECT a, b FROM points ORDER BY id LIMIT 64', %s)"
     expected = conn.execute(rows, (None,)).fetchall()
     assert conn.execute(rows, (budget(size),)).fetchall() == expected
