@@ -40,6 +40,10 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
+    def refuse_more(self) -> None:
+        """Receive no more: what the peer sends from now on fails at once, so that it knows that nobody reads it."""
+        self._socket.shutdown(socket.SHUT_RD)
+
     def send(
         self,
         type: FrameType,

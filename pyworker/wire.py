@@ -62,6 +62,7 @@ class FrameType(IntEnum):
     MODEL = 23
     VERSION = 24
     SETTINGS = 25
+    DEVICE = 26
     EMBED = 27
     EMBEDDING = 28
     SCHEDULE = 30

@@ -148,7 +148,7 @@ define_resource_settings(void)
 							   "Sets the device that models are trained on: auto, cpu, cuda or "
 							   "cuda:N.",
 							   "The value auto means the first CUDA device if there is one, "
-							   "else the CPU.",
+							   "else the CPU. Predictions within a memory budget run there, too.",
 							   &tensile_device, "auto", PGC_SIGHUP, 0, check_device, NULL, NULL);
 	DefineCustomStringVariable("pg_tensile.model_path",
 							   "Sets the folder that has a folder for each pretrained model.",

@@ -262,11 +262,12 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_INFERENCE);
 	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (total_bytes <= 0 || least < 0 || wanted < least)
+	if (total_bytes <= 0 || total_bytes > most_bytes(name) || least < 0 || wanted < least)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT
-						" bytes of device \"%s\"", least, wanted, name)));
+				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " of the "
+						INT64_FORMAT " bytes of device \"%s\"",
+						least, wanted, total_bytes, name)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	device = &tensile_shared->devices[enter_device(name, NULL)];
 	if (device->total_bytes == 0)

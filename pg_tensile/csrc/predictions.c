@@ -174,16 +174,19 @@ is_selected(int64 version)
 }
 
 /*
- * Returns the visible ones of the rows.  A row has as many int64 as the result
- * has columns, and the version first.  `null_zeros`: bits of the columns in
- * which 0 becomes null.
+ * Returns the visible ones of the rows.  The result has a column for each
+ * int64 of a row, the first of which is the version, and one for the row's
+ * device unless `devices` is NULL.  `null_zeros`: bits of the columns in which
+ * 0 becomes null.
  */
 static void
-put_visible(ReturnSetInfo *rsinfo, const int64 *rows, int count, uint32 null_zeros)
+put_visible(ReturnSetInfo *rsinfo, const int64 *rows, const TensileDeviceName *devices, int count,
+			uint32 null_zeros)
 {
-	int			width = rsinfo->setDesc->natts;
-	Datum	   *values = palloc(width * sizeof(Datum));
-	bool	   *nulls = palloc(width * sizeof(bool));
+	int			natts = rsinfo->setDesc->natts;
+	int			width = devices ? natts - 1 : natts;
+	Datum	   *values = palloc(natts * sizeof(Datum));
+	bool	   *nulls = palloc0(natts * sizeof(bool));
 	Datum	   *versions = palloc(count * sizeof(Datum));
 
 	for (int i = 0; i < count; i++)
@@ -199,6 +202,8 @@ put_visible(ReturnSetInfo *rsinfo, const int64 *rows, int count, uint32 null_zer
 			values[column] = Int64GetDatum(row[column]);
 			nulls[column] = row[column] == 0 && (null_zeros & (1 << column)) != 0;
 		}
+		if (devices)
+			values[width] = CStringGetTextDatum(devices[i]);
 		if (is_selected(row[0]))
 			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
@@ -215,15 +220,16 @@ tensile_predictions(PG_FUNCTION_ARGS)
 	tensile_require_preload();
 	InitMaterializedSRF(fcinfo, 0);
 	rows = copy_counters(&count);
-	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) rows, count, 0);
+	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) rows, NULL, count, 0);
 	PG_RETURN_NULL();
 }
 
 /* ---- the predictor's models ---- */
 
 /*
- * tensile._report_loaded(models): all models that are loaded now, one
- * TensileLoaded after the other; the last ones if there are too many
+ * tensile._report_loaded(models, devices): all models that are loaded now, one
+ * TensileLoaded after the other, and the device of each; the last ones if there
+ * are too many
  */
 Datum
 tensile_report_loaded(PG_FUNCTION_ARGS)
@@ -232,15 +238,23 @@ tensile_report_loaded(PG_FUNCTION_ARGS)
 	int			width = sizeof(TensileLoaded) / sizeof(int64);
 	int			length = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
 	int			count = Min(length / width, TENSILE_MAX_LOADED);
+	TensileDeviceName *names = palloc0(count * sizeof(TensileDeviceName));
+	Datum	   *devices;
+	int			ndevices;
 
 	tensile_require_process(TENSILE_INFERENCE);
-	if (length % width != 0 || ARR_HASNULL(array))
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(1), TEXTOID, -1, false, TYPALIGN_INT, &devices, NULL,
+					  &ndevices);
+	if (length != ndevices * width || ARR_HASNULL(array))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("loaded models must be described by %d numbers each", width)));
+				 errmsg("loaded models must be described by %d numbers and a device each", width)));
+	for (int i = 0; i < count; i++)
+		tensile_copy_text(names[i], NAMEDATALEN, DatumGetTextPP(devices[ndevices - count + i]));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	memcpy(tensile_shared->loaded, (int64 *) ARR_DATA_PTR(array) + length - count * width,
 		   count * sizeof(TensileLoaded));
+	memcpy(tensile_shared->loaded_on, names, count * sizeof(TensileDeviceName));
 	tensile_shared->nloaded = count;
 	LWLockRelease(tensile_shared->lock);
 	PG_RETURN_VOID();
@@ -251,6 +265,7 @@ Datum
 tensile_loaded_models(PG_FUNCTION_ARGS)
 {
 	TensileLoaded *models = palloc(sizeof(tensile_shared->loaded));
+	TensileDeviceName *devices = palloc(sizeof(tensile_shared->loaded_on));
 	int			count = 0;
 
 	tensile_require_preload();
@@ -259,8 +274,9 @@ tensile_loaded_models(PG_FUNCTION_ARGS)
 	if (tensile_shared->singletons[TENSILE_INFERENCE].database == MyDatabaseId)
 		count = tensile_shared->nloaded;
 	memcpy(models, tensile_shared->loaded, count * sizeof(TensileLoaded));
+	memcpy(devices, tensile_shared->loaded_on, count * sizeof(TensileDeviceName));
 	LWLockRelease(tensile_shared->lock);
-	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, count,
+	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, devices, count,
 				1 << 1 | 1 << 3);
 	PG_RETURN_NULL();
 }

@@ -22,7 +22,7 @@ typedef struct TensilePredictions
 	pg_atomic_uint64 last_used; /* a TimestampTz */
 } TensilePredictions;
 
-/* One model of the predictor: what tensile._report_loaded takes, in order. */
+/* Numbers of one model of the predictor: what tensile._report_loaded takes, in order. */
 typedef struct TensileLoaded
 {
 	int64		version;		/* model_versions.id in the predictor's database */
@@ -31,6 +31,8 @@ typedef struct TensileLoaded
 	int64		planned_bytes;	/* 0: executed in one piece */
 	int64		host_bytes;
 } TensileLoaded;
+
+typedef char TensileDeviceName[NAMEDATALEN];
 
 extern void tensile_count_predictions(int64 version, int64 rows, int64 unknown_categories);
 

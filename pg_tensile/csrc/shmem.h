@@ -43,6 +43,7 @@ typedef struct TensileShared
 	TensilePredictions predictions[TENSILE_MAX_PREDICTIONS];
 	int			nloaded;
 	TensileLoaded loaded[TENSILE_MAX_LOADED];	/* in the inference process's database */
+	TensileDeviceName loaded_on[TENSILE_MAX_LOADED];	/* device of each of them */
 	int			max_jobs;
 	int			plan_events;
 	TensilePlanEvent *events;	/* max_jobs * plan_events */

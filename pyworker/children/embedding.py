@@ -80,6 +80,7 @@ def shorten(arrays: list[NDArray[Any]], texts: int) -> Iterator[tuple[NDArray[np
 class BaseModel:
     """A pretrained transformer as its folder has it: a model without a version."""
 
+    device = "cpu"
     host_bytes = 0
     planned_bytes: int | None = None
 

@@ -7,7 +7,7 @@ The version's preprocessing turns a request's features into the model's inputs, 
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pg_tensile.planning.device.profile import DeviceProfile
 
+HOST = "cpu"
 FEW_ROWS = 16
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
@@ -50,10 +51,11 @@ class Reply(NamedTuple):
 class Version:
     """A version with its preprocessing.
 
-    `nbytes` is the device memory that it takes, `host_bytes` the host memory beside that, and `planned_bytes` what a
-    prediction for one row takes within a memory budget, or None without one.
+    `nbytes` is the memory that it takes of `device`, `host_bytes` the host memory beside that, and `planned_bytes` what
+    a prediction for one row takes within a memory budget, or None without one.
     """
 
+    device = HOST
     host_bytes = 0
     planned_bytes: int | None = None
 
@@ -168,7 +170,7 @@ class Version:
 
 
 class LoadedModel(Version):
-    """Version that is executed in one piece."""
+    """Version that is executed in one piece, on the CPU: there, one row takes less than the way to another device."""
 
     def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
         import torch
@@ -203,7 +205,7 @@ class LoadedModel(Version):
 
 
 class BudgetedModel(Version):
-    """Version that is executed under plans within `memory_budget` bytes of the host device.
+    """Version that is executed under plans within `memory_budget` bytes of a device.
 
     The whole budget counts as memory that it takes. Raises TensileError.
     """
@@ -215,17 +217,20 @@ class BudgetedModel(Version):
         memory_budget: int,
         profile: DeviceProfile,
         host_bytes: int,
+        device: str = HOST,
     ) -> None:
         import torch
 
-        from pg_tensile.execution.runtime.host import HostDevice
+        from pg_tensile.execution.runtime.open_device import open_device
         from pg_tensile.execution.training.prediction import FlatModel, Served
 
         super().__init__(preprocessing, memory_budget)
+        self.device = device
         self.host_bytes = host_bytes
         self._from_numpy = torch.from_numpy
         example = [torch.from_numpy(np.empty((1, *shape), dtype)) for shape, dtype in preprocessing.layout()[:-1]]
-        self._device = HostDevice(profile, memory_budget)
+        with torch.inference_mode(False):
+            self._device = open_device(torch.device(device), profile, memory_budget)
         try:
             self._served = Served(FlatModel(module.eval()), example, self._device, MOST_ROWS)
         except BaseException:
@@ -242,17 +247,17 @@ class BudgetedModel(Version):
         self._device.close()
 
 
-def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Model:
+def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Model:
     """Load the version that a MODEL frame's header describes, or the model without a version.
 
-    `profile` is the device's, and required with a memory budget. Raises TensileError.
+    `profile` is that of `device`; both are for a version with a memory budget. Raises TensileError.
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
-    return load_version(header, weights, profile)
+    return load_version(header, weights, profile, device)
 
 
-def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
+def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Version:
     """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 
@@ -272,20 +277,20 @@ def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile 
     if not memory_budget:
         return LoadedModel(preprocessing, module, len(weights) + inherited + strings)
     assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings)
+    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings, device)
 
 
 Model = Version | BaseModel
 
 
 class ModelCache:
-    """Loaded models, the least recently used first."""
+    """Loaded models, the least recently used first, that take at most `limit_bytes` of host memory."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._models: OrderedDict[Key, Model] = OrderedDict()
-        self.nbytes = 0  # of device memory
-        self._host_bytes = 0
+        self.device_bytes: Counter[str] = Counter()  # by device
+        self._host_bytes = 0  # besides those of the CPU as a device
 
     def get(self, key: Key) -> Model | None:
         model = self._models.get(key)
@@ -298,6 +303,7 @@ class ModelCache:
         return [
             {
                 "version": key.version,
+                "device": model.device,
                 "memory_budget": key.memory_budget or None,
                 "device_bytes": model.nbytes,
                 "planned_bytes": model.planned_bytes,
@@ -309,18 +315,20 @@ class ModelCache:
     def add(self, key: Key, model: Model) -> None:
         """Keep the model, dropping others to make room for it."""
         self._models[key] = model
-        self.nbytes += model.nbytes
+        self.device_bytes[model.device] += model.nbytes
         self._host_bytes += model.host_bytes
-        while self.nbytes + self._host_bytes > self._limit and len(self._models) > 1:
-            self._drop()
+        while self.device_bytes[HOST] + self._host_bytes > self._limit and len(self._models) > 1:
+            self._drop(next(iter(self._models)))
 
-    def shrink(self, limit_bytes: int) -> None:
-        """Drop models, the least recently used first, until they take at most `limit_bytes` of the device."""
-        while self.nbytes > limit_bytes and self._models:
-            self._drop()
+    def shrink(self, device: str, limit_bytes: int) -> None:
+        """Drop models on `device`, the least recently used first, until they take at most `limit_bytes` of it."""
+        for key in [key for key, model in self._models.items() if model.device == device]:
+            if self.device_bytes[device] <= limit_bytes:
+                return
+            self._drop(key)
 
-    def _drop(self) -> None:
-        _, dropped = self._models.popitem(last=False)
-        self.nbytes -= dropped.nbytes
+    def _drop(self, key: Key) -> None:
+        dropped = self._models.pop(key)
+        self.device_bytes[dropped.device] -= dropped.nbytes
         self._host_bytes -= dropped.host_bytes
         dropped.close()

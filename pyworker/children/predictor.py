@@ -6,6 +6,10 @@ requests for it wait; MODEL and the weights load it (loaded_models.py). Models a
 first, when together they exceed the cache. The same version in one piece and within each memory budget that sessions
 use are different models.
 
+Within a memory budget a version predicts on the device that the supervisor says, which the predictor has resolved and
+measured for it before (DEVICE). If an accelerator fails, nothing works on it in this process any more: the predictor
+answers the request with the cause and ends, and the supervisor starts another one.
+
 A session cannot disturb others: a request that is wrong is answered with ERROR, a stream that is not frames is closed,
 and a session that does not read its answers is not read from. Work that does not depend on a row is done when a model
 is loaded.
@@ -24,18 +28,18 @@ import struct
 import sys
 import time
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker import child
+from pyworker.children.job import overhead_bytes
 from pyworker.children.loaded_models import Key, Model, ModelCache, load
 from pyworker.connection import Connection
 from pyworker.state_frames import StateCollector
 from pyworker.version import VERSION
 from pyworker.wire import Frame, FrameType, ProtocolError
-
-if TYPE_CHECKING:
-    from pg_tensile.planning.device.profile import DeviceProfile
 
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 BACKLOG = 128
@@ -65,14 +69,14 @@ class Predictor:
         self._sessions: dict[int, Session] = {}
         self._waiting: dict[Key, list[Session]] = {}  # sessions by the model that they wait for
         self._arriving: tuple[Key, dict[str, Any], StateCollector] | None = None
-        self._profile: DeviceProfile | None = None  # of the host device; None until it is needed
+        self._failure: Exception | None = None  # of an accelerator
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
         self._epoll.register(supervisor.fileno(), select.EPOLLIN)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until the supervisor sends STOP or closes its end."""
+        """Serve until the supervisor sends STOP or closes its end. Raises the failure of an accelerator."""
         while True:
             for fd, _ in self._events():
                 session = self._sessions.get(fd)
@@ -82,6 +86,8 @@ class Predictor:
                     self._accept()
                 elif fd == self._supervisor.fileno() and self._receive_models():
                     return
+                if self._failure is not None:
+                    raise self._failure
 
     def _events(self) -> list[tuple[int, int]]:
         """Return the next events.
@@ -183,7 +189,7 @@ class Predictor:
         try:
             unknown, answers, extras = model.predict(frame)
         except Exception as error:  # anything that a user's model raises is that request's error
-            self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
+            self._send(session, FrameType.ERROR, frame.job, self._error_header(error))
             return
         self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers, *extras))
 
@@ -221,6 +227,8 @@ class Predictor:
             if frame.type == FrameType.MODEL and frame.header.get("error"):
                 self._arriving = None  # the error may be about a model that has come in part
                 self._refuse(_key(frame), frame.header["error"])
+            elif frame.type == FrameType.DEVICE:
+                self._describe(frame.header["name"], frame.header["profiles"])
             elif frame.type == FrameType.MODEL:
                 self._arriving = (_key(frame), frame.header, StateCollector())
             elif frame.type == FrameType.STATE and self._arriving is not None:
@@ -234,12 +242,13 @@ class Predictor:
         if state is None:
             return
         self._arriving = None
-        self._models.shrink(header.get("keep_bytes", sys.maxsize))
+        device = header["device"]
+        self._models.shrink(device, header.get("keep_bytes", sys.maxsize))
         try:
-            profile = self._device_profile(header.get("profile")) if key.memory_budget else None
-            model = load(header, state.data, profile)
+            profile = DeviceProfile(**header["profile"]) if key.memory_budget else None
+            model = load(header, state.data, profile, device)
         except Exception as error:  # a user's architecture may raise anything
-            self._refuse(key, child.error_header(error))
+            self._refuse(key, self._error_header(error))
             self._report()
             return
         self._models.add(key, model)
@@ -249,17 +258,37 @@ class Predictor:
         for session in self._waiting.pop(key, []):
             self._resume(session)
 
-    def _device_profile(self, fields: dict[str, Any] | None) -> DeviceProfile:
-        """Return the host device's profile: `fields` from the catalogue, or measured now if they are None."""
-        from pg_tensile.execution.measuring.device import DeviceProfile, measure
+    def _describe(self, name: str, profiles: dict[str, dict[str, Any]]) -> None:
+        """Answer DEVICE: the device that pg_tensile.device `name` stands for, as jobs resolve it, with its profile.
 
-        if self._profile is None:
-            self._profile = measure("cpu") if fields is None else DeviceProfile(**fields)
-        return self._profile
+        `profiles` are those of the catalogue, by device; without one the device is measured now."""
+        from pg_tensile.execution.measuring.device import choose_device, measure
+
+        header: dict[str, Any] = {"error": None}
+        try:
+            device = choose_device(name)
+            known = profiles.get(str(device))
+            profile = measure(device) if known is None else DeviceProfile(**known)
+            overhead = overhead_bytes(device.type, profile)
+            header |= {"device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
+        except Exception as error:
+            header["error"] = self._error_header(error)
+        self._supervisor.send(FrameType.DEVICE, header=header)
+
+    def _error_header(self, error: Exception) -> dict[str, Any]:
+        """Return the ERROR frame's header; after the failure of an accelerator, also have the process end.
+
+        Before anyone learns of that, no session can send another request to this process."""
+        if device_has_failed(error):
+            self._failure = error
+            self._listener.close()
+            for session in self._sessions.values():
+                session.connection.refuse_more()
+        return child.error_header(error)
 
     def _report(self) -> None:
-        """Report the loaded models and their memory, for the device's ledger and tensile.loaded_models."""
-        header = {"model_bytes": self._models.nbytes, "models": self._models.shown()}
+        """Report the loaded models and their memory, for the devices' ledger and tensile.loaded_models."""
+        header = {"device_bytes": self._models.device_bytes, "models": self._models.shown()}
         self._supervisor.send(FrameType.PROGRESS, header=header)
 
     def _refuse(self, key: Key, error: dict[str, Any]) -> None:
@@ -279,6 +308,18 @@ class Predictor:
             self._answer_requests(session)
         except (ProtocolError, OSError):
             self._close(session)
+
+
+def device_has_failed(error: BaseException) -> bool:
+    """Return whether the error, or one that led to it, is an accelerator's: nothing works on it in this process then.
+
+    A lack of its memory is not."""
+    import torch
+
+    chain = [error]
+    for link in chain:  # which may be a circle
+        chain += [earlier for earlier in (link.__cause__, link.__context__) if earlier and earlier not in chain]
+    return any(isinstance(link, torch.AcceleratorError) for link in chain)
 
 
 def _key(frame: Frame) -> Key:

@@ -7,9 +7,9 @@ error. The socket's file is removed when the predictor ends.
 
 It writes no table, because it also runs on a standby: the list of loaded models is in shared memory.
 
-Models take memory of the device that they are kept on, so the ledger has to grant it before one is loaded: the bytes of
-its weights, or the memory budget that it is executed within. Without room, other models are dropped, the least recently
-used first; if that is not enough, jobs are planned into less memory.
+A model predicts on the CPU or, within a memory budget, on the device of jobs (pg_tensile.device), which the predictor
+resolves on request (DEVICE). Its memory is reserved before it is sent (device_memory.py): the bytes of its weights, or
+its memory budget.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pg_tensile.memory_limit import memory_bytes
 from pyworker.supervisors.child_environment import cores
 from pyworker.supervisors.child_process import Child
-from pyworker.supervisors.failures import ChildDied, Failure, Stopped
+from pyworker.supervisors.device_memory import DeviceMemory
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
-DEVICE = "cpu"  # that the predictor computes on
-ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
 SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
+HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
     "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
     " WHERE id = $1 AND weight_bytes IS NOT NULL"
@@ -54,6 +54,13 @@ async def run(plpy: Any) -> None:
     await Inference(Server(plpy)).run()
 
 
+class Chosen(NamedTuple):
+    """Device that pg_tensile.device stands for: its memory and its profile, as a dictionary."""
+
+    memory: DeviceMemory
+    profile: dict[str, Any]
+
+
 class Inference:
     """Keeps one predictor alive."""
 
@@ -62,8 +69,11 @@ class Inference:
         self._socket = Path(server.call("tensile._predictor_socket()"))
         self._pause = 1.0
         self._requested: deque[tuple[int, int]] = deque()  # (version, memory budget or 0) to be loaded
-        self._loaded_bytes = 0  # of the models that the predictor has loaded
-        self._arriving_bytes: deque[int] = deque()  # bytes of each model that is being sent
+        self._host = DeviceMemory(server, HOST, memory_bytes())
+        self._memories = {HOST: self._host}  # by device
+        self._chosen: dict[str, Chosen] = {}  # by value of pg_tensile.device
+        self._described: dict[str, Any] | None = None  # header of the DEVICE frame that has come
+        self._arriving: deque[tuple[DeviceMemory, int]] = deque()  # device and bytes of each model that is being sent
 
     async def run(self) -> None:
         try:
@@ -91,10 +101,9 @@ class Inference:
         finally:
             await self._child.close()
             self._remove_socket()
-            self._loaded_bytes = 0
-            self._arriving_bytes.clear()
-            self._requested.clear()
-        self._return_memory()
+            self._forget_models()
+        for memory in self._memories.values():
+            memory.return_unused()
         self._publish_loaded([])
         if time.monotonic() - born > STABLE:
             self._pause = 1.0
@@ -119,10 +128,17 @@ class Inference:
         if frame.type == FrameType.LOAD:
             self._requested.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
-            self._loaded_bytes = int(frame.header["model_bytes"])
-            self._arriving_bytes.popleft()
-            self._return_memory()
+            memory, size = self._arriving.popleft()
+            memory.arriving_bytes -= size
+            loaded = frame.header["device_bytes"]
+            for memory in self._memories.values():
+                memory.loaded_bytes = int(loaded.get(memory.device, 0))
+                memory.return_unused()
             self._publish_loaded(frame.header["models"])
+        elif frame.type == FrameType.DEVICE:
+            self._described = frame.header
+        elif frame.type == FrameType.ERROR:
+            raise failure_of_frame(frame.header)
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
@@ -132,8 +148,6 @@ class Inference:
         refuse = partial(self._refuse, version, memory_budget)
         try:
             rows = server.rows(VERSION_QUERY if version > 0 else BASE_QUERY, ["int8"], version)
-            profile = self._profile() if memory_budget else None
-            limit = self._device_limit() if memory_budget else 0
             server.commit()
         except server.plpy.SPIError as error:
             server.rollback()
@@ -145,26 +159,64 @@ class Inference:
         weight_bytes = int(rows[0]["weight_bytes"])
         header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
         size = memory_budget or weight_bytes + self._folder_bytes(header)
-        if memory_budget > limit:
-            message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
-            refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
-            return
-        granted = await self._reserve(size)
-        if granted is None:
-            self._return_memory()  # withdraws the request that jobs make room
+        memory, profile = self._host, None
+        if memory_budget:
+            chosen = await self._choose_device()
+            if not isinstance(chosen, Chosen):
+                refuse(*chosen)
+                return
+            memory, profile = chosen
+            limit = memory.limit()
+            server.commit()
+            if size > limit:
+                message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{memory.device}"'
+                hint = "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is."
+                refuse("22023", message, hint)
+                return
+        keep_bytes = await memory.reserve(size)
+        if keep_bytes is None:
             what = "memory_budget" if memory_budget else "this model"
             message = f"there is no device memory for the {size:,} bytes of {what}"
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
-        header |= {"error": None, "keep_bytes": granted - size - sum(self._arriving_bytes)}
+        header |= {"error": None, "device": memory.device, "keep_bytes": keep_bytes}
         header |= {"memory_budget": memory_budget, "profile": profile}
-        self._arriving_bytes.append(size)
+        self._arriving.append((memory, size))
         self._child.queue(FrameType.MODEL, version, header=header)
         failure = await self._send_weights(version, weight_bytes)
         if failure is not None:
-            self._arriving_bytes.pop()
-            self._return_memory()
+            self._arriving.pop()
+            memory.arriving_bytes -= size
+            memory.return_unused()
             refuse(*failure)
+
+    async def _choose_device(self) -> Chosen | tuple[str, str, str | None]:
+        """Return the device of models with a memory budget; or the error, if the predictor cannot use it."""
+        server = self._server
+        name = server.setting("pg_tensile.device")
+        if name in self._chosen:
+            server.commit()
+            return self._chosen[name]
+        rows = server.rows("SELECT device, profile FROM tensile.device_profiles")
+        server.commit()
+        profiles = {row["device"]: json.loads(row["profile"]) for row in rows}
+        self._described = None
+        self._child.queue(FrameType.DEVICE, header={"name": name, "profiles": profiles})
+        while self._described is None:
+            frame = await self._child.receive(IDLE)
+            if frame is not None:
+                self._handle(frame)
+            if server.stopping:
+                raise Stopped
+        described = self._described
+        if described["error"] is not None:
+            failure = failure_of_frame(described["error"])
+            return failure.sqlstate, failure.message, failure.hint
+        device, profile = described["device"], described["profile"]
+        memory = self._memories.setdefault(device, DeviceMemory(server, device, int(profile["memory_bytes"])))
+        memory.overhead_bytes = int(described["overhead_bytes"])
+        chosen = self._chosen[name] = Chosen(memory, profile)
+        return chosen
 
     async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
         """Send the weights, each chunk when the one before has left; return the error, or None."""
@@ -188,52 +240,25 @@ class Inference:
             seq += 1
         return None
 
-    async def _reserve(self, size: int) -> int | None:
-        """Reserve device memory for one more model of `size` bytes, and for those loaded if there is room.
-
-        Returns the bytes granted to all of them, or None if jobs need all memory and do not make room in time.
-        """
-        deadline = time.monotonic() + ROOM_TIMEOUT
-        arriving = sum(self._arriving_bytes) + size
-        while True:
-            granted = self._request_memory(arriving, self._loaded_bytes + arriving)
-            if granted is not None or time.monotonic() > deadline:
-                return granted
-            await self._server.wait(-1, 0.05)
-
-    def _return_memory(self) -> None:
-        """Return unused memory to the ledger."""
-        used = self._loaded_bytes + sum(self._arriving_bytes)
-        self._request_memory(used, used)
+    def _forget_models(self) -> None:
+        """Forget the models and the devices of a predictor that has ended."""
+        for memory in self._memories.values():
+            memory.forget()
+        self._chosen.clear()
+        self._arriving.clear()
+        self._requested.clear()
 
     def _publish_loaded(self, models: list[dict[str, Any]]) -> None:
         """Publish the list of loaded models, for tensile.loaded_models."""
         numbers = [int(model[key] or 0) for model in models for key in SHOWN]
-        self._server.call("tensile._report_loaded(int8[])", numbers)
+        devices = [str(model["device"]) for model in models]
+        self._server.call("tensile._report_loaded(int8[],text[])", numbers, devices)
         self._server.commit()
-
-    def _request_memory(self, least: int, wanted: int) -> int | None:
-        granted: int | None = self._server.call(
-            "tensile._inference_memory(text,int8,int8,int8)", DEVICE, memory_bytes(), least, wanted
-        )
-        self._server.commit()
-        return granted
 
     def _chunk(self, version: int, seq: int) -> bytes | None:
         read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
         rows = self._server.rows(read, ["int8", "int4"], version, seq)
         return rows[0]["data"] if rows else None
-
-    def _profile(self) -> Any:
-        """Return the device's profile as a dictionary, or None if no job has measured it."""
-        rows = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
-        return json.loads(rows[0]["profile"]) if rows else None
-
-    def _device_limit(self) -> int:
-        """Return the bytes of the device that jobs and predictions may use together."""
-        self._return_memory()  # registers the device if it has not been used yet
-        budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
-        return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
 
     def _folder_bytes(self, header: dict[str, Any]) -> int:
         """Return the bytes of weights that a model has from its folder (of pretrained models), 0 for other models."""
@@ -249,7 +274,7 @@ class Inference:
         except (OSError, RuntimeError, ValueError):
             return 0  # the predictor says what is wrong
 
-    def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str) -> None:
+    def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str | None) -> None:
         error = {"sqlstate": sqlstate, "message": message, "hint": hint}
         header = {"architecture": None, "preprocessing": None, "error": error, "memory_budget": memory_budget}
         self._child.queue(FrameType.MODEL, version, header=header)

@@ -68,7 +68,7 @@ CREATE FUNCTION tensile._device_memory(OUT device text, OUT total_bytes bigint, 
 CREATE FUNCTION tensile._inference_memory(device text, total_bytes bigint, least_bytes bigint,
                                           wanted_bytes bigint) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_inference_memory';
-CREATE FUNCTION tensile._report_loaded(models bigint[]) RETURNS void
+CREATE FUNCTION tensile._report_loaded(models bigint[], devices text[]) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_report_loaded';
 CREATE FUNCTION tensile._predictor_socket() RETURNS text
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_predictor_socket';
@@ -97,7 +97,8 @@ CREATE FUNCTION tensile._predictions(OUT version bigint, OUT rows bigint, OUT re
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_predictions';
 CREATE FUNCTION tensile._loaded_models(OUT version bigint, OUT memory_budget bigint, OUT device_bytes bigint,
-                                       OUT planned_bytes bigint, OUT host_bytes bigint) RETURNS SETOF record
+                                       OUT planned_bytes bigint, OUT host_bytes bigint, OUT device text)
+    RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_loaded_models';
 
 -- Roles, checks, errors

@@ -193,7 +193,7 @@ COMMENT ON COLUMN tensile.predictions.unknown_categories IS
     'number of values that are not among the categories of the training rows';
 
 CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
-    SELECT m.name AS model, v.version, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
+    SELECT m.name AS model, v.version, l.device, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
     FROM tensile._loaded_models() l
          LEFT JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
          JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
@@ -201,6 +201,8 @@ CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.loaded_models IS
     'models loaded by the predictor, a version once for each memory budget; version null: a pretrained model '
     'without a version';
+COMMENT ON COLUMN tensile.loaded_models.device IS
+    'device that the model predicts on: pg_tensile.device within a memory budget, else the CPU';
 COMMENT ON COLUMN tensile.loaded_models.memory_budget IS
     'memory budget in bytes; null: the model is executed as a whole';
 COMMENT ON COLUMN tensile.loaded_models.device_bytes IS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile.errors import ModelRefusedError
+from pg_tensile.errors import DeviceFaultError, ModelRefusedError
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.training.prediction import Served
 from pg_tensile.planning.device.profile import A100_40GB
@@ -41,3 +41,17 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
 def test_too_small_a_budget_is_refused() -> None:
     with closing(AcceleratorDevice(DEVICE, 1 << 20, A100_40GB)) as device, pytest.raises(ModelRefusedError):
         Served(network(), [torch.zeros(1, 1024)], device)
+
+
+@pytest.mark.skipif(TYPE != "emulated", reason="a fault of a GPU would end the tests' process")
+def test_a_fault_that_the_result_shows_is_the_devices(control):
+    """Kernels run when the host waits for the output."""
+    row = torch.zeros(1, 1024)
+    with closing(AcceleratorDevice(DEVICE)) as device:
+        served = Served(network(), [row], device)
+        served.predict([row])
+        control.schedule("late_compute")
+        control.fail_kernel(1)
+        for _ in range(2):
+            with pytest.raises(DeviceFaultError, match="has failed"):
+                served.predict([row])

@@ -112,6 +112,17 @@ def train(model: nn.Module, x: torch.Tensor, optimizer: str, device: str) -> tup
     return [loss.item() for loss in losses], model
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_gives_the_bits_of_the_cpu(control, name):
+    build, batch = MODELS[name]
+    torch.manual_seed(0)
+    model, x = build().eval(), batch()
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(model.to("emulated")(x.to("emulated")).cpu(), expected)
+    assert control.races() == []
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_bits_of_the_cpu(control, name, optimizer):

@@ -70,7 +70,7 @@ def measure(device: torch.device | str) -> DeviceProfile:
     """
     chosen = choose_device(str(device))
     try:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # other threads change the tensors as well
             return _measure_host() if chosen.type == "cpu" else _measure_accelerator(chosen)
     except (RuntimeError, MemoryError) as error:  # includes torch.OutOfMemoryError and failures of CUDA
         hint = "Free memory on it, or wait until other jobs have ended."

@@ -100,7 +100,11 @@ class Served:
         if rows < size:
             inputs = [torch.cat([part, part.new_zeros((size - rows, *part.shape[1:]))]) for part in inputs]
         output: Tensor = self._executor.evaluate(inputs, graph=self._graphs[size]).outputs[0]
-        return output[:rows].to("cpu")
+        try:
+            return output[:rows].to("cpu")
+        except RuntimeError:
+            self._device.synchronize()  # raises the device's error if it has failed
+            raise
 
     def _batch_rows(self, rows: int) -> int:
         """Return the size of the next batch if `rows` rows are left; its graph is captured on first use."""

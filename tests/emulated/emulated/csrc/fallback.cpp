@@ -27,6 +27,11 @@ std::set<std::string>& waiting() {
 
 void store(const at::Tensor& result, const at::Tensor& place, const std::string& name) {
   TORCH_CHECK(result.defined(), name, " makes a result less than its meta kernel says");
+  if (name == "aten::native_batch_norm" && result.numel() == 0) {
+    // In evaluation the CPU returns no statistics, and CUDA returns some that nothing uses: NaN shows if something does.
+    std::memset(place.mutable_data_ptr(), 0xff, place.nbytes());
+    return;
+  }
   TORCH_CHECK(
       result.sizes() == place.sizes() && result.scalar_type() == place.scalar_type(), name, " makes ", result.sizes(),
       " of ", result.scalar_type(), " but its meta kernel says ", place.sizes(), " of ", place.scalar_type());

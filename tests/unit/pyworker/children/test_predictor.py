@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch import nn
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing
 from pg_tensile.execution.training import checkpoint
+from pg_tensile.memory_limit import memory_bytes
+from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.connection import Connection
 from pyworker.state_frames import send_state
 from pyworker.version import VERSION
@@ -70,7 +73,8 @@ class Version:
 class Process:
     """The predictor and this test's end of its supervisor's socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *paths: Path) -> None:
+        """Start it in `folder`; `paths` are for its modules, besides the repository's."""
         self.socket = folder / "predict.sock"
         ours, theirs = socket.socketpair()
         environment = os.environ | {
@@ -78,7 +82,7 @@ class Process:
             "PG_TENSILE_PARENT": str(os.getpid()),
             "PG_TENSILE_MODEL_CACHE": str(CACHE_BYTES),
             "PG_TENSILE_SOCKET": str(self.socket),
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *paths))),
         }
         command = [sys.executable, "-m", "pyworker", "predictor"]
         self.process = subprocess.Popen(command, env=environment, cwd=folder, pass_fds=[theirs.fileno()])
@@ -99,7 +103,7 @@ class Process:
             pass
         return frame
 
-    def give(self, number: int, version: Version, keep_bytes: int | None = None) -> int:
+    def give(self, number: int, version: Version, keep_bytes: int | None = None, device: str = "cpu") -> int:
         """Answers the LOAD of this version; the memory budget that it asks for."""
         frame = self.asked()
         assert (frame.type, frame.job) == (FrameType.LOAD, number)
@@ -107,6 +111,7 @@ class Process:
             "architecture": version.architecture,
             "preprocessing": version.preprocessing.to_json(),
             "error": None,
+            "device": device,
             "memory_budget": frame.header["memory_budget"],
             "profile": asdict(FAST),
         }
@@ -310,7 +315,7 @@ def test_models_make_room_when_the_device_has_none(predictor: Process, connect: 
     ask(session, numbers[2], small.request([0]))  # there
     answer(predictor.receive(session))
     progress = predictor.receive(predictor.supervisor)
-    assert progress.type == FrameType.PROGRESS and 0 < progress.header["model_bytes"] < 2 * len(small.weights)
+    assert progress.type == FrameType.PROGRESS and 0 < progress.header["device_bytes"]["cpu"] < 2 * len(small.weights)
     ask(session, numbers[1], small.request([0]))  # gone
     predictor.give(numbers[1], small)
     answer(predictor.receive(session))
@@ -341,15 +346,34 @@ def test_a_version_within_a_memory_budget_is_another_model(
         outputs.append([parts[1].tobytes() + parts[2].tobytes() + parts[3].tobytes() for parts in answers])
         progress = predictor.receive(predictor.supervisor)
         assert progress.type == FrameType.PROGRESS
-        assert (
-            progress.header["model_bytes"] == budget
-            if budget
-            else progress.header["model_bytes"] >= len(version.weights)
-        )
+        taken = progress.header["device_bytes"]["cpu"]
+        assert taken == budget if budget else taken >= len(version.weights)
         (shown,) = progress.header["models"]
         assert (shown["version"], shown["memory_budget"] or 0) == (number, budget)
     whole, within, roomy = outputs
     assert roomy == whole and within[0] == whole[0]
+
+
+def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
+    """With the profile of the catalogue, or a measured one."""
+
+    def describe(name: str, profiles: dict[str, Any]) -> dict[str, Any]:
+        predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles})
+        frame = None
+        while frame is None or frame.type == FrameType.PROGRESS:
+            frame = predictor.supervisor.recv(timeout=100)  # of a busy machine that is measured
+            assert frame is not None, "no answer"
+        assert frame.type == FrameType.DEVICE
+        return frame.header
+
+    known = describe("cpu", {"cpu": asdict(FAST), "cuda:0": {}})
+    assert known == {"error": None, "device": "cpu", "profile": asdict(FAST), "overhead_bytes": 0}
+    answered = describe("cpu", {})
+    assert answered["error"] is None, answered
+    measured = DeviceProfile(**answered["profile"])
+    assert (measured.name, measured.memory_bytes) == ("host", memory_bytes())
+    error = describe("cuda:77", {})["error"]
+    assert error["sqlstate"] == "55000" and "cuda:77" in error["message"] and error["hint"]
 
 
 def test_a_memory_budget_that_is_too_small_names_the_least(
@@ -600,3 +624,19 @@ def replaced(version: Version) -> Any:
     from pyworker.children.loaded_models import LoadedModel
 
     return LoadedModel(replace(version.preprocessing), version.model, 100)
+
+
+def test_a_failed_device_is_found_behind_other_errors() -> None:
+    from pyworker.children.predictor import device_has_failed
+
+    def error_after(*earlier: Exception) -> Exception:
+        """Return an error with these before it, each the context of the one before, and the first one its own."""
+        error: Exception = ValueError("last")
+        chain = [error, *earlier, error]
+        for link, context in pairwise(chain):
+            link.__context__ = context
+        return error
+
+    assert not device_has_failed(error_after(RuntimeError(), torch.OutOfMemoryError()))
+    assert device_has_failed(error_after(RuntimeError(), torch.AcceleratorError()))
+    assert device_has_failed(torch.AcceleratorError())

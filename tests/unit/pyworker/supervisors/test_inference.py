@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pg_tensile.memory_limit import memory_bytes
 from pyworker.connection import Connection
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.inference import Inference
@@ -23,6 +25,9 @@ from pyworker.wire import Frame, FrameType
 
 CHUNKS = 40
 CHUNK_BYTES = 1 << 20  # more than a socket takes at once
+PROFILE = {"name": "GPU", "memory_bytes": 20_000}
+GPU = {"error": None, "device": "cuda:0", "profile": PROFILE, "overhead_bytes": 500}  # an answer to DEVICE
+BUDGETS = {"cuda:0": 10_000}  # of devices
 
 
 class Chunk(bytes):
@@ -43,22 +48,36 @@ class Chunk(bytes):
 class Catalogue(Server):
     """One model version of so many chunks, of which those after `deleted` are gone when they are asked for."""
 
-    def __init__(self, deleted: int = CHUNKS) -> None:
+    def __init__(self, deleted: int = CHUNKS, chunks: int = CHUNKS) -> None:
         self.plpy = type("plpy", (), {"SPIError": RuntimeError})
         self.stopping = self.woken = False
         self.resumed_at = time.monotonic()
         self.deleted = deleted
+        self.chunks = chunks
+        self.booked: dict[str, int] = {}  # bytes by device, as the ledger has them
 
     def rows(self, sql: str, types: Any = (), *values: Any) -> list[dict[str, Any]]:
         if "model_versions" in sql:
-            size = CHUNKS * CHUNK_BYTES
+            size = self.chunks * CHUNK_BYTES
             return [{"architecture": '{"type": "mlp"}', "preprocessing": "{}", "weight_bytes": size}]
+        if "device_profiles" in sql:
+            return [{"device": "cuda:0", "profile": json.dumps(PROFILE)}]
+        if "tensile._devices()" in sql:
+            return [{"budget_bytes": BUDGETS[values[0]]}]
         seq = values[1]
-        return [{"data": Chunk(bytes([seq]) * CHUNK_BYTES)}] if seq < min(CHUNKS, self.deleted) else []
+        return [{"data": Chunk(bytes([seq]) * CHUNK_BYTES)}] if seq < min(self.chunks, self.deleted) else []
 
     def call(self, signature: str, *values: Any) -> Any:
         if signature.startswith("tensile._inference_memory"):
-            return values[-1]
+            device, total, _, wanted = values
+            assert total == (memory_bytes() if device == "cpu" else PROFILE["memory_bytes"])
+            self.booked[device] = wanted
+            return wanted
+        if signature == "pg_catalog.current_setting(text)":
+            assert values == ("pg_tensile.device",)
+            return "auto"
+        if signature.startswith("tensile._report_loaded"):
+            return None
         assert signature == "tensile._predictor_socket()", signature
         return "socket"
 
@@ -96,10 +115,13 @@ class Predictor(Child):
 
 @pytest.fixture
 def frames() -> Iterator[Any]:
-    """`frames(catalogue)`: the frames that a predictor gets for one LOAD, and the inference supervisor."""
+    """`frames(catalogue, budgets, described)`: the frames that a predictor gets for a LOAD with each budget, and the
+    inference supervisor; `described` are its answers to DEVICE."""
     with contextlib.ExitStack() as ends:
 
-        def load(catalogue: Catalogue) -> tuple[Inference, list[Frame]]:
+        def load(
+            catalogue: Catalogue, budgets: tuple[int, ...] = (0,), described: tuple[dict[str, Any], ...] = ()
+        ) -> tuple[Inference, list[Frame]]:
             Chunk.alive = Chunk.most = 0
             ours, theirs = socket.socketpair()
             ends.callback(theirs.close)
@@ -108,17 +130,21 @@ def frames() -> Iterator[Any]:
             inference._child = predictor = Predictor(catalogue, Connection(ours))
             ends.callback(predictor.end)
             got: list[Frame] = []
+            answers = iter(described)
 
             def hear() -> None:
                 connection = Connection(theirs)
                 with contextlib.suppress(EOFError):
                     while (frame := connection.recv()) is not None:
                         got.append(frame)
+                        if frame.type == FrameType.DEVICE:
+                            connection.send(FrameType.DEVICE, header=next(answers))
 
             listener = threading.Thread(target=hear)
             listener.start()
             try:
-                run(inference._load(7, 0))
+                for budget in budgets:
+                    run(inference._load(7, budget))
                 run(inference._drain())
             finally:
                 ours.close()
@@ -136,7 +162,7 @@ def test_a_model_is_sent_chunk_by_chunk(frames: Any) -> None:
     assert [frame.header["last"] for frame in states] == [False] * (CHUNKS - 1) + [True]
     assert all(bytes(frame.buffers[0]) == bytes([n]) * CHUNK_BYTES for n, frame in enumerate(states))
     assert Chunk.most <= 2 and Chunk.alive == 0
-    assert list(inference._arriving_bytes) == [CHUNKS * CHUNK_BYTES]
+    assert [size for _, size in inference._arriving] == [CHUNKS * CHUNK_BYTES]
 
 
 def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
@@ -144,4 +170,49 @@ def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
     assert [frame.type for frame in got] == [FrameType.MODEL, *[FrameType.STATE] * 5, FrameType.MODEL]
     assert not any(frame.header["last"] for frame in got[1:6])
     assert got[-1].header["error"]["sqlstate"] == "42704"
-    assert not inference._arriving_bytes
+    assert not inference._arriving and inference._host.arriving_bytes == 0
+
+
+def test_budgets_are_reserved_on_the_device_of_jobs(frames: Any) -> None:
+    """The predictor is asked for it once; the ledger counts its overhead there, and models in one piece on the CPU."""
+    catalogue = Catalogue(chunks=1)
+    inference, got = frames(catalogue, (3000, 0, 4000), (GPU,))
+    device, *models = [frame for frame in got if frame.type != FrameType.STATE]
+    assert device.header == {"name": "auto", "profiles": {"cuda:0": PROFILE}}
+    chosen = [(model.header["device"], model.header["keep_bytes"], model.header["profile"]) for model in models]
+    assert chosen == [("cuda:0", 0, PROFILE), ("cpu", 0, None), ("cuda:0", 0, PROFILE)]
+    assert catalogue.booked == {"cpu": CHUNK_BYTES, "cuda:0": 500 + 3000 + 4000}
+
+    def report(**device_bytes: int) -> None:
+        header = {"device_bytes": {key.replace("_", ":"): size for key, size in device_bytes.items()}, "models": []}
+        inference._handle(Frame(FrameType.PROGRESS, 0, 0, header, []))
+
+    report(cuda_0=3000)
+    report(cuda_0=3000, cpu=10)
+    assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 3000 + 4000}
+    report(cuda_0=4000, cpu=10)
+    assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 4000}
+    inference._forget_models()
+    for memory in inference._memories.values():
+        memory.return_unused()
+    assert catalogue.booked == {"cpu": 0, "cuda:0": 0}
+
+
+def test_a_budget_and_the_overhead_have_to_fit_the_device(frames: Any) -> None:
+    catalogue = Catalogue(chunks=1)
+    _, got = frames(catalogue, (BUDGETS["cuda:0"] - 500, BUDGETS["cuda:0"] - 499), (GPU,))
+    errors = [frame.header["error"] for frame in got if frame.type == FrameType.MODEL]
+    assert errors[0] is None and errors[1]["sqlstate"] == "22023"
+    assert errors[1]["message"] == 'a memory_budget of 9,501 bytes is more than the 9,500 of device "cuda:0"'
+
+
+def test_a_device_that_cannot_be_used_is_asked_for_again(frames: Any) -> None:
+    error = {"sqlstate": "55000", "message": "it is not there", "hint": "Look.", "traceback": "…"}
+    _, got = frames(Catalogue(chunks=1), (3000, 0, 3000), ({"error": error}, GPU))
+    got = [frame for frame in got if frame.type != FrameType.STATE]
+    types = [FrameType.DEVICE, FrameType.MODEL, FrameType.MODEL, FrameType.DEVICE, FrameType.MODEL]
+    assert [frame.type for frame in got] == types
+    refused = got[1].header
+    assert (refused["memory_budget"], refused["error"].pop("hint")) == (3000, "Look.")
+    assert refused["error"] == {"sqlstate": "55000", "message": "it is not there"}
+    assert got[2].header["error"] is None and got[4].header["device"] == "cuda:0"
