@@ -17,8 +17,9 @@ from tests.accelerator.target import DEVICE, TYPE
 if TYPE_CHECKING:
     from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 
-# The kernels of codecs are CUDA's, and times of the emulated device say nothing; tests of the emulator's own counts.
-collect_ignore = ["test_waits.py"] if TYPE == "cuda" else ["test_codecs.py", "test_times.py"]
+# Tests with the emulated device's schedules and counts; the kernels of codecs are CUDA's, and its times say something.
+EMULATED, CUDA = ["test_mutants.py", "test_schedules.py", "test_waits.py"], ["test_codecs.py", "test_times.py"]
+collect_ignore = EMULATED if TYPE == "cuda" else CUDA
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -50,11 +50,11 @@ class Convolutions(nn.Module):
 class Attention(nn.Module):
     """A Transformer's encoder with tied embeddings and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(100, 32)
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.encoder(self.embedding(words)) @ self.embedding.weight.T
@@ -84,13 +84,13 @@ def images(size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 3, size, size), torch.randint(0, 10, (count,))
 
 
-def sentences() -> tuple[torch.Tensor, torch.Tensor]:
-    words = torch.randint(0, 100, (8, 12))
+def sentences(count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    words = torch.randint(0, 100, (count, 12))
     return words, words.roll(-1, 1)
 
 
-def series() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(8, 10, 8), torch.randint(0, 4, (8,))
+def series(length: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, length, 8), torch.randint(0, 4, (8,))
 
 
 ADAMW, SGD = OptimizerSpec("adamw", 1e-2), OptimizerSpec("sgd", 1e-2, momentum=0.9)

@@ -50,7 +50,8 @@ class EmulatedBackend:
 class EmulatedCoder:
     """Coder that has the host code what the device holds: it waits for the stream, and its result is copied later.
 
-    The copy is asynchronous, as a kernel would be: what must come after it has to wait for the stream."""
+    The copy is asynchronous, as a kernel would be, and so is a second reading of what is coded: what must come after
+    them has to wait for the stream."""
 
     available = staticmethod(HostCoder.available)
     clock = staticmethod(HostCoder.clock)
@@ -60,6 +61,7 @@ class EmulatedCoder:
         raw = source.cpu()
         coded = torch.empty_like(raw, pin_memory=True)
         chunk = HostCoder.encode(codec, raw, word_bytes, coded)
+        source.clone()
         if chunk.codec != Codec.NONE:
             target[: chunk.coded_bytes].copy_(coded[: chunk.coded_bytes], non_blocking=True)
         return chunk
@@ -67,6 +69,7 @@ class EmulatedCoder:
     def decode(self, chunk: CodedChunk, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
         raw = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
         HostCoder.decode(chunk, source.cpu(), word_bytes, raw)
+        source.clone()
         target.copy_(raw, non_blocking=True)
 
 

@@ -309,8 +309,10 @@ class AcceleratorDevice:
         if chunks is not None:
             coded = self._work.coded
             assert coded is not None
-            code = coded.encode if transfer.direction == Direction.OUT else coded.decode
-            code(chunks, source, target, ready)
+            if transfer.direction == Direction.OUT:
+                coded.encode(chunks, source, target, ready)
+            else:
+                coded.decode(chunks, source, target)
             transfer.bytes = chunks.moved_bytes
         transfer.ended.record(lane)
 

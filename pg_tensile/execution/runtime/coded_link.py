@@ -99,10 +99,9 @@ class CodedLink:
         return asked
 
     def encode(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, ready: torch.Event) -> None:
-        """Submit all work of a transfer out, which starts after `ready`. Runs in the thread."""
+        """Submit all work of a transfer out; coding starts after `ready`, as the lane does. Runs in the thread."""
         lane, coding = self._lanes[Direction.OUT], self._coding[Direction.OUT]
-        for stream in (lane, coding):
-            stream.wait_event(ready)
+        coding.wait_event(ready)
         for number, part in enumerate(chunks.ranges(source.numel())):
             buffer, raw = self._staging[Direction.OUT][number % 2], source[part]
             with coding:
@@ -124,11 +123,9 @@ class CodedLink:
 
     # ---- in ----
 
-    def decode(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, ready: torch.Event) -> None:
-        """Submit all work of a transfer in, which starts after `ready`. The lane waits for the decoding at the end."""
+    def decode(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Submit all work of a transfer in. The lane, which has waited for the compute, waits for the decoding."""
         lane, coding = self._lanes[Direction.IN], self._coding[Direction.IN]
-        for stream in (lane, coding):
-            stream.wait_event(ready)
         for number, (part, chunk) in enumerate(zip(chunks.ranges(target.numel()), chunks.coded, strict=True)):
             moved = source[part][: chunk.coded_bytes]
             if chunk.codec == Codec.NONE:

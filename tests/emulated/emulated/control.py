@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tests.emulated.emulated.native import native
 from tests.emulated.emulated.threads import watch_threads
@@ -81,21 +80,25 @@ class HostAccesses(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not func.is_view and not _given_to_a_device(args, kwargs):
-            for number, argument in enumerate(func._schema.arguments):
+        given = list(_tensors((*args, *kwargs.values())))
+        device = kwargs.get("device")
+        # Work given to a device is checked there: its operators, and copies to and from it.
+        if not func.is_view and all(t.is_cpu for t in given) and (device is None or torch.device(device).type == "cpu"):
+            for number, argument in enumerate(func._schema.arguments if given else ()):
                 value = args[number] if number < len(args) else kwargs.get(argument.name)
                 written = argument.alias_info is not None and argument.alias_info.is_write
-                for tensor in tree_leaves(value):
-                    if isinstance(tensor, torch.Tensor):
-                        host_access(tensor, written, str(func))
+                for tensor in _tensors((value,)):
+                    host_access(tensor, written, str(func))
         return func(*args, **kwargs)
 
 
-def _given_to_a_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator has a tensor of a device: then the device's own copies are what is checked."""
-    return any(isinstance(leaf, torch.Tensor) and not leaf.is_cpu for leaf in tree_leaves((args, kwargs))) or (
-        kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu"
-    )
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments, which may be in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def host_access(tensor: torch.Tensor, write: bool, name: str = "host") -> None:

@@ -1,0 +1,66 @@
+"""What the scenarios are made of: their list, a device, tensors on it and in registered memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+from pg_tensile.execution.runtime.compressed_copies import Chunks
+from pg_tensile.planning.compression.codec import CHUNK_MULTIPLE, Codec
+from pg_tensile.planning.device.profile import A100_40GB
+from tests.accelerator.mutants.job import Prepared
+
+DEVICE = "emulated:0"
+SIZE = 1 << 16
+CHUNK = CHUNK_MULTIPLE  # the smallest; `scenarios` sets it
+
+Scenario = Callable[[Prepared], object]
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS.append(function)
+    return function
+
+
+@contextmanager
+def opened() -> Iterator[AcceleratorDevice]:
+    device = AcceleratorDevice(DEVICE, profile=A100_40GB, strict=True)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def onboard(value: int, size: int = SIZE) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8, device=DEVICE)
+
+
+def pinned(device: AcceleratorDevice, value: int, size: int = SIZE) -> torch.Tensor:
+    return device.host_memory(size).fill_(value)
+
+
+def all_equal(tensor: torch.Tensor, value: int) -> bool:
+    return bool((tensor == value).all())
+
+
+def sparse(chunks: float, seed: int = 0) -> torch.Tensor:
+    """Return uint8 on the device of which the codecs leave little."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    values = torch.randn(int(chunks * CHUNK) // 4, generator=generator, device=DEVICE)
+    values[torch.rand(len(values), generator=generator, device=DEVICE) < 0.8] = 0.0
+    return values.view(torch.uint8)
+
+
+def encoding() -> Chunks:
+    return Chunks.of(Codec.ZVC, torch.empty(0, device=DEVICE))
+
+
+def abandon(device: AcceleratorDevice, work: Callable[[], object]) -> None:
+    """Run `work` in an iteration that is given up."""
+    with suppress(ZeroDivisionError), device.iteration():
+        work()
+        raise ZeroDivisionError
