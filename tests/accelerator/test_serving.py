@@ -31,7 +31,8 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
     parameters = sum(parameter.nbytes for parameter in whole.parameters())
     del whole
     budget = parameters // parts
-    with closing(AcceleratorDevice(DEVICE, budget, A100_40GB)) as device, closing(Served(network(), [rows], device, 8)) as served:
+    accelerator = closing(AcceleratorDevice(DEVICE, budget, A100_40GB))
+    with accelerator as device, closing(Served(network(), [rows], device, 8)) as served:
         for count in (1, 1, 8, 1):
             assert torch.equal(served.predict([rows[:count]]), expected[count])
             assert served.device_bytes <= budget and served.peak_bytes <= budget
