@@ -19,7 +19,12 @@ EMULATED = Path("tests", "emulated")
 
 
 def install_emulator(folder: Path) -> Path:
-    """Create `folder` with the emulator, compiled, and return the script in it that replaces the children's Python."""
+    """Create `folder` with the emulator, compiled, and return the script in it that replaces the children's Python.
+
+    A folder that exists is one that an earlier call has made."""
+    script = folder / "python"
+    if folder.exists():
+        return script
     # Importing its package would make the device known to this process, in which other tests run.
     library: Path = runpy.run_path(str(REPOSITORY / EMULATED / "emulated" / "build.py"))["build"]()
     ignored = shutil.ignore_patterns("__pycache__", "conftest.py", "test_*")
@@ -28,7 +33,6 @@ def install_emulator(folder: Path) -> Path:
     built = folder / "build" / library.parent.name
     built.mkdir(parents=True)
     shutil.copy(library, built)
-    script = folder / "python"
     path = f"$PYTHONPATH:{folder}:{folder / EMULATED}"  # the package, and the metadata that name its entry point
     script.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec "{child_python()}" "$@"\n')
     script.chmod(0o755)

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
+from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from scripts.demo import training
 from scripts.demo.data import load
 from scripts.demo.server import DATABASE
@@ -41,6 +42,7 @@ from tests.server.support import (
 DEVICE = "emulated:0"
 MEMORY = 8 << 30  # of the device
 CONTEXT = 256 << 20  # of a process on it, besides its tensors
+OVERHEAD = CONTEXT + MARGIN_BYTES
 PROFILE = replace(A100_40GB, kind="emulated", memory_bytes=MEMORY, process_bytes=CONTEXT)
 TRAINED = (("mlp", 1), ("cnn", 1))
 EPOCHS = 8
@@ -111,7 +113,7 @@ def vanilla(module_lab: Lab) -> tuple[int, str]:
             """ validation => 0.1, options => '{"task": "classification", "format": "json"}')""",
         )
     )
-    assert (explained["device"], explained["overhead_bytes"]) == (DEVICE, CONTEXT) and "approximate" not in explained
+    assert (explained["device"], explained["overhead_bytes"]) == (DEVICE, OVERHEAD) and "approximate" not in explained
     return explained["memory"]["vanilla_bytes"], lab.digest(job)
 
 
@@ -132,18 +134,18 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: tuple[int
 
 
 def test_jobs_share_the_device_and_their_weights_are_those_without_plans(emulated: Lab) -> None:
-    budget = int(0.6 * emulated.vanilla([network for network, _ in TRAINED])) + len(TRAINED) * CONTEXT
+    budget = int(0.6 * emulated.vanilla([network for network, _ in TRAINED])) + len(TRAINED) * OVERHEAD
     emulated.set_memory(budget)
     conn = emulated.conn
     with emulated.watch() as watch:
         jobs = [emulated.submit(network, seed) for network, seed in TRAINED]
         emulated.bring_together(*jobs)
         device = "SELECT name, jobs, total_bytes, budget_bytes, granted_bytes > 2 * %s FROM tensile.devices"
-        assert conn.execute(device, (CONTEXT,)).fetchall() == [(DEVICE, 2, MEMORY, budget >> 10 << 10, True)]
+        assert conn.execute(device, (OVERHEAD,)).fetchall() == [(DEVICE, 2, MEMORY, budget >> 10 << 10, True)]
         assert value(conn, "SELECT count(DISTINCT job) FROM tensile.plan") > 0
         assert value(conn, "SELECT count(*) FROM tensile.progress WHERE device_peak_bytes > 0") == 2
         assert [emulated.digest(job) for job in jobs] == [emulated.weights[key] for key in TRAINED]
-    assert watch.granted > len(TRAINED) * CONTEXT and watch.in_use > 0
+    assert watch.granted > len(TRAINED) * OVERHEAD and watch.in_use > 0
 
 
 @pytest.fixture
@@ -257,6 +259,6 @@ def test_the_demo_trains_both_models_on_the_device(
             " FROM tensile.footprints JOIN tensile.traces USING (job) WHERE job = ANY(%s) ORDER BY job",
             (jobs,),
         ).fetchall()
-        assert all(overhead == CONTEXT for _, _, overhead in sizes) and sizes[0][0] < sizes[0][1]
-        assert len(jobs) * CONTEXT < watch.granted < len(jobs) * CONTEXT + 0.61 * sum(size[1] for size in sizes)
+        assert all(overhead == OVERHEAD for _, _, overhead in sizes) and sizes[0][0] < sizes[0][1]
+        assert len(jobs) * OVERHEAD < watch.granted < len(jobs) * OVERHEAD + 0.61 * sum(size[1] for size in sizes)
         training.compare_weights(conn, jobs)  # raises DemoError if they differ

@@ -14,7 +14,7 @@ import pytest
 from tests.server.emulated_device import install_emulator
 from tests.server.refusals import refusal
 from tests.server.support import Connection, Wait, finish, submit, value
-from tests.server.test_emulated_device import CONTEXT, DEVICE, MEMORY, PROFILE
+from tests.server.test_emulated_device import DEVICE, MEMORY, OVERHEAD, PROFILE
 
 ROWS = """
     CREATE TABLE points AS SELECT i AS id, cos(i) AS a, sin(i * 0.7) AS b, cos(i) + sin(i * 0.7) AS y
@@ -81,7 +81,7 @@ def test_predictions_within_a_budget_run_on_the_device(conn: Connection, wait_un
     assert value(conn, ASK, budget(size)) == whole
     weights = value(conn, "SELECT weight_bytes FROM tensile.model_versions ORDER BY id LIMIT 1")
     wait_until(lambda: (value(conn, LOADED, None), value(conn, LOADED, size)) == ("cpu", DEVICE))
-    booked = {"cpu": weights, DEVICE: CONTEXT + size}
+    booked = {"cpu": weights, DEVICE: OVERHEAD + size}
     wait_until(lambda: inference_bytes(conn) == booked, what=lambda: str(inference_bytes(conn)))
     rows = "SELECT * FROM predict_rows('numbers', 'SELECT a, b FROM points ORDER BY id LIMIT 64', %s)"
     expected = conn.execute(rows, (None,)).fetchall()
@@ -92,7 +92,7 @@ def test_predictions_within_a_budget_run_on_the_device(conn: Connection, wait_un
 
 
 def test_a_budget_has_to_fit_the_device_beside_the_predictors_context(conn: Connection) -> None:
-    room = 2**30 - CONTEXT
+    room = 2**30 - OVERHEAD
     message = f'a memory_budget of {room + 1:,} bytes is more than the {room:,} of device "{DEVICE}"'
     assert refusal(conn, ASK, budget(room + 1))[:2] == ("22023", message)
 
