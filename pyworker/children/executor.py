@@ -253,7 +253,7 @@ class Executor:
         if self._spec["policy"] == "none":
             rows = evaluation_rows(*job)
             self._memory.claim()
-            return EagerSteps(job.model, job.settings, job.task, job.device, rows)
+            return EagerSteps(job.model, job.settings, job.task, job.device, rows, self._spec["memory_budget"])
         self._channel.send(FrameType.PROGRESS, {"phase": "capturing"})
         try:
             graphs = capture_graphs(*job)

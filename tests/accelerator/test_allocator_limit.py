@@ -8,9 +8,13 @@ from contextlib import closing
 
 import pytest
 import torch
+from torch import nn
 
+from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.steps import EagerSteps
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.plan.allocator import MARGIN_BYTES, plan_bytes
 from pg_tensile.planning.plan.plan import Plan
@@ -108,6 +112,19 @@ def test_an_executor_tells_the_device_its_budget(prepare):  # noqa: F811
             executor.step([x], [y])
             assert limit_bytes() == before - most + less
             executor.step([x], [y])
+
+
+def test_a_job_without_a_plan_keeps_to_its_budget_too():
+    model = nn.Linear(4, 1)
+    arguments = (model, Settings(1, 4), Task.REGRESSION, torch.device(DEVICE), 4)
+    unlimited = EagerSteps(*arguments)
+    assert limit_bytes() == memory_bytes()
+    unlimited.close()
+    steps = EagerSteps(*arguments, 10 * MIB)
+    assert limit_bytes() == 10 * MIB + MARGIN_BYTES
+    with pytest.raises(torch.OutOfMemoryError):
+        onboard(memory_bytes() // 2, 1)
+    steps.close()
 
 
 def test_what_is_set_about_segments_stays():

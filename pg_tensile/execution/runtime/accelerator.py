@@ -32,7 +32,7 @@ import torch
 from pg_tensile.errors import DeviceError, DeviceFaultError, LinkError
 from pg_tensile.execution.backends import Backend, Streams, backend_of, module_of, streams_of
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
-from pg_tensile.execution.runtime.allocator_limit import AllocatorLimit, allocator_limit, use_expandable_segments
+from pg_tensile.execution.runtime.allocator_limit import AllocatorLimit, allocator_limit
 from pg_tensile.execution.runtime.coded_link import Asked, CodedLink
 from pg_tensile.execution.runtime.device import (
     Transfer,
@@ -113,8 +113,8 @@ class _Work:
             self.streams.synchronize()
         for held in self.in_flight:
             held.clear()
-        self.limit.drop(id(self))
         with contextlib.suppress(RuntimeError):
+            self.limit.drop(id(self))
             torch.accelerator.empty_cache()
 
 
@@ -144,14 +144,14 @@ class AcceleratorDevice:
         self._module = module_of(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
         make_deterministic(self.torch_device.type, strict)
-        use_expandable_segments()
+        limit = allocator_limit(self.torch_device)
         streams = streams_of(self.torch_device)
         self._streams, self._compute, self._lanes = streams, streams.compute, streams.lanes
         self._iterations: deque[torch.Event] = deque()
         self._zero: torch.Event | None = None  # start of the current iteration, if timed
         self._timed: tuple[torch.Event, list[AcceleratorTransfer]] | None = None
         self.library_bytes = self._warm_up()  # kept by libraries for the compute stream, in no operator's workspace
-        self._work = _Work(streams, allocator_limit(self.torch_device))
+        self._work = _Work(streams, limit)
         self.limit_memory(budget_bytes)
         # Runs once: at close, when the device is collected, or when the interpreter ends.
         self._close = weakref.finalize(self, self._work.give_back)

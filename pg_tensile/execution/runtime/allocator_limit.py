@@ -23,7 +23,7 @@ _EXPANDABLE = "expandable_segments"
 def use_expandable_segments() -> None:
     """Let the allocator's segments grow, as the plans assume, unless PYTORCH_ALLOC_CONF says something about it.
 
-    Segments of fixed sizes would reserve up to half as much again for plans that swap."""
+    Segments of fixed sizes would take still more of the device for plans that swap."""
     settings = torch._C._accelerator_getAllocatorSettings()
     if _EXPANDABLE not in settings:
         torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (settings, f"{_EXPANDABLE}:True"))))
@@ -32,7 +32,7 @@ def use_expandable_segments() -> None:
 class AllocatorLimit:
     """The limit on one device: the sum of what its users in this process may take, and a margin.
 
-    A user is an `AcceleratorDevice`; it may take `budget_bytes`, or without a budget anything."""
+    A user may take `budget_bytes`, or without a budget anything."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,7 +71,11 @@ class AllocatorLimit:
         module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
 
 
-@cache
+_limit_of = cache(AllocatorLimit)
+
+
 def allocator_limit(device: torch.device) -> AllocatorLimit:
-    """Return the limit of a device (with its index) in this process."""
-    return AllocatorLimit(device)
+    """Return the limit of a device (with its index) in this process, whose allocator has expandable segments from then
+    on."""
+    use_expandable_segments()
+    return _limit_of(device)

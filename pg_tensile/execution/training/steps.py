@@ -18,6 +18,7 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.capture.training_step import autocast
 from pg_tensile.execution.data.batches import Batch
 from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.runtime.allocator_limit import allocator_limit
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import EvaluationResult, Executor
 from pg_tensile.execution.runtime.executor import StepResult as Executed
@@ -41,11 +42,22 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 class EagerSteps:
-    """Steps by autograd and torch.optim, with all tensors on the device."""
+    """Steps by autograd and torch.optim, with all tensors on the device.
+
+    On an accelerator the process takes at most `budget_bytes` and a margin of it; None means no limit."""
 
     def __init__(
-        self, model: nn.Module, settings: Settings, task: Task, device: torch.device, evaluation_rows: int
+        self,
+        model: nn.Module,
+        settings: Settings,
+        task: Task,
+        device: torch.device,
+        evaluation_rows: int,
+        budget_bytes: int | None = None,
     ) -> None:
+        self._limit = None if device.type == "cpu" or budget_bytes is None else allocator_limit(device)
+        if self._limit is not None:
+            self._limit.set(id(self), budget_bytes)
         self.model = model.to(device)
         self.batch_device = self.device = device
         self.evaluation_rows = evaluation_rows
@@ -86,7 +98,8 @@ class EagerSteps:
         return Memory(allocated, torch.accelerator.max_memory_allocated(self.device))
 
     def close(self) -> None:
-        return None
+        if self._limit is not None:
+            self._limit.drop(id(self))
 
 
 # ---- under a plan ----------------------------------------------------------------------------------------------------
