@@ -29,7 +29,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run test-docker test-major test-majors test-headers test-long lint \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long lint \
 	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers bench-tables bench-allocator soak \
 	install-python uninstall-python installcheck
 
@@ -97,6 +97,7 @@ help:
 	@echo 'make test-long       the long ones, and the tests of the server with PostgreSQL 17'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make first-gpu-run   those, PyTorch'"'"'s sanitizer and short benchmarks on a GPU, and a page of the results'
+	@echo 'make first-gpu-run-server  jobs and the demo in a server on a GPU'
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
 	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
@@ -157,6 +158,9 @@ test-cuda:
 # The same and more, with a page of results to send back; see scripts/first_gpu_run.py
 first-gpu-run:
 	@$(child_python) -m scripts.first_gpu_run
+
+first-gpu-run-server: venv deploy
+	@$(VENV_PYTHON) -m scripts.first_gpu_run --server
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv

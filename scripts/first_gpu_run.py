@@ -6,6 +6,8 @@ Needs one GPU, PyTorch for it and pytest; PostgreSQL is not needed. It runs, in 
 - those of the device by itself with PyTorch's sanitizer of CUDA, which looks for work that is not ordered;
 - the benchmark's command on two networks, with `none` and `joint` at several budgets.
 
+`make first-gpu-run-server` needs PostgreSQL, too, and runs jobs and the demo in a server on the GPU.
+
 Each part has a time limit and a log, and one that fails does not keep the next from running. The folder first-gpu-run
 has the page, the logs and the results as JSON: send all of it back, whatever came out.
 """
@@ -18,6 +20,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -76,6 +79,15 @@ def parts(device: str, folder: Path) -> list[Part]:
             Part(name, (*arguments, "--device", device, "--json", str(folder / f"{name}.json")), 180, environment)
             for name, arguments in (NETWORKS if device == "cuda" else SMALL_NETWORKS)
         ),
+    ]
+
+
+def server_parts(device: str) -> list[Part]:
+    """Return the parts of a run with a server: its tests on the device, and the demo on the device that `auto` is."""
+    tests = ("pytest", "-q", "-p", "no:cacheprovider", "tests/server/test_accelerator.py")
+    return [
+        Part("server", tests, 600, {"PG_TENSILE_ACCELERATOR": device}),
+        Part("demo", ("scripts.demo",), 600, {"DEMO_DIR": tempfile.mkdtemp(prefix="first-gpu-run.")}),
     ]
 
 
@@ -174,6 +186,7 @@ def page(facts: Mapping[str, str], outcomes: Sequence[Outcome], folder: Path) ->
 def main() -> int:
     parser = argparse.ArgumentParser(prog="first_gpu_run", description="Try the GPU path on this machine.")
     parser.add_argument("--device", choices=("cuda", "emulated"), default="cuda")
+    parser.add_argument("--server", action="store_true", help="jobs and the demo in a server, which must be installed")
     parser.add_argument("--folder", type=Path, default=ROOT / "first-gpu-run")
     options = parser.parse_args()
     missing = [name for name in NEEDED if installed(name) is None]
@@ -187,7 +200,7 @@ def main() -> int:
         sys.exit("first-gpu-run: PyTorch sees no CUDA device: check nvidia-smi, and that torch is built for CUDA")
     options.folder.mkdir(parents=True, exist_ok=True)
     facts, outcomes = machine(options.device), []
-    for part in parts(options.device, options.folder):
+    for part in server_parts(options.device) if options.server else parts(options.device, options.folder):
         print(f"{part.name} …", flush=True)
         outcomes.append(run(part, options.folder))
         (options.folder / "page.md").write_text(page(facts, outcomes, options.folder))

@@ -45,7 +45,7 @@ USERS = "tensile_user"  # the role whose members may use the extension
 LONGEST = (
     "test_client.py",
     "test_demo.py",
-    "test_emulated_device.py",
+    "test_accelerator.py",
     "test_explain.py",
     "test_memory.py",
     "test_notebook.py",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-
 TYPE = os.environ.get("PG_TENSILE_ACCELERATOR", "emulated")
 DEVICE = f"{TYPE}:0"
 CYCLES_PER_MS = 2_000_000  # at 2 GHz; slower clocks only sleep longer
@@ -14,6 +12,8 @@ CYCLES_PER_MS = 2_000_000  # at 2 GHz; slower clocks only sleep longer
 
 def module() -> Any:
     """Return the device's module, as torch.cuda."""
+    import torch
+
     return torch.get_device_module(TYPE)
 
 

@@ -14,8 +14,9 @@ import pytest
 from tests.server.emulated_device import install_emulator
 from tests.server.refusals import refusal
 from tests.server.support import Connection, Wait, finish, submit, value
-from tests.server.test_emulated_device import DEVICE, MEMORY, OVERHEAD, PROFILE
+from tests.server.test_accelerator import MEMORY, OVERHEAD, PROFILE
 
+DEVICE = "emulated:0"
 ROWS = """
     CREATE TABLE points AS SELECT i AS id, cos(i) AS a, sin(i * 0.7) AS b, cos(i) + sin(i * 0.7) AS y
     FROM generate_series(1, 200) i
