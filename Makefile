@@ -29,7 +29,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long lint \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
 	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers bench-tables bench-allocator soak \
 	install-python uninstall-python installcheck
 
@@ -142,13 +142,17 @@ demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
 PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-test: venv deploy lint
+test: venv deploy lint emulator
 	@$(PYTEST) -m 'not long' tests
 
 # What takes long: the tests that say so, and those of the server with another PostgreSQL.
-test-long: venv deploy
+test-long: venv deploy emulator
 	@$(PYTEST) -m long tests
 	@$(MAKE) --no-print-directory test-major
+
+# Compile the emulated accelerator, which takes longer than a test may.
+emulator: venv
+	@$(VENV_PYTHON) tests/emulated/emulated/build.py
 
 # Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
 test-cuda:
@@ -166,16 +170,18 @@ first-gpu-run-server: venv deploy
 test-docker: venv
 	@scripts/test_docker.sh
 
-# Without those of what works outside of the server, the same with every version: client, report, demo, documents.
+# Without those of what works outside of the server, the same with every version: client, report, demo, documents, and
+# the emulated accelerator, which would have to be compiled in each folder.
 MAJOR = 17
-TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top)),$(wildcard tests/server/test_*.py))
+OF_ACCELERATORS = $(addprefix tests/server/test_,accelerator.py predict_device.py)
+TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top)) $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
 	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)
 
 # The newest versions, with the tests of tools and documents as well; those of the report need Chromium, which the
 # folders have not.
-test-majors: TESTS = $(filter-out tests/server/test_report.py,$(wildcard tests/server/test_*.py))
+test-majors: TESTS = $(filter-out tests/server/test_report.py $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
 test-majors: venv
 	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(TESTS)'
 	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(TESTS)'
