@@ -198,6 +198,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint(
     assert job_row(emulated.conn, job)["attempts"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(TYPE != "emulated", reason="only the emulated device fails when it is told to")
 def test_what_fails_on_the_device_ends_one_process(emulated: Lab, job_row: Row) -> None:
     """A fault of the device is followed by another attempt, a lack of memory is an error; a neighbour trains on.
@@ -232,6 +233,7 @@ def injected(lab: Lab, name: str, fault: str) -> dict[str, str]:
     return python_model(on_build=f"from tests.emulated.emulated import control\nif once({marker!r}): control.{fault}")
 
 
+@pytest.mark.long
 def test_the_device_is_calibrated(server: Any, emulated: Lab) -> None:
     """Takes seconds: the device is measured, and operators on it, alone and beside others."""
     emulated.conn.execute("DELETE FROM tensile.device_profiles")

@@ -59,6 +59,7 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
     assert (profile.flops_per_s, profile.bytes_per_s) == (decoded.flops_per_s, decoded.bytes_per_s)
 
 
+@pytest.mark.long
 def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -> None:
     """Takes seconds: the workloads are prepared before memory is taken."""
     granted = "SELECT granted_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
@@ -81,6 +82,7 @@ def test_a_calibration_fits_into_a_small_device(fresh_cluster: Any, wait_until: 
         finish(conn, job, "5 min")
 
 
+@pytest.mark.long
 def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> None:
     """Takes seconds: it measures for three, then trains."""
     finish(db, calibrate(db), "5 min")

@@ -172,7 +172,9 @@ def test_a_report_is_a_page_inline_or_in_a_file(client: Client, trained: int, tm
     assert "[red]\\ <b>" not in report.html
 
 
+@pytest.mark.long
 def test_a_report_has_the_evaluation_of_a_query(client: Client, trained: int) -> None:
+    """Long: it trains a model and starts a browser."""
     facts = facts_in(client.job(trained).report(evaluate=QUERY).html)
     scores = client.evaluate(MODEL, QUERY)
     assert facts["evaluation"]["metrics"]["accuracy"] == scores.loc["accuracy", "value"]
@@ -218,6 +220,7 @@ def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:
     assert job["submitted_at"] < job["started_at"] < job["ended_at"]
 
 
+@pytest.mark.long
 def test_versions_are_dropped_on_demand_and_by_a_retention(client: Client) -> None:
     """Takes seconds: several versions are trained."""
     client.register("kept", MLP)

@@ -95,6 +95,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
     lab.conn.close()
 
 
+@pytest.mark.long
 def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
     """This includes a job whose executor is killed.
 

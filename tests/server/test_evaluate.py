@@ -206,7 +206,9 @@ def test_groups_of_each_type(conn: Connection, by: str, names: set[str] | None) 
     assert sum(scalar(values, "rows") or 0 for values in groups.values()) == 9000
 
 
+@pytest.mark.long
 def test_types_may_differ_from_those_of_the_training(conn: Connection) -> None:
+    """Long: it evaluates six times."""
     changed = "hour::int8, distance::numeric, wind::float4, weekend, departure, carrier::varchar, recent::float8[]"
     before = evaluated(conn, "delay", f"SELECT {FEATURES}, delay FROM flights")
     after = evaluated(conn, "delay", f"SELECT delay::float8, '{{}}'::jsonb AS more, {changed} FROM flights;")

@@ -36,6 +36,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
     assert value(lab.conn, events, jobs) > 0
 
 
+@pytest.mark.long
 def test_a_job_beyond_the_limit_waits_and_priorities_decide_the_next(lab: Lab) -> None:
     """Set memory for the minimal plans of two networks, not of three. Takes seconds: four jobs run, two at a time."""
     least = lab.sizes["mlp"].least

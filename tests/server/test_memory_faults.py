@@ -15,6 +15,7 @@ from tests.server.stage import SCHEDULER, processes, terminate
 from tests.server.support import FOREVER, alive, children, executor_pid, steps, value
 
 
+@pytest.mark.long
 def test_memory_of_a_killed_job_goes_to_a_waiting_one_and_weights_stay_the_same(lab: Lab) -> None:
     """Set memory for the minimal plans of two networks, not of three.
 

@@ -100,8 +100,11 @@ def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection)
     assert value(conn, predict, long) == pytest.approx(value(conn, predict, short))
 
 
+@pytest.mark.long
 def test_a_trained_model_is_evaluated_and_explained(conn: Connection) -> None:
-    """The words of `body` decide, so all says so: the metrics, the importance, the attributions of a row."""
+    """The words of `body` decide, so all says so: the metrics, the importance, the attributions of a row.
+
+    Long: transformers are loaded in three processes."""
     architecture = BERT | {"tune": "full", "text": ["body"]}
     arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2}
     finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))

@@ -391,6 +391,7 @@ def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: Wait, job_row: Row) -> None:
     """Takes seconds: the same job is trained twice, once with two deaths."""
     arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}

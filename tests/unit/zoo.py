@@ -6,10 +6,11 @@ handling tensors); `OTHERS` has further habits. Every case is built anew from th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from pytorchcv.models import alexnet, densenet, inceptionv3, inceptionv4, mobilenet, nasnet, resnet, squeezenet, vgg
 from torch import Tensor, nn
@@ -344,3 +345,10 @@ NAMED: dict[str, Case] = dict(
         ),
     )
 )
+
+DEEP = ("densenet121", "inceptionv3", "inceptionv4", "nasnet")  # thousands of operators: seconds a test
+
+
+def names(cases: Iterable[str]) -> list[Any]:
+    """Return the parameters of tests of all these cases, of which those of deep networks are long."""
+    return [pytest.param(name, marks=[pytest.mark.long] * (name in DEEP)) for name in cases]

@@ -18,7 +18,7 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.capture.fakes import CPU_KERNELS, KERNELS, LAYOUTS, REDUCED_IN_PLACE, fake_call
 from pg_tensile.planning.trace.trace import Kind, Mode, Phase
 from tests.unit.interpreter import Interpreter
-from tests.unit.zoo import NAMED, Case
+from tests.unit.zoo import NAMED, Case, names
 from tests.unit.zoo_habits import HABITS
 from tests.unit.zoo_layers import LAYERS
 
@@ -45,8 +45,9 @@ def captured_linear(**options: Any) -> Captured:
 # ---- the same bits as PyTorch ----
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", names(ZOO))
 def test_replays_as_pytorch_trains(name):
+    """Long for deep networks."""
     case: Case = ZOO[name]
     twin = case.make()[0]
     model, inputs, targets, spec = case.make()

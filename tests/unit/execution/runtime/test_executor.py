@@ -35,13 +35,14 @@ from tests.unit.executing import (
     run,
     same,
 )
-from tests.unit.zoo import NAMED
+from tests.unit.zoo import NAMED, names
 
 # ---- the same bits ----
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", names(NAMED))
 def test_models_train_to_the_same_bits_under_every_simple_policy(name):
+    """Long for deep networks, which train fifteen steps."""
     case = NAMED[name]
     model, inputs, targets, spec = case.make()
     captured = capture(model, inputs, targets, spec)

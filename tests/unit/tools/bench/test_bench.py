@@ -215,6 +215,7 @@ def test_early_updates_leave_vanilla_as_it_is(folder):
     assert none["peak_bytes"] == plain["peak_bytes"] == swap_all["vanilla_peak_bytes"]
 
 
+@pytest.mark.long
 def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
     """The same plan without, with a codec for all, and with what is advised; codecs are measured once, on one size.
 

@@ -69,6 +69,7 @@ def test_names_are_shown_as_they_are(perfetto, name):
     assert {"module": name.replace("\u202e", "\ufffd").replace("\ud800", "\ufffd")} in shown
 
 
+@pytest.mark.long
 def test_a_large_iteration_is_read_as_a_whole(browser):
     """Takes seconds: Perfetto reads an iteration of thirteen thousand operators."""
     held = saving(layers=3_700, share=1.0, policy="swap_all")
