@@ -174,7 +174,7 @@ def test_a_report_is_a_page_inline_or_in_a_file(client: Client, trained: int, tm
 
 @pytest.mark.long
 def test_a_report_has_the_evaluation_of_a_query(client: Client, trained: int) -> None:
-    """Long: it trains a model and starts a browser."""
+    """Long: two evaluations and two importances, each in a process of its own."""
     facts = facts_in(client.job(trained).report(evaluate=QUERY).html)
     scores = client.evaluate(MODEL, QUERY)
     assert facts["evaluation"]["metrics"]["accuracy"] == scores.loc["accuracy", "value"]

@@ -208,7 +208,7 @@ def evaluated(lab: Lab, model: str, job: int, path: Path) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("model", [CLASSIFIED, ESTIMATED])
 def test_the_evaluation_is_that_of_sql(lab: Lab, versions: dict[str, int], model: str, tmp_path: Path) -> None:
-    """Long: it trains models and starts a browser."""
+    """Long: two evaluations and two importances, each in a process of its own."""
     facts = evaluated(lab, model, versions[model], tmp_path / "report.html")
     scores = rows(lab, "SELECT * FROM evaluate_model(%s, %s)", model, QUERIES[model])
     assert facts["version"] == 1 and facts["query"] == QUERIES[model]
