@@ -122,9 +122,9 @@ def main() -> int:
     if sys.argv[1:] != ["--document"]:
         rows = []
         for network in NETWORKS:
-            for made in measure(network):
-                print(json.dumps(made), file=sys.stderr, flush=True)
-                rows.append(made)
+            for measured in measure(network):
+                print(json.dumps(measured), file=sys.stderr, flush=True)
+                rows.append(measured)
         path.write_text(json.dumps({"machine": machine(None), "versions": versions(), "rows": rows}, indent=1) + "\n")
     results = json.loads(path.read_text())
     show_table("memory of the allocator", HEADINGS, table_rows(results["rows"]), width=120)

@@ -355,10 +355,10 @@ def revisions(results: Mapping[str, Any]) -> str:
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section. The goals are about the tables that the defaults were chosen with."""
     named = {row["table"] for row in results["tables"]} <= {*SOURCES, FLIGHTS}
-    found = "; ".join(f"{check.what}: {check.found}" for check in checks(results))
+    findings = "; ".join(f"{check.what}: {check.found}" for check in checks(results))
     lines = [
         *(measured_on("host", results["machine"], results["versions"], revisions(results)), ""),
-        *(verdicts(checks(results), ()) if named else f"{found[0].upper()}{found[1:]}.", ""),
+        *(verdicts(checks(results), ()) if named else f"{findings[0].upper()}{findings[1:]}.", ""),
         *table(HEADINGS, table_rows(results)),
     ]
     return "\n".join(lines).rstrip() + "\n"

@@ -267,8 +267,8 @@ class Predictor:
         header: dict[str, Any] = {"error": None}
         try:
             device = choose_device(name)
-            known = profiles.get(str(device))
-            profile = measure(device) if known is None else DeviceProfile(**known)
+            fields = profiles.get(str(device))
+            profile = measure(device) if fields is None else DeviceProfile(**fields)
             overhead = overhead_bytes(device.type, profile)
             header |= {"device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What work on the emulated device must not leave behind."""
+"""Memory, pending work and threads that work on the emulated device must not leave behind."""
 
 from __future__ import annotations
 

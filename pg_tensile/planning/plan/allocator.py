@@ -160,7 +160,7 @@ class Allocator:
         return sum(segment.mapped for segment in self._segments)
 
     def allocate(self, nbytes: int) -> Block:
-        """Raises OutOfPagesError."""
+        """Take memory for a block. Raises OutOfPagesError."""
         size = -(-nbytes // BLOCK) * BLOCK
         large = int(size > SMALL)
         if size == 0:
@@ -171,8 +171,8 @@ class Allocator:
             start = segment.grow(size, self._limit - self.device_bytes)
             if start is None:
                 self.given_back += 1
-                for each in self._segments:
-                    each.give_back()
+                for other in self._segments:
+                    other.give_back()
                 start = segment.grow(size, self._limit - self.device_bytes)
                 if start is None:
                     raise OutOfPagesError

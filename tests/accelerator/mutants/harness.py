@@ -1,4 +1,4 @@
-"""What the scenarios are made of: their list, a device, tensors on it and in registered memory."""
+"""List of the scenarios, and their parts: a device, tensors on it and in registered memory."""
 
 from __future__ import annotations
 

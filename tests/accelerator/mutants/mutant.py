@@ -71,10 +71,10 @@ def find(text: str, place: Place) -> int:
     if span is None:
         raise LookupError(f"the table names a function that is not there: {place.function} in {place.file}")
     lines = text.splitlines()
-    found = [number for number in span if code(lines[number]) == place.line]
-    if len(found) != 1:
-        raise LookupError(f"the table names a line that is there {len(found)} times, not once: {place}")
-    return found[0]
+    numbers = [number for number in span if code(lines[number]) == place.line]
+    if len(numbers) != 1:
+        raise LookupError(f"the table names a line that is there {len(numbers)} times, not once: {place}")
+    return numbers[0]
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, range]]:

@@ -48,9 +48,9 @@ def main(requests: TextIO, answers: TextIO) -> None:
     gc.freeze()
     expected = None
     for line in requests:
-        found = fork(json.loads(line), prepared, expected)
-        expected = expected or found.get("values")
-        print(json.dumps(found["report"]), file=answers, flush=True)
+        outcome = fork(json.loads(line), prepared, expected)
+        expected = expected or outcome.get("values")
+        print(json.dumps(outcome["report"]), file=answers, flush=True)
 
 
 def fork(sources: dict[str, str], prepared: Any, expected: Any) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def fork(sources: dict[str, str], prepared: Any, expected: Any) -> dict[str, Any
     child = os.fork()
     if child == 0:
         os.close(reading)
-        found = pickle.dumps(attempt(sources, prepared, expected))
+        outcome = pickle.dumps(attempt(sources, prepared, expected))
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(found)
+            pipe.write(outcome)
         os._exit(0)  # nothing that the mutant has left is waited for
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

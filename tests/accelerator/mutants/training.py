@@ -21,9 +21,10 @@ from tests.emulated.emulated import control
 def checksum(tensors: Iterable[torch.Tensor]) -> float:
     """Return a number that differs if a bit of the tensors does."""
     weighted = (
-        each.detach().double().flatten() * torch.arange(1, each.numel() + 1, device=each.device) for each in tensors
+        tensor.detach().double().flatten() * torch.arange(1, tensor.numel() + 1, device=tensor.device)
+        for tensor in tensors
     )
-    return sum(float(each.sum()) for each in weighted)
+    return sum(float(tensor.sum()) for tensor in weighted)
 
 
 def state_of(executor: Executor) -> float:
