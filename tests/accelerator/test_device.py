@@ -281,6 +281,7 @@ def test_the_context_is_measured(device):
     assert 50 * MIB < device.overhead_bytes() < module().get_device_properties(0).total_memory
 
 
+@pytest.mark.long
 def test_the_device_measures_its_own_profile():
     device = AcceleratorDevice(DEVICE)
     profile = device.profile

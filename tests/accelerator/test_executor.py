@@ -287,6 +287,7 @@ def test_the_registry_is_what_an_independent_observer_sees(device, large):
     assert record.peak_bytes <= seen <= record.peak_bytes + 2 * (x.nbytes + y.nbytes) + 64
 
 
+@pytest.mark.long
 def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
     captured, model, x, y = large
     free = AcceleratorDevice(DEVICE, strict=True)

@@ -57,6 +57,7 @@ def test_bytes_of_short_chunks_are_the_hosts(interpreted, codec, width):
     interpreted(check_launch, LAUNCHES[-1], codec, width, SHORT_CASES)
 
 
+@pytest.mark.long
 @all_codecs
 def test_bytes_of_several_rows_are_the_hosts(interpreted, codec):
     interpreted(check_launch, LAUNCHES[0], codec, 2, OF_ROWS)

@@ -181,6 +181,7 @@ def held(emulated: Lab) -> Iterator[Connection]:
     emulated.conn.execute("DROP TRIGGER hold ON tensile.metrics; DROP FUNCTION hold()")
 
 
+@pytest.mark.long
 def test_a_killed_job_goes_on_from_its_checkpoint(
     emulated: Lab, vanilla: Vanilla, held: Connection, job_row: Row
 ) -> None:

@@ -71,6 +71,7 @@ def test_options(db: Connection, job_row: Row) -> None:
     assert result[0] >= 40 and result[1] <= 48
 
 
+@pytest.mark.long
 def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job_row: Row) -> None:
     job = choose(db, epochs=40, options={"checkpoint_interval": 0.1})
     saved = "SELECT meta FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
@@ -88,6 +89,7 @@ def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job
     assert value(db, "SELECT graphs->0->>'rows' FROM tensile.traces WHERE job = %s", job) == str(chosen)
 
 
+@pytest.mark.long
 def test_a_tight_budget_makes_a_smaller_batch_and_an_impossible_one_an_error(db: Connection) -> None:
     register(db, "m", CNN)
     free = explained(db, query=QUERY, batch_size=0)["choice"]
@@ -112,6 +114,7 @@ def test_a_tight_budget_makes_a_smaller_batch_and_an_impossible_one_an_error(db:
         assert "memory" in (error.value.diag.message_hint or "")
 
 
+@pytest.mark.long
 def test_explain_shows_the_choice_and_the_runners_up(db: Connection) -> None:
     register(db, "m", CNN)
     lines = explain(db, query=QUERY, batch_size=0, learning_rate=0.01)
@@ -136,6 +139,7 @@ def test_a_batch_larger_than_the_table(db: Connection) -> None:
     refused("22000", "batch_size is 5000", "at most", lambda: explain(db, query=QUERY, batch_size=0, options=options))
 
 
+@pytest.mark.long
 def test_two_jobs_that_choose_at_once_both_train(fresh_cluster: Callable[..., Any]) -> None:
     """The device cannot hold twice the batch that a job would choose alone."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "3MB"})

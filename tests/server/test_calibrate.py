@@ -38,6 +38,7 @@ def uncalibrated(db: Connection) -> None:
     db.execute("DELETE FROM tensile.device_profiles")
 
 
+@pytest.mark.long
 def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> None:
     """Takes seconds: it measures for six."""
     job = calibrate(db, 6)
@@ -180,6 +181,7 @@ def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:
     assert value(db, "SELECT count(*) FROM tensile.jobs") == 0
 
 
+@pytest.mark.long
 def test_calibration_needs_a_privilege(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:

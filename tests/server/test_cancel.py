@@ -91,6 +91,7 @@ def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, mom
     assert reason(db, job) == "cancelled by pg_cancel_backend"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["set_job_priority(%s, 5)", "tensile._notify(%s)", "tensile._notify_stop(%s)"])
 def test_calls_that_do_not_end_a_loading_job_do_not_disturb_it(
     db: Connection, wait_until: Wait, job_row: Row, call: str

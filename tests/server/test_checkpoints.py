@@ -105,6 +105,7 @@ def refusal(conn: Connection, sql: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.long
 def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     db: Connection, held: Connection, wait_until: Wait, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
@@ -149,6 +150,7 @@ def test_dropping_a_model_while_its_weights_arrive_ends_its_job(
     assert value(db, "SELECT count(*) FROM tensile.model_weights") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "options"), [("weights", {}), ("checkpoint", {"checkpoint_interval": 0})])
 def test_a_job_that_stores_more_than_allowed_fails(
     fresh_cluster: Callable[..., Any], job_row: Callable[..., Any], kind: str, options: dict[str, Any]

@@ -417,6 +417,7 @@ def test_arguments_of_a_wrong_name_or_type(client: Client, trained: int) -> None
             client.job(number)
 
 
+@pytest.mark.long
 def test_evaluations_and_importances_are_tables(client: Client, trained: int) -> None:
     scores = client.evaluate(MODEL, QUERY)
     assert scores.loc["rows", "value"] == 400
@@ -467,6 +468,7 @@ def test_a_database_without_the_extension(server: Any) -> None:
     assert "hint: " in caught.value.__notes__[0]
 
 
+@pytest.mark.long
 def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with connect(cluster.dsn()) as client:

@@ -131,6 +131,7 @@ def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
     assert lab.losses(plain) == losses
 
 
+@pytest.mark.long
 def test_jobs_on_one_link_compress_by_their_own_options(lab: Lab) -> None:
     compressing, plain = lab.submit(compression="zvc"), lab.submit(compression="none")
     assert {row[4] for row in lab.await_compressed(compressing)} == {"zvc"}

@@ -71,6 +71,7 @@ def test_the_newest_rows_validate(series: Connection) -> None:
     assert any(f'by time: rows validate from {expected.isoformat()} on (column "at")' in line for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("column", ["shop", "shop_name"])
 def test_groups_stay_together(series: Connection, column: str) -> None:
     job = train(series, column, split_by=column)
@@ -154,6 +155,7 @@ def test_rows_count_by_their_weights(series: Connection) -> None:
     assert value(series, "SELECT count(predict('m', s)) FROM series s") == 400
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transform", ["log", "quantile", "auto"])
 def test_transformed_targets_are_predicted_in_their_own_unit(series: Connection, transform: str) -> None:
     options = {"target_transform": transform}

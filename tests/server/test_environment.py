@@ -33,6 +33,7 @@ from tests.server.support import (
 # -- dropped objects and revoked privileges ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["loading", "training"])
 @pytest.mark.parametrize("drop", ["extension", "database", "role"])
 def test_dropping_the_extension_database_or_role_ends_a_running_job(
@@ -109,6 +110,7 @@ def nice(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
 
 
+@pytest.mark.long
 def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.nice": 5})
     with cluster.connect() as db:
@@ -150,6 +152,7 @@ def test_a_child_that_takes_too_much_memory_fails_its_job(
         assert value(db, "SELECT wait_for_job(%s)", modest) == "finished"
 
 
+@pytest.mark.long
 def test_an_executor_that_ignores_a_refusal_is_killed(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:
@@ -171,6 +174,7 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
         assert not alive(executor)
 
 
+@pytest.mark.long
 def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:

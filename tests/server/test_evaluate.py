@@ -229,6 +229,7 @@ def test_labels_that_training_did_not_have_are_errors(conn: Connection) -> None:
     assert sum(number or 0 for key, number in values.items() if key[:2] == ("confusion", "diverted")) == 3000
 
 
+@pytest.mark.long
 def test_undefined_metrics_are_null(conn: Connection) -> None:
     values = evaluated(conn, "verdict", "SELECT * FROM flights WHERE verdict = 'late'")
     assert scalar(values, "roc_auc") is None
@@ -243,6 +244,7 @@ def test_rows_without_a_target_are_counted(conn: Connection) -> None:
     assert scalar(values, "skipped_rows") == value(conn, "SELECT count(*) FROM flights WHERE delay > 10")
 
 
+@pytest.mark.long
 def test_a_memory_budget_changes_no_metric_by_much(conn: Connection) -> None:
     whole, within = evaluated(conn, "delay"), evaluated(conn, "delay", memory_budget="2MB")
     assert scalar(within, "rmse") == pytest.approx(scalar(whole, "rmse"), rel=1e-5)
@@ -369,6 +371,7 @@ def test_a_timeout_ends_the_executor(conn: Connection, wait_until: Wait) -> None
     assert not children(backend(conn))
 
 
+@pytest.mark.long
 def test_a_model_that_fails_or_dies(conn: Connection) -> None:
     broken = python_model(on_forward="if not self.training and x.shape[0] == 7: os.kill(os.getpid(), signal.SIGKILL)")
     query = "SELECT hour, wind, delay FROM flights LIMIT 500"

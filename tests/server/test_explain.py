@@ -65,6 +65,7 @@ def test_the_numbers_of_an_explanation_are_those_of_data_and_model(db: Connectio
     assert explanation["time"]["vanilla_us"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "query", "policy"),
     [
@@ -98,6 +99,7 @@ def test_policy_none_is_eager(db: Connection) -> None:
     assert "reserved" in whole
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_captured(db: Connection) -> None:
     """As a job it would fail; with policy none it would run."""
     register(db, "m", python_model(on_forward="if x.sum() > 0: x = x + 1"))
@@ -110,6 +112,7 @@ def test_an_imported_architecture(db: Connection) -> None:
     assert explain(db)[0].startswith('Train "m" (torch.nn:Linear) on cpu')
 
 
+@pytest.mark.long
 def test_a_model_that_is_being_trained(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", {"type": "mlp", "hidden": [4]}, epochs=FOREVER)
     wait_until(lambda: phase(db, job) is not None)
@@ -117,6 +120,7 @@ def test_a_model_that_is_being_trained(db: Connection, wait_until: Wait) -> None
     assert (start["when"], start["why"]) == ("later", f"the model is being trained by job {job}")
 
 
+@pytest.mark.long
 def test_an_explanation_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """Takes seconds: a job trains for epochs while models are explained."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "64MB"})

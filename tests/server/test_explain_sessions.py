@@ -109,6 +109,7 @@ def test_several_sessions_explain_at_once(db: Connection, connect: Callable[...,
     assert len({lines[0] for lines in explanations}) == 1
 
 
+@pytest.mark.long
 def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
     with cluster.connect() as db, cluster.connect() as conn:
@@ -180,6 +181,7 @@ def test_the_query_of_an_explanation_cannot_use_what_the_explanation_may(
     assert caught.value.sqlstate == sqlstate
 
 
+@pytest.mark.long
 def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """The sums include other roles' jobs without naming them."""
     with fresh_cluster().connect() as conn:

@@ -122,6 +122,7 @@ def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_unt
     assert job_row(impatient_db, job)["error"] == DEATHS["SIGKILL"][1]
 
 
+@pytest.mark.long
 def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
     """Takes seconds: the time-out of the executor passes."""
     cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "6s"})
@@ -249,6 +250,7 @@ def connections(pid: int) -> int:
     return sum(link.startswith(("pipe:", "socket:")) for link in links)
 
 
+@pytest.mark.long
 def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
@@ -273,6 +275,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
     assert connections(supervisor) == opened
 
 
+@pytest.mark.long
 def test_a_predictor_that_cannot_start_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as db:

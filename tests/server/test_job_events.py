@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.server.support import (
     BY_CANCEL_JOB,
     FEEDS,
@@ -31,6 +33,7 @@ def lines(cluster: Any) -> list[str]:
     return [re.sub(r"seconds=[0-9.]+", "seconds=S", line) for line in messages]
 
 
+@pytest.mark.long
 def test_the_log_has_a_line_for_each_turn_of_a_job(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:
@@ -73,6 +76,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
         assert not any(line.startswith(f"job {quiet} ") for line in lines(cluster)[1:])
 
 
+@pytest.mark.long
 def test_every_end_of_a_job_is_notified_and_nothing_else(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.max_retries": 0})
     with cluster.connect() as db:

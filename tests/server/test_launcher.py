@@ -24,6 +24,7 @@ from tests.server.support import Connection, Wait, value
 FATAL = r"\] +FATAL"  # logged by background processes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [LAUNCHER, CONTROLLER, SCHEDULER])
 def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait, kind: str) -> None:
     cluster = fresh_cluster()
@@ -105,6 +106,7 @@ def test_another_database_after_a_reload(fresh_cluster: Callable[..., Any], wait
         wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops the processes")
 
 
+@pytest.mark.long
 def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:

@@ -85,6 +85,7 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
     assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 0, 0)
 
 
+@pytest.mark.long
 def test_a_device_beyond_the_limit_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """The ledger holds 16 devices; the job that registers the seventeenth keeps its own.
 

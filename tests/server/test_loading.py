@@ -88,6 +88,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
         wait_until(lambda: running_in(conn, "postgres") == BOTH, what="the processes start")
 
 
+@pytest.mark.long
 def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """The versions differ between make install and the restart."""
     cluster = fresh_cluster()

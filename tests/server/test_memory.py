@@ -17,6 +17,7 @@ from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample
 from tests.server.support import FOREVER, value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trained", [(("mlp", 1), ("mlp", 2)), (("mlp", 1), ("cnn", 1), ("mlp", 2))], ids=["two alike", "three mixed"]
 )
@@ -83,6 +84,7 @@ def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> No
     assert value(lab.conn, "SELECT set_job_priority(%s, 1)", job) is False
 
 
+@pytest.mark.long
 def test_a_job_that_never_fits_gets_a_hint_with_a_batch_size_that_does(lab: Lab) -> None:
     lab.set_memory(0.8 * lab.sizes["mlp"].least)
     job = lab.submit("mlp", epochs=1)

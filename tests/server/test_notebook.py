@@ -93,6 +93,7 @@ def test_the_notebook_in_the_repository_is_a_run_of_its_source() -> None:
     assert str(REPOSITORY) not in json.dumps(notebook)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_notebook_runs_and_shows_what_the_one_in_the_repository_shows(
     cluster: Any, db: Connection, tmp_path: Path

@@ -157,6 +157,7 @@ for _name, _value in {
     EXTREMES[[kind.sql for kind in TYPES].index(_name)] = _value
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=ROWS)
 @example(rows=[])

@@ -84,6 +84,7 @@ def test_a_small_model_learns_under_a_plan_and_predicts(conn: Connection, tune: 
     assert abs(budgeted - value(conn, "SELECT predict('m', r) FROM reviews r WHERE id = 5")) < 1e-5
 
 
+@pytest.mark.long
 def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection) -> None:
     architecture = BERT | {"path": "gpt2", "tune": "full"}
     arguments = {"epochs": 8, "batch_size": 16, "learning_rate": 1e-2, "policy": "none"}
@@ -240,6 +241,7 @@ def test_only_roles_that_may_predict_may_embed(served: Any, conn: Connection) ->
 # ---- refusals ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["absent", "link"])
 def test_a_folder_that_is_not_in_the_model_path_is_refused(conn: Connection, path: str) -> None:
     job = submit(conn, "m", BERT | {"path": path}, query=QUERY, target="liked")
@@ -255,6 +257,7 @@ def test_a_path_that_leads_elsewhere_is_refused_at_registration(conn: Connection
         register(conn, "m", BERT | {"path": path})
 
 
+@pytest.mark.long
 def test_a_folder_that_changed_or_went_is_an_error_of_the_prediction(served: Any, conn: Connection) -> None:
     models = Path(value(conn, "SHOW pg_tensile.model_path"))
     shutil.copytree(models / "bert", models / "copy")

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.server.support import (
     FOREVER,
     MLP,
@@ -25,6 +27,7 @@ def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
     return [row[0] for row in rows]
 
 
+@pytest.mark.long
 def test_priority_comes_first_then_age_and_ageing_beats_priority(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
@@ -43,6 +46,7 @@ def test_priority_comes_first_then_age_and_ageing_beats_priority(
         assert order_of_start(db, jobs) == [starved, urgent, old, young]
 
 
+@pytest.mark.long
 def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with fresh_cluster({"pg_tensile.max_jobs": 2}).connect() as db:
         jobs = [submit(db, f"m{number}", MLP, epochs=1) for number in range(4)]
@@ -57,6 +61,7 @@ def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_u
         assert max(seen) == 2
 
 
+@pytest.mark.long
 def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pg_tensile.execution.training import recipe
 from tests.server.explaining import explain, explained
 from tests.server.support import FOREVER, ROWS, Connection, Row, finish, register, submit, value
@@ -16,6 +18,7 @@ def train(conn: Connection, arguments: str, query: str = ROWS) -> int:
     return int(value(conn, f"SELECT train_model('m', $q${query}$q$, 'y', {arguments})"))
 
 
+@pytest.mark.long
 def test_what_a_job_leaves_open_is_chosen_and_shown(db: Connection, job_row: Row) -> None:
     register(db, "m")
     job = train(db, "epochs => 3")

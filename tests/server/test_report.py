@@ -229,6 +229,7 @@ def test_the_evaluation_is_that_of_sql(lab: Lab, versions: dict[str, int], model
         assert fact == {name: row[name] for name in ("feature", "importance", "deviation")}
 
 
+@pytest.mark.long
 def test_the_version_of_the_job_is_evaluated_not_the_deployed_one(
     lab: Lab, versions: dict[str, int], tmp_path: Path
 ) -> None:
@@ -291,6 +292,7 @@ def test_a_model_that_was_dropped_is_not_evaluated(
     assert reported(lab, job, tmp_path / "report.html")["evaluation"] is None
 
 
+@pytest.mark.long
 def test_an_evaluation_needs_the_right_to_predict(
     lab: Lab, versions: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

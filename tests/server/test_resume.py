@@ -39,6 +39,7 @@ def epochs_done(conn: Connection, job: int) -> int:
     return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = %s", job)
 
 
+@pytest.mark.long
 def test_a_stopped_worker_leaves_a_checkpoint_and_the_job_resumes(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_stopped_worker_leaves_a_checkpoint_and_the_job_resumes(
     assert epochs_done(db, job) == 40
 
 
+@pytest.mark.long
 def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
     db: Connection, cluster: Any, wait_until: Wait
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_u
         wait_until(lambda: phase(db, job) == "loading", what="the job starts again")
 
 
+@pytest.mark.long
 def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """The job is stopped within its first epoch, without a checkpoint so far.
 

@@ -299,6 +299,7 @@ def test_a_planner_that_dies_is_replaced_and_jobs_keep_their_plans(play):
     assert play.granted() <= budget(play)
 
 
+@pytest.mark.long
 def test_a_scheduler_that_dies_continues_with_its_plans(play):
     first_job, second_job = play.job(), play.job()
     first_job.send_trace()
@@ -353,6 +354,7 @@ def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
     assert play.granted() == first["granted_bytes"]
 
 
+@pytest.mark.long
 def test_a_trace_that_no_planner_survives_is_set_aside(play):
     """The planner ends with an error for a device with a wrong description.
 

@@ -331,6 +331,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(stage: Stage, wait
         assert terminal.status() == 0
 
 
+@pytest.mark.long
 def test_the_server_goes_away_and_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with Terminal(command(cluster, "--interval", "0.2", user="postgres"), wait_until) as terminal:

@@ -124,6 +124,7 @@ def test_each_architecture_learns_from_sql_and_predicts(
     assert right > least
 
 
+@pytest.mark.long
 def test_validation_rows_are_separate_and_counted(tables: Connection) -> None:
     job = submit(tables, "m", MLP, query=QUERY.format(target="class"), target="class", validation=0.25)
     finish(tables, job)
@@ -415,6 +416,7 @@ def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: W
     assert metrics[0] == metrics[1] and len(metrics[0]) == 50
 
 
+@pytest.mark.long
 def test_a_job_with_changed_data_starts_over_and_reports_it(tables: Connection, wait_until: Wait, job_row: Row) -> None:
     arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}
     job = submit(tables, "m", SLOW, **arguments)
@@ -429,6 +431,7 @@ def test_a_job_with_changed_data_starts_over_and_reports_it(tables: Connection, 
     assert weights(tables, job) == weights(tables, fresh)
 
 
+@pytest.mark.long
 def test_spooled_data_trains_to_the_same_bits_and_leaves_nothing(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_caller_needs_the_privileges_of_the_validation_query(
     db.execute("DROP TABLE public.held")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("query", "validation_query"),
     [

@@ -182,6 +182,7 @@ AGAIN = "DROP EXTENSION pg_tensile; CREATE EXTENSION pg_tensile"
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("process", "write", "written"),
     [

@@ -245,6 +245,7 @@ def tiny_trace(random: Random, repeatable: bool) -> Trace:
     return trace_of(*operators, sizes=tuple(sizes), persistent=persistent)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeatable", [True, False])
 @given(random=dice(), part=st.sampled_from((0.0, 0.3, 0.7)))
 @settings(max_examples=10, deadline=None)

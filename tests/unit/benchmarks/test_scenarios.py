@@ -140,6 +140,7 @@ def test_bench_finetuning_sees_what_does_not_hold(tmp_path):
     assert "| MiniLM | 50% |" in text and "| MiniLM | 35% | no plan |" in text
 
 
+@pytest.mark.long
 def test_bench_cold_plans_with_models_for_shapes_that_they_have_not_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_cold, "SECONDS", 2.0)
     monkeypatch.setattr(bench_cold, "BATCHES", (2, 8))

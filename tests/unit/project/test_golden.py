@@ -141,7 +141,9 @@ def page_hashes() -> dict[str, str]:
 # ---- tests ----
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=[pytest.mark.long] * (name == "swapadvisor")) for name in POLICIES]
+)
 def test_plans_and_their_timelines_are_as_before(policy: str) -> None:
     assert hashes_of(policy) == json.loads(GOLDEN.read_text())["policies"][policy]
 

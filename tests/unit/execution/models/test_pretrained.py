@@ -199,6 +199,7 @@ def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- training ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 @pytest.mark.parametrize("tune", ["head", "lora", "full"])
 def test_training_within_half_of_the_memory_gives_the_same_bits(name: str, tune: str) -> None:
@@ -209,6 +210,7 @@ def test_training_within_half_of_the_memory_gives_the_same_bits(name: str, tune:
     assert_same(job, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tune", ["lora", "full"])
 def test_a_run_is_resumed_from_a_checkpoint_of_what_is_trained(tune: str) -> None:
     prepared, architecture = prepare(reviews(40), "bert", tune=tune, text=["body"])
@@ -225,6 +227,7 @@ def test_a_run_is_resumed_from_a_checkpoint_of_what_is_trained(tune: str) -> Non
     assert interrupted.without_seconds() + resumed.without_seconds() == metrics
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_a_transformer_trains_in_bfloat16_and_in_parts(name: str) -> None:
     prepared, architecture = prepare(reviews(40), name, tune="lora", text=["body"])

@@ -197,6 +197,7 @@ class Sampling:
         self._thread.join()
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(randoms)
 def test_random_changes_of_plan_and_budget_change_no_bit_and_keep_to_the_larger_budget(random):

@@ -24,6 +24,7 @@ SLOW = replace(FAST, out_bytes_per_s=2e9, in_bytes_per_s=2e9)
 STEPS = 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     ["inceptionv3", "resnet50", "densenet121", "vgg16", "bert", "gpt2", "lstm", "batch_norm", "in_place", "shared"],

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from random import Random
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,6 +84,7 @@ class Plainly:
         return Seen(graph.log.take(), [values[slot].clone() for slot in captured.returned])
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(randoms)
 def test_random_graphs_in_random_turns_under_random_plans(random):

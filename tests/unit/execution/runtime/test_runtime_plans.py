@@ -140,6 +140,7 @@ def test_plans_change_between_iterations_without_changing_results(random):
     device.close()
 
 
+@pytest.mark.long
 @MANY
 @given(randoms)
 def test_failures_anywhere_leave_the_state_of_before_or_say_so(random):
@@ -199,6 +200,7 @@ class Unchecked(AccessSequence):
         return None
 
 
+@pytest.mark.long
 @settings(MANY, max_examples=250)
 @given(randoms)
 def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same(random):

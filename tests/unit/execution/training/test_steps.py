@@ -294,6 +294,7 @@ class Changing(Recorder):
             self._planned.offer(self._grants.pop(0)).result()
 
 
+@pytest.mark.long
 def test_plans_change_between_steps_in_and_out_of_validation(prepared: Prepared) -> None:
     job = case(prepared, batch_size=16)
     eager, steps = job.eager(), job.planned(1.0)

@@ -65,6 +65,7 @@ def budget_of(trace: Trace, part: float) -> int:
 # ---- any graph ----
 
 
+@pytest.mark.long
 @given(
     seed=st.integers(0, 1 << 32),
     operators=st.sampled_from((8, 20, 60)),

@@ -149,6 +149,7 @@ def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crow
     check(state, jobs, decide(state, *jobs))
 
 
+@pytest.mark.long
 @given(crowd=crowds(), lower=st.floats(0.5, 1.5))
 @settings(max_examples=80, deadline=None)
 def test_what_was_decided_is_decided_again_until_something_changes(crowd, lower):
