@@ -143,6 +143,7 @@ class AcceleratorDevice:
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
+        self._capturing = False
         make_deterministic(self.torch_device.type, strict)
         limit = allocator_limit(self.torch_device)
         streams = streams_of(self.torch_device)
@@ -225,6 +226,28 @@ class AcceleratorDevice:
                     caller.wait_event(end)
 
     @contextlib.contextmanager
+    def capturing(self) -> Iterator[torch.accelerator.Graph]:
+        """Capture the work given to the device inside, within `iteration`, as a graph instead of executing it.
+
+        The graph has memory of its own, for which cached memory is given back first. Raises RuntimeError if some of the
+        work cannot be captured."""
+        torch.accelerator.empty_cache()
+        graph = torch.accelerator.Graph(capture_error_mode="thread_local")
+        self._capturing = True
+        try:
+            graph.capture_begin()
+            try:
+                yield graph
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # what could not be captured has made it invalid
+                    graph.capture_end()
+                graph.reset()
+                raise
+            graph.capture_end()
+        finally:
+            self._capturing = False
+
+    @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
         """Turn a fault of the device into DeviceFaultError with the first cause."""
         try:
@@ -282,7 +305,8 @@ class AcceleratorDevice:
             give()
         if self._zero is not None and self._timed is not None:
             self._timed[1].append(transfer)
-        self._hold(transfer)
+        if not self._capturing:  # the events of a capture cannot be asked, and its tensors stay for its replays
+            self._hold(transfer)
         return transfer
 
     def _give(

@@ -31,6 +31,7 @@ from torch import nn
 
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured
+from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 from pg_tensile.execution.runtime.device import Device, check_budget, iteration_context, quiesce
 from pg_tensile.execution.runtime.functions import make_feed, takes
 from pg_tensile.execution.runtime.host_memory import HostMemory
@@ -44,6 +45,7 @@ from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.record import Counters, IterationRecord, make_record
 from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.execution.runtime.replay import Replays
 from pg_tensile.execution.runtime.state import State, TrainingState
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
@@ -72,8 +74,9 @@ class Executor:
 
     `recording` switches the recording of the next iterations on or off; `record` is the last one recorded. `counters`
     are totals over all graphs. Every `measure_every` iterations of a graph, its latencies are measured, and its
-    workspaces once; None means only after a call of `measure()`. Where a method takes a graph, None means the first,
-    that of `captured`; `step` and `evaluate` choose one by the inputs instead.
+    workspaces once; None means only after a call of `measure()`. With `device_graphs`, iterations are captured and
+    replayed where plan and device allow it (replay.py). Where a method takes a graph, None means the first, that of
+    `captured`; `step` and `evaluate` choose one by the inputs instead.
     Raises InvalidPlanError, OutOfDeviceMemoryError and ExecutorError; the model is then left as it was."""
 
     def __init__(
@@ -83,6 +86,7 @@ class Executor:
         device: Device,
         plan: Plan = NO_EVENTS,
         measure_every: int | None = None,
+        device_graphs: bool = False,
     ) -> None:
         self.recording = False
         self.record: IterationRecord | None = None
@@ -97,6 +101,9 @@ class Executor:
         self._swapper = Swapper(device, self._registry)
         self._state = State(model, device, self._swapper, self._registry)
         self._loop = Loop(device, self._host, self._registry, self._swapper)
+        self._replays: Replays | None = None
+        if device_graphs and isinstance(device, AcceleratorDevice):
+            self._replays = Replays(device, self._host, self._registry, self._swapper, self._loop)
         self._recovery = Recovery(device, self._loop, self._registry, self._swapper, self._state)
         self._changes = Changes(self._graphs, self._host, self._registry, self._state)
         self._transitions = Transitions(self._swapper, self._registry, self._host, self._state, self._recovery)
@@ -129,6 +136,9 @@ class Executor:
             return self._join(captured, plan)
 
     def _join(self, captured: Captured, plan: Plan | None) -> Graph:
+        if self._graphs:
+            with self._recovery.guard(self._current):
+                self._drop_device_graphs()
         graph = Graph(captured, self._device, self._state.number(captured), self._lock)
         if plan is None:
             self._changes.activate(graph, follow(graph, self._graphs[0].program.sequence), follows=True)
@@ -253,11 +263,27 @@ class Executor:
         meter = graph.meters.next() if verifier is None else None
         guard = self._recovery.guard(graph, program, samples is not None, graph.captured.trains)
         with guard, meter or contextlib.nullcontext():
-            self._loop.run(graph, program, meter, verifier, samples)
+            observed = any(watching is not None for watching in (meter, verifier, samples, self._swapper.looks))
+            if self._replays is None or not self._replays.run(graph, program, observed):
+                self._loop.run(graph, program, meter, verifier, samples)
             self._transitions.settle(graph, program)
         self._sparsity.end()
         if meter is not None:
             graph.meters.add(meter, program.sequence.operators)
+
+    @property
+    def replays(self) -> int:
+        """The number of iterations that were replays of a device graph."""
+        return 0 if self._replays is None else self._replays.count
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the current iterations are not captured as a device graph; None if they are, may be, or need not be."""
+        return None if self._replays is None else self._replays.obstacle
+
+    def _drop_device_graphs(self, stays: bool = True) -> None:
+        if self._replays is not None:
+            self._replays.drop(stays)
 
     def _finish(self, graph: Graph, program: Program, samples: list[int] | None, started: float) -> None:
         """Count the iteration, record it if the footprints of its steps are given, and schedule measurements."""
@@ -389,6 +415,7 @@ class Executor:
         with self._lock:
             self._check_usable()
             with self._recovery.guard(self._current):
+                self._drop_device_graphs()
                 self._state.lend()
             self._lending = True
             try:
@@ -408,6 +435,7 @@ class Executor:
             if self._closed:
                 return
             self._recovery.complete()
+            self._drop_device_graphs(stays=False)
             quiesce(self._device)
             with torch.inference_mode(False), torch.no_grad():
                 self._state.give_back()

@@ -116,14 +116,17 @@ class Functions:
         """Execute the placeholder: copy the caller's inputs into new tensors, in the layout of the trace."""
         captured = self.captured
         for index, slot in enumerate(captured.given, self.feed):
-            value = captured.values[slot]
-            target = empty_like_value(value)
-            if value.device == self._device.torch_device and 0 not in value.stride:
-                self._device.upload(values[index], target)
-            else:
-                copy_into(target, values[index])
+            target = empty_like_value(captured.values[slot])
+            self.fill(target, values[index])
             values[slot], values[index] = target, None
         self._placeholder_views(values)
+
+    def fill(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy an input into a tensor in the layout of the trace, as a part of the compute."""
+        if target.device == self._device.torch_device and 0 not in target.stride():
+            self._device.upload(source, target)
+        else:
+            copy_into(target, source)
 
     def _copy_returned(self, values: Values) -> None:
         """Execute the output operator: copy the tensors that the step returns, so that the caller may keep them."""

@@ -64,6 +64,14 @@ class Graph:
         """The plan in force: that of the graph's last iteration, or of its first if none was executed yet."""
         return self.compiled.plan
 
+    def forget_values(self) -> None:
+        """Drop the tensors of an iteration that has not ended; the persistent ones stay."""
+        persistent = self.captured.trace.persistent
+        for slot, value in enumerate(self.captured.values):
+            if not persistent[value.tensor]:
+                self.values[slot] = None
+        self.values[self.functions.feed :] = [None] * (self.functions.size - self.functions.feed)
+
     @property
     def trace(self) -> Trace:
         """The trace, with sizes corrected by the first execution and with the measurements so far."""

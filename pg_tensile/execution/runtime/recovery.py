@@ -72,11 +72,7 @@ class Recovery:
         quiesce(self._device)
         with iteration_context(self._device):
             swapper.settle()
-        persistent = graph.captured.trace.persistent
-        for slot, value in enumerate(graph.captured.values):
-            if not persistent[value.tensor]:
-                graph.values[slot] = None
-        graph.values[graph.functions.feed :] = [None] * (graph.functions.size - graph.functions.feed)
+        graph.forget_values()
         sizes = self._state.sizes
         swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if tensor in sizes}
         swapper.copies = {tensor: copy for tensor, copy in swapper.copies.items() if tensor in swapper.shells}

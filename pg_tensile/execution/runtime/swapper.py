@@ -155,10 +155,10 @@ class Swapper:
         transfer, _ = self._under_way[tensor]
         self._device.wait(transfer)
         del self._under_way[tensor]
-        self._fill(tensor)
+        self.fill(tensor)
         self.waited.append(Waited(step, tensor, transfer))
 
-    def _fill(self, tensor: int) -> None:
+    def fill(self, tensor: int) -> None:
         """Restore the values of a tensor, in an order in which an interrupt at any point loses no view: the tensor has
         its shell until all views are made, and making them twice does no harm."""
         for (values, slot), value in zip(self.positions[tensor], self.shells[tensor].values, strict=True):
@@ -174,6 +174,10 @@ class Swapper:
         self.copy_in(tensor, step, passive=True)
         self.wait_in(tensor, step)
 
+    def refill(self, tensor: int, source: torch.Tensor) -> None:
+        """Overwrite a tensor on the device by uint8[bytes] in host memory."""
+        self._device.wait(self._device.copy_in(source, bytes_of(self.storage(tensor))))
+
     # ---- the end ----
 
     def clear(self) -> None:
@@ -182,6 +186,13 @@ class Swapper:
             tensors.clear()
 
     # ---- after a failure ----
+
+    def restore(self, copies: dict[int, HostCopy], shells: dict[int, Shell]) -> None:
+        """Return to the locations before an iteration that was not executed, in which no other tensor was emptied."""
+        self.forget_transfers()
+        self._under_way.clear()
+        self.copies, self.shells = copies, shells
+        self._empty_shells()
 
     def settle(self) -> None:
         """Complete every transfer in flight, and leave every tensor either resident or swapped out.
@@ -194,7 +205,10 @@ class Swapper:
             except LinkError:
                 continue
             if transfer.direction == Direction.IN:
-                self._fill(tensor)
+                self.fill(tensor)
+        self._empty_shells()
+
+    def _empty_shells(self) -> None:
         for tensor, shell in self.shells.items():
             for values, slot in self.positions[tensor]:
                 values[slot] = None

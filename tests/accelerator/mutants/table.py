@@ -8,7 +8,7 @@ from tests.accelerator.mutants.mutant import EXECUTION, Mutant, Place
 
 ACCELERATOR, LINK = "runtime/accelerator.py", "runtime/coded_link.py"
 MEMORY, SWAPPER, EXECUTOR = "runtime/registered_memory.py", "runtime/swapper.py", "runtime/executor.py"
-MEASURE, BACKENDS = "runtime/measure.py", "backends/__init__.py"
+MEASURE, BACKENDS, REPLAY = "runtime/measure.py", "backends/__init__.py", "runtime/replay.py"
 
 
 def without(file: str, function: str, *lines: str, survives: str = "") -> Mutant:
@@ -166,6 +166,21 @@ MUTANTS = [
     without("runtime/recovery.py", "Recovery.complete", "quiesce(self._device)")._replace(
             also=without(SWAPPER, "Swapper.settle", "self._device.wait(transfer)")),
     without("runtime/device.py", "quiesce", "device.synchronize()"),
+    # ---- device graphs
+    without(SWAPPER, "Swapper.refill",
+            "self._device.wait(self._device.copy_in(source, bytes_of(self.storage(tensor))))"),
+    instead(SWAPPER, "Swapper.refill",
+            "self._device.wait(self._device.copy_in(source, bytes_of(self.storage(tensor))))",
+            "self._device.copy_in(source, bytes_of(self.storage(tensor)))"),
+    without(REPLAY, "Replays.drop", "quiesce(self._device)",
+            survives="giving cached memory back waits for the device, too, where there is any"),
+    without(REPLAY, "Replays.drop", "self._send_away(inside)"),
+    without(REPLAY, "Replays._replay", "captured.relocation.run()"),
+    without(REPLAY, "Replays._replay", "functions.fill(target, values[index])"),
+    instead(REPLAY, "Replays._replay", "values[functions.returned :] = [output.clone() for output in captured.outputs]",
+            "values[functions.returned :] = captured.outputs"),
+    instead(REPLAY, "Replays.run", "if observed or self._captured is None or self._captured.key != key:",
+            "if observed or self._captured is None:"),
     # ---- meters
     instead(MEASURE, "EventClock.start",
             "pair = (torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True))",

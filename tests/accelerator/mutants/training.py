@@ -69,6 +69,31 @@ def training(prepared: Prepared) -> object:
 
 
 @scenario
+def replayed(prepared: Prepared) -> object:
+    """Steps as device graphs, under plans that change while a replay is under way, and with the model lent out."""
+    with opened() as device:
+        torch.manual_seed(1)
+        plans, results, replays = prepared.plans, [], []
+        executor = Executor(
+            prepared.captured, copy.deepcopy(prepared.model), device, plans["swap_all"], device_graphs=True
+        )
+        changes = {4: "moving", 9: "swap_all", 13: "none"}
+        for number in range(17):
+            control.schedule(("random", "late_copies", "late_compute")[number % 3], number)
+            x, y = prepared.batches[number % len(prepared.batches)]
+            if number in changes:
+                executor.change_plan(plans[changes[number]])
+            results.append(executor.step([x], [y]).loss)
+            if number == 7:
+                with executor.resident():
+                    pass
+            replays.append(executor.replays)
+        model = state_of(executor)
+        executor.close()
+        return [loss.item() for loss in results], model, replays
+
+
+@scenario
 def given_back(prepared: Prepared) -> object:
     """A model that is lent out, and given back by `close` right after a step, from the host and from the device."""
     with opened() as device:

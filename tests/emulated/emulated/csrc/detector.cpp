@@ -130,6 +130,8 @@ void Detector::poisoned(uintptr_t begin, uintptr_t end, const std::shared_ptr<Po
     }
     if (at < cell->first)
       cells_.emplace_hint(cell, at, Cell{cell->first, {}, {}, poison});
+    if (cell->second.poison)
+      cell->second.poison->cancel(); // freed again before anyone used it: who does use it cancels the later one only
     cell->second.poison = poison;
     at = cell->second.end;
     ++cell;

@@ -131,7 +131,6 @@ struct Graph final : at::GraphImplInterface {
     for (auto& [stream, number] : capture_->streams)
       if (stream->capture == capture_.get())
         stream->capture = nullptr;
-    drain(capture_->origin->device);
     release_pool(pool_);
     capture_.reset();
     capturing_ = ready_ = false;

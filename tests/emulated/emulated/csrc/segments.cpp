@@ -165,8 +165,9 @@ void DeviceMemory::unmap(Block* block) {
   block->size = end - begin;
   block->mapped = false;
   detector().forget(begin, end);
+  // Of a range that is unmapped in part, too: its garbage would come into the next owner's memory.
   std::erase_if(block->stream->freed, [&](const Freed& freed) {
-    return freed.range.begin >= begin && freed.range.end <= end;
+    return freed.range.begin < end && freed.range.end > begin;
   });
   unmap_pages(begin, end - begin);
   change(stats.reserved_bytes, pool, -static_cast<int64_t>(end - begin));
