@@ -4,7 +4,7 @@ Needs one GPU, PyTorch for it and pytest; PostgreSQL is not needed. It runs, in 
 
 - the tests of the accelerator (tests/accelerator), which otherwise run on an emulated one;
 - those of the device by itself with PyTorch's sanitizer of CUDA, which looks for work that is not ordered;
-- the benchmark's command on two networks, with `none` and `joint` at several budgets.
+- the benchmark's command on two networks, with `none` and `joint` at several budgets, once as device graphs.
 
 `make first-gpu-run-server` needs PostgreSQL, too, and runs jobs and the demo in a server on the GPU.
 
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "triton", "numpy", "pytest", "hypothesis", "safetensors", "rich", "nvidia-ml-py")
 TINY = "benchmarks.experiments.tiny"
-BUDGETS = "none,joint:budget=100%,joint:budget=60%,joint:budget=40%"
+POLICIES = "none,joint:budget=100%,joint:budget=60%,joint:budget=40%,joint:device_graphs=true:budget=60%"
 
 
 class Part(NamedTuple):
@@ -54,7 +54,7 @@ def bench(name: str, model: str, kwargs: str, sizes: str, rows: int) -> tuple[st
         "--early-update",
         "--light",
         "--policies",
-        BUDGETS,
+        POLICIES,
     )
 
 

@@ -116,6 +116,10 @@ class Executor:
         if outcome.stopped:
             channel.send(FrameType.DONE, {"stopped": True})
             return
+        if job.settings.device_graphs:
+            graphs = self._memory.device_graphs()
+            if graphs.obstacle is not None:
+                self._warnings.append(f"iterations were not captured as device graphs: {graphs.obstacle}")
         self._send_version(outcome, prepared)
         channel.send_state("weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
         channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
@@ -287,7 +291,10 @@ class Executor:
         chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
         schedule = {"learning_rate_schedule": settings.learning_rate_schedule}
         course = {"epochs": outcome.epochs, "stopped": outcome.reason, "refitted_rows": outcome.refitted_rows}
-        return chosen | schedule | {"average_weights": settings.average_weights, "keep": settings.keep} | course
+        captured = {"replays": self._memory.device_graphs().replays} if settings.device_graphs else {}
+        return (
+            captured | chosen | schedule | {"average_weights": settings.average_weights, "keep": settings.keep} | course
+        )
 
     # ---- observing ----
 

@@ -111,6 +111,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         quantiles=tuple(options.get("quantiles", ())),
         precision=options.get("precision", "float32"),
         accumulate=int(options.get("accumulate", 1)),
+        device_graphs=options.get("device_graphs", False),
     )
 
 

@@ -31,7 +31,7 @@ from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.execution.training.graphs import Graphs, rows_of, state_bytes
 from pg_tensile.execution.training.observer import StopTraining
-from pg_tensile.execution.training.steps import Grant, PlannedSteps, needed_bytes
+from pg_tensile.execution.training.steps import DeviceGraphs, Grant, PlannedSteps, needed_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.plan.allocator import plan_bytes
@@ -120,6 +120,10 @@ class MemoryClient:
         self._described = False
         return {self._rows[name]: trace for name, trace in traces.items()}
 
+    def device_graphs(self) -> DeviceGraphs:
+        """Return how the iterations of the last steps were captured."""
+        return DeviceGraphs(0, "the job has no plan") if self._steps is None else self._steps.device_graphs()
+
     def sent(self) -> dict[int, Trace]:
         """Return the training steps' traces in the last TRACE, by rows of a batch, with workspaces known then."""
         return {self._rows[name]: trace for name, trace in self._sent.items() if name.startswith("train")}
@@ -132,7 +136,8 @@ class MemoryClient:
         try:
             if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
                 return None
-            return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate)
+            captures = self.job.settings.device_graphs
+            return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate, captures)
         except (PlanError, BudgetError, DeviceError) as error:
             self._reject(grant.plan.generation, error)
             if self._revision >= MAX_REVISIONS:

@@ -38,7 +38,7 @@ class Subject:
         self.model = BUILD.get(name, lambda: Convolutions(2))().to(DEVICE)
         self.batches = [BATCH.get(name, job.batch)() for _ in range(STEPS + 3)]
         self.spec = job.spec
-        self.captured = capture(self.model, *map(list, zip(self.batches[0], strict=True)), job.spec)
+        self.captured = capture(self.model, self.batches[0][:1], self.batches[0][1:], job.spec)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def open_executor(device: AcceleratorDevice) -> Iterator[Callable[..., Executor]
     """Open executors of fresh copies of a subject's model; they are closed at the end of the test."""
     with ExitStack() as stack:
 
-        def opened(subject: Subject, plan: Plan = NO_EVENTS, **options: object) -> Executor:
+        def opened(subject: Subject, plan: Plan = NO_EVENTS, device_graphs: bool = False) -> Executor:
             model = copy.deepcopy(subject.model)
             torch.manual_seed(1)
-            return stack.enter_context(closing(Executor(subject.captured, model, device, plan, **options)))
+            return stack.enter_context(closing(Executor(subject.captured, model, device, plan, None, device_graphs)))
 
         yield opened
 
@@ -248,7 +248,7 @@ def test_an_operator_that_waits_for_the_device_leaves_everything_as_it_was(subje
     torch.manual_seed(1)
     with closing(waiting_executor(job, device)) as executor:
         assert train(executor, job.batches) == expected
-        assert executor.replays == 0 and "not permitted" in executor.obstacle
+        assert executor.replays == 0 and "not permitted" in str(executor.obstacle)
         assert_equal(state_of(executor), state_of(plain))
 
 

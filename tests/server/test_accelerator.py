@@ -96,11 +96,8 @@ def submit_dropout(lab: Lab, model: str, options: dict[str, Any] | None = None, 
         *(lab.conn, model, DROPOUT),
         query="SELECT label, image FROM images",
         target="label",
-        batch_size=256,
-        validation=0.1,
-        epochs=EPOCHS,
         options={"task": "classification"} | (options or {}),
-        **arguments,
+        **{"batch_size": 256, "validation": 0.1, "epochs": EPOCHS} | arguments,
     )
 
 
@@ -144,6 +141,29 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) 
     assert emulated.log("note") == []  # such as that another policy had to make the plan
 
 
+def test_iterations_are_replayed_as_device_graphs(emulated: Lab, vanilla: Vanilla) -> None:
+    """With a plan that swaps, and without events; a job without a plan says that it has none."""
+    small: dict[str, Any] = {"batch_size": 8, "epochs": 2}  # many steps between two validations
+    budget = f"{int(0.85 * vanilla.nbytes)}B"
+    plans: dict[str, dict[str, Any]] = {
+        "swaps": {"policy": "tensile", "memory_budget": budget}, "free": {}, "unplanned": {"policy": "none"}
+    }  # fmt: skip
+    plain = submit_dropout(emulated, "plain", **small)
+    jobs = {
+        name: submit_dropout(emulated, name, {"device_graphs": True}, **small, **plan) for name, plan in plans.items()
+    }
+    for name, job in jobs.items():
+        assert emulated.digest(job) == emulated.digest(plain)
+        ((replays, warnings),) = emulated.conn.execute(
+            "SELECT (v.training->>'replays')::int, j.warnings FROM tensile.jobs j JOIN tensile.model_versions v"
+            " ON v.job = j.id WHERE j.id = %s",
+            (job,),
+        ).fetchall()
+        refused = [warning for warning in warnings or [] if "device graphs" in warning]
+        assert (replays > 0, bool(refused)) == (name != "unplanned", name == "unplanned"), (name, replays, warnings)
+
+
+@pytest.mark.long
 def test_jobs_share_the_device_and_their_weights_are_those_without_plans(emulated: Lab, vanilla: Vanilla) -> None:
     processes = len(TRAINED) * vanilla.overhead
     budget = int(0.6 * emulated.vanilla([network for network, _ in TRAINED])) + processes

@@ -272,6 +272,11 @@ class Executor:
             graph.meters.add(meter, program.sequence.operators)
 
     @property
+    def captures(self) -> bool:
+        """True if iterations are captured as device graphs where they can be."""
+        return self._replays is not None
+
+    @property
     def replays(self) -> int:
         """The number of iterations that were replays of a device graph."""
         return 0 if self._replays is None else self._replays.count

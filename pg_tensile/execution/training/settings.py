@@ -42,7 +42,8 @@ class Settings:
     rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
     or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has
     an output for each, behind the first. `precision` of forward and backward: float32, or bfloat16 by autocast.
-    `accumulate`: the most parts of a batch for one update."""
+    `accumulate`: the most parts of a batch for one update. `device_graphs`: iterations under a plan are captured and
+    replayed on an accelerator (runtime/replay.py)."""
 
     epochs: int
     batch_size: int
@@ -65,6 +66,7 @@ class Settings:
     quantiles: tuple[float, ...] = ()
     precision: str = "float32"
     accumulate: int = 1
+    device_graphs: bool = False
 
     def __post_init__(self) -> None:
         words = {

@@ -116,6 +116,13 @@ class Grant(NamedTuple):
     link_share: float = 1.0
 
 
+class DeviceGraphs(NamedTuple):
+    """Number of iterations that were replays of a device graph; `obstacle` is why the last ones were none, or None."""
+
+    replays: int
+    obstacle: str | None
+
+
 class PlannedSteps:
     """Steps by one executor for all graphs of a job; it holds the model's weights until `close`.
 
@@ -131,8 +138,11 @@ class PlannedSteps:
         device: Device,
         grant: Grant,
         renegotiate: Callable[[OutOfDeviceMemoryError], None],
+        device_graphs: bool = False,
     ) -> None:
-        """Create the executor on `device`, whose budget must be the granted bytes."""
+        """Create the executor on `device`, whose budget must be the granted bytes.
+
+        With `device_graphs` it replays iterations where it can."""
         self.model = model
         self.device = device.torch_device
         self.batch_device = torch.device("cpu")  # the executor copies each batch to the device
@@ -142,7 +152,7 @@ class PlannedSteps:
         self._renegotiate = renegotiate
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
-        self._executor = Executor(graphs.train, model, device, grant.plan)
+        self._executor = Executor(graphs.train, model, device, grant.plan, device_graphs=device_graphs)
         try:
             added = {name: self._executor.add(captured) for name, captured in graphs.named().items() if name != "train"}
             self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}
@@ -219,6 +229,11 @@ class PlannedSteps:
         return own
 
     # ---- measuring ----
+
+    def device_graphs(self) -> DeviceGraphs:
+        executor = self._executor
+        host = None if executor.captures else "only accelerators capture iterations"
+        return DeviceGraphs(executor.replays, host or executor.obstacle)
 
     def traces(self) -> dict[str, Trace]:
         """Return the graphs' traces, with sizes, latencies and workspaces as far as they have been measured."""

@@ -108,9 +108,11 @@ class EagerStepper:
 class PlanStepper:
     """A program on a device of the runtime."""
 
-    def __init__(self, workload: Workload, captured: Captured, device: Device, plan: Plan) -> None:
+    def __init__(
+        self, workload: Workload, captured: Captured, device: Device, plan: Plan, device_graphs: bool = False
+    ) -> None:
         self._device = device
-        self.executor = Executor(captured, workload.fresh_model(), device, plan)
+        self.executor = Executor(captured, workload.fresh_model(), device, plan, device_graphs=device_graphs)
 
     def step(self, batch: Batch) -> Tensor:
         return self.executor.step(batch.inputs, batch.targets).loss

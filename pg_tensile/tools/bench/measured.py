@@ -221,7 +221,8 @@ class MeasuredBench:
         if choice.name == VANILLA and fits:
             return self.vanilla
         device = self.devices[budget]
-        return Contender(str(choice), lambda: PlanStepper(self.workload, policy.captured, device, policy.plan))
+        graphs = choice.device_graphs
+        return Contender(str(choice), lambda: PlanStepper(self.workload, policy.captured, device, policy.plan, graphs))
 
     # ---- the rounds ----
 

@@ -38,7 +38,8 @@ PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
 )
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
 LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # sources of the latencies for plans
-SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
+# Of every policy but vanilla
+SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "device_graphs=true|false", "budget=B")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class PolicyChoice:
     keywords: tuple[tuple[str, Any], ...] = ()
     budget: Budget | None = None
     early_update: bool = False
+    device_graphs: bool = False  # iterations are replayed where they can be (runtime/replay.py)
     latencies: str = MEASURED
 
     @property
@@ -239,8 +241,8 @@ def parse_policies(
     """Parse policies separated by commas, each combined with every budget, without duplicates.
 
     A policy may have settings, `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update
-    instead of `early_update`, latencies, and keyword arguments of its own. Vanilla is the reference, so it has no
-    budget unless it is the only policy. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) never have one.
+    instead of `early_update`, latencies, device graphs, and keyword arguments of its own. Vanilla is the reference, so
+    it has no budget unless it is the only policy. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) never have one.
     """
     choices: list[PolicyChoice] = []
     for part in (part.strip() for part in text.split(",")):
@@ -271,6 +273,8 @@ def parse_policy(
         choice = replace(choice, label=f"{choice.label}:{key}={value}")
         if key == "early_update" and name != VANILLA and value in ("true", "false"):
             choice = replace(choice, early_update=value == "true")
+        elif key == "device_graphs" and name != VANILLA and value in ("true", "false"):
+            choice = replace(choice, device_graphs=value == "true")
         elif key == "latencies" and name != VANILLA and value in LATENCIES:
             choice = replace(choice, latencies=value)
         elif key in own and value:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from unittest.mock import patch
 
 import torch
 
@@ -33,6 +36,25 @@ def opened() -> Iterator[AcceleratorDevice]:
         yield device
     finally:
         device.close()
+
+
+@contextmanager
+def threads_end_when_joined() -> Iterator[None]:
+    """Keep threads of the runtime alive until they are joined: one that nobody waits for is left for certain."""
+    run, join = threading.Thread.run, threading.Thread.join
+    joined = defaultdict[threading.Thread, threading.Event](threading.Event)
+
+    def run_until_joined(self: threading.Thread) -> None:
+        run(self)
+        if "pg_tensile" in self.name:
+            joined[self].wait()
+
+    def noted_join(self: threading.Thread, timeout: float | None = None) -> None:
+        joined[self].set()
+        join(self, timeout)
+
+    with patch.object(threading.Thread, "run", run_until_joined), patch.object(threading.Thread, "join", noted_join):
+        yield
 
 
 def onboard(value: int, size: int = SIZE) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pg_tensile.planning.compression.coding import CHUNK_BYTES
 from tests.accelerator.leftovers import leftovers
 from tests.accelerator.mutants import compressed, copies, training
-from tests.accelerator.mutants.harness import CHUNK, SCENARIOS
+from tests.accelerator.mutants.harness import CHUNK, SCENARIOS, threads_end_when_joined
 from tests.accelerator.mutants.job import Prepared
 from tests.emulated.emulated import control
 
@@ -26,7 +26,7 @@ def run(prepared: Prepared, expected: dict[str, object] | None) -> dict[str, obj
         try:
             control.reset()
             before = leftovers()
-            with control.checked():
+            with control.checked(), threads_end_when_joined():
                 found[name] = function(prepared)
             assert leftovers() == before, f"left behind: {leftovers()}, before it was {before}"
             assert expected is None or found[name] == expected[name], f"{found[name]} is not {expected[name]}"
