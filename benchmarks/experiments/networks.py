@@ -69,6 +69,19 @@ SMALL_DECODER = Network(
     '{"tune": "lora", "layers": 2, "width": 128, "vocabulary": 1000}',
 )
 
+# of other shapes than those of the papers, which the planner was made with
+UNTUNED_MODELS = "benchmarks.experiments.untuned"
+UNTUNED = (
+    GPT2._replace(batch=4, inputs=("int64<50257:128",)),
+    Network("ViT, 8 layers", f"{UNTUNED_MODELS}:VisionTransformer", IMAGE, batch=8),
+    Network("dilated convolutions", f"{UNTUNED_MODELS}:DilatedConvolutions", ("float32:1x2048",), TEN, 8),
+    Network("unrolled GRU", f"{UNTUNED_MODELS}:UnrolledGRU", ("int64<2000:64",), ("--loss", "lm"), 32),
+    Network("MLP-Mixer", f"{UNTUNED_MODELS}:Mixer", IMAGE, batch=16),
+    Network("U-Net", f"{UNTUNED_MODELS}:UNet", ("float32:3x128x128",), TEN, 8),
+    RESNET50,
+    DENSENET121._replace(batch=8),
+)
+
 # small variants, for trials
 SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))

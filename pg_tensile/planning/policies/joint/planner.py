@@ -10,7 +10,7 @@ the most expensive decisions cost extra.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -90,7 +90,7 @@ class Candidate:
         return device_bytes(AccessSequence(self.trace, self.plan))
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """A candidate, and the pass that it comes from: its prices, and its events without the times of transfers."""
 
     candidate: Candidate
@@ -98,7 +98,7 @@ class _Outcome(NamedTuple):
     sequence: AccessSequence
 
 
-def _rank(outcome: _Outcome) -> tuple[float, int]:
+def _rank(outcome: Outcome) -> tuple[float, int]:
     """Return a sort key: the faster candidate first, of equally fast ones the one with fewer events."""
     return outcome.candidate.us, len(outcome.candidate.plan)
 
@@ -199,55 +199,88 @@ class JobPlanner:
     def _within(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         """Return the fastest plan whose footprint is within the budget, as `best`."""
         budget_bytes -= reserved_bytes(self.trace)
-        outcomes: list[_Outcome] = []
-        least = Shortage(0, self.vanilla.footprint_bytes)
-        for prices in (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]:
-            sequence = self._try(budget_bytes, prices)
-            if isinstance(sequence, Shortage):
-                least = min(least, sequence, key=lambda shortage: shortage.bytes)
-            elif candidate := self._timed(sequence, budget_bytes):
-                outcomes.append(_Outcome(candidate, prices, sequence))
-                if candidate.us <= PERFECT * self.vanilla.us:
-                    return candidate
-        outcomes.sort(key=_rank)
-        outcomes += [self._relaxed(outcome, budget_bytes) for outcome in outcomes[: max(1, len(outcomes) // 2)]]
-        best = min(outcomes, key=_rank, default=None)
-        if best is None:
+        outcomes, least = self._outcomes(
+            budget_bytes, (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]
+        )
+        if not outcomes:
             return self._swap_all(budget_bytes) or least
+        best = outcomes[0]
+        if best.candidate.us <= PERFECT * self.vanilla.us:
+            return best.candidate
         if passes is None and self.refinements:
             best = self._refined(best, budget_bytes)
         is_slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
 
-    def _refined(self, best: _Outcome, budget_bytes: int) -> _Outcome:
+    def _outcomes(self, budget_bytes: int, passes: Sequence[Prices]) -> tuple[list[Outcome], Shortage]:
+        """Return the outcomes of passes, the best first, and the smallest shortage.
+
+        A pass whose plan is as fast as it can be ends them."""
+        outcomes: list[Outcome] = []
+        least = Shortage(0, self.vanilla.footprint_bytes)
+        for prices in passes:
+            sequence = self._try(budget_bytes, prices)
+            if isinstance(sequence, Shortage):
+                least = min(least, sequence, key=lambda shortage: shortage.bytes)
+            elif candidate := self._timed(sequence, budget_bytes):
+                outcomes.append(Outcome(candidate, prices, sequence))
+                if candidate.us <= PERFECT * self.vanilla.us:
+                    return outcomes[-1:], least
+        outcomes.sort(key=_rank)
+        outcomes += [self._relaxed(outcome, budget_bytes) for outcome in outcomes[: max(1, len(outcomes) // 2)]]
+        return sorted(outcomes, key=_rank), least
+
+    # ---- for searches (search.py) ----
+
+    def starts(self, footprint_bytes: int) -> list[Outcome]:
+        """Return the outcomes of the usual passes within a footprint, the best first, one for each of their prices."""
+        outcomes, _ = self._outcomes(footprint_bytes - reserved_bytes(self.trace), PRICES[: self.tries])
+        return list({outcome.prices: outcome for outcome in reversed(outcomes)}.values())[::-1]
+
+    def descend(self, footprint_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
+        """Return the outcome of one pass within a footprint; None if it finds no plan."""
+        budget_bytes = footprint_bytes - reserved_bytes(self.trace)
+        sequence = self._try(budget_bytes, prices, extra_costs)
+        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
+            return None
+        return self._relaxed(Outcome(candidate, prices, sequence), budget_bytes)
+
+    def relaxed(self, plan: Plan, footprint_bytes: int) -> Candidate:
+        """Return a plan with tensors kept on the device for which a larger footprint has room, if that is faster."""
+        outcome = Outcome(self.candidate(plan), PRICES[0], AccessSequence(self.trace, plan))
+        return self._relaxed(outcome, footprint_bytes - reserved_bytes(self.trace)).candidate
+
+    # ---- passes ----
+
+    def _refined(self, best: Outcome, budget_bytes: int) -> Outcome:
         """Return the best outcome of more passes at the prices of `best`.
 
         In each, one way to take a tensor off the device costs extra: the one that costs the most in the best plan so
         far. In one more pass, parameters are swapped out early.
         """
         extra_costs: dict[Way, float] = {}
-        costs = self._costs(best.candidate.plan)
+        costs = self.costs(best.candidate.plan)
         for _ in range(self.refinements):
             if not costs:
                 break
             way = max(costs, key=lambda way: costs[way])
             tried = {**extra_costs, way: extra_costs.get(way, 0.0) + costs.pop(way)}
             if better := self._improved(best, budget_bytes, best.prices, tried):
-                best, extra_costs, costs = better, tried, self._costs(better.candidate.plan)
+                best, extra_costs, costs = better, tried, self.costs(better.candidate.plan)
         return self._improved(best, budget_bytes, best.prices._replace(early_swap_outs=True), extra_costs) or best
 
-    def _improved(self, best: _Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> _Outcome | None:
+    def _improved(self, best: Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
         """Return the outcome of another pass if it is better than the best so far, else None."""
         sequence = self._try(budget_bytes, prices, extra_costs)
         if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
             return None
-        outcome = _Outcome(candidate, prices, sequence)
+        outcome = Outcome(candidate, prices, sequence)
         if candidate.us < PROMISING * best.candidate.us:
             outcome = self._relaxed(outcome, budget_bytes)
         return outcome if is_better(outcome.candidate, best.candidate) else None
 
-    def _costs(self, plan: Plan) -> dict[Way, float]:
+    def costs(self, plan: Plan) -> dict[Way, float]:
         """Return the µs that each tensor's swaps and recomputations cost."""
         costs: defaultdict[Way, float] = defaultdict(float)
         (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
@@ -297,7 +330,7 @@ class JobPlanner:
             limit -= excess
         return Shortage(footprint_of(sequence).peak_step, excess)
 
-    def _relaxed(self, outcome: _Outcome, budget_bytes: int) -> _Outcome:
+    def _relaxed(self, outcome: Outcome, budget_bytes: int) -> Outcome:
         """Return the plan with tensors kept on the device where there is room, if that is better, else `outcome`."""
         sequence, rows = outcome.sequence, outcome.sequence.plan.rows
         cost_us = np.full(len(rows), self.link.launch_us)
@@ -310,7 +343,7 @@ class JobPlanner:
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
         candidate = self._timed(sequence, budget_bytes)
-        return min(outcome, _Outcome(candidate, outcome.prices, sequence), key=_rank) if candidate else outcome
+        return min(outcome, Outcome(candidate, outcome.prices, sequence), key=_rank) if candidate else outcome
 
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""

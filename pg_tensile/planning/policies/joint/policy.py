@@ -9,16 +9,20 @@ from collections.abc import Mapping
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, identity, is_better
+from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.trace.trace import Trace
 
 
-def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+def plan(
+    traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None, tries: int = 0, seed: int = 0
+) -> dict[int, Plan]:
     """Return the plans with which all jobs together lose the least time and fit the budget.
 
     Every job has an equal part of the link. `budget_bytes`: None means that every job gives up the memory that costs it
-    under 2 % of its time. Raises BudgetError with the smallest budget that is possible.
+    under 2 % of its time. With `tries`, better plans are searched for within what each job was given (search.py).
+    Raises BudgetError with the smallest budget that is possible.
     """
     distinct = {identity(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
     planners = {job: distinct[identity(trace)] for job, trace in traces.items()}
@@ -26,4 +30,10 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
         chosen = {job: planner.for_free() for job, planner in planners.items()}
     else:
         chosen = share_out(planners, budget_bytes)
+        spare = budget_bytes - sum(candidate.device_peak_bytes for candidate in chosen.values())
+        for job, candidate in chosen.items() if tries else ():
+            found = Search(planners[job], tries, seed).best(candidate.device_peak_bytes + spare)
+            if isinstance(found, Candidate) and is_better(found, candidate):
+                chosen[job] = found
+                spare -= found.device_peak_bytes - candidate.device_peak_bytes
     return {job: candidate.plan for job, candidate in chosen.items()}
