@@ -282,8 +282,8 @@ define_plan_settings(void)
 							&tensile_host_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
 							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.search_time",
-							"Sets how long the policy swapadvisor searches for a better plan "
-							"of a job.",
+							"Sets how long a better plan is searched for, for a job with policy "
+							"swapadvisor or joint.",
 							"The job trains meanwhile, under the best plan so far. Its option "
 							"search_time takes precedence.",
 							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL,

@@ -1,11 +1,11 @@
-"""The search process: looks for a better plan of one job while that trains (policy swapadvisor).
+"""The search process: looks for a better plan of one job while that trains.
 
 Its supervisor is the scheduler (supervisors/scheduling/searches.py), which ends it when the job has no use for it any
 more. The frames (docs/internals.md):
 
-- SEARCH: `profile` (its fields), `link_share`, `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core),
-  `host_bytes`, `plan_events` → the trace, float32[operators] latencies now (µs; may be empty), rows and order of the
-  plan that the job has.
+- SEARCH: `policy` (swapadvisor or joint: each searches in its own way), `profile` (its fields), `link_share`,
+  `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core), `host_bytes`, `plan_events` → the trace,
+  float32[operators] latencies now (µs; may be empty), rows and order of the plan that the job has.
 - FOUND, the best plan so far, at most one every INTERVAL_S: `first_us` (of the plan that the job has), `iteration_us`,
   `device_peak_bytes`, `generation`, `evaluations`, `worth` (whether it is better by GAIN than the last one that was
   worth it, or than the first, so that the job should change to it), `done` → its rows and its order.
@@ -14,6 +14,8 @@ more. The frames (docs/internals.md):
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -21,6 +23,8 @@ import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.swapadvisor.search import Found, search
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -41,23 +45,54 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     start = Plan.from_rows(bytes(frame.buffers[2]), order=bytes(frame.buffers[3]))
     profile = _profile(request["profile"], request["link_share"])
     (before,) = simulate([SimulatedJob(trace, start)], profile)
-    order_rows = -(-trace.operator_count * ORDER.itemsize // EVENT_ROW.itemsize)
     reporter = Reporter(connection, frame.job, trace, before.iteration_us)
+    first = Found(start, before.iteration_us, before.device_peak_bytes, 0, 1, 0.0)
     with reporter:
-        best = search(
-            trace,
-            profile,
-            request["budget_bytes"],
-            seconds=request["seconds"],
-            seed=request["seed"],
-            processes=request["processes"] or None,
-            start=start,
-            host_bytes=request["host_bytes"],
-            most_events=max(0, request["plan_events"] - order_rows),
-            found=reporter.keep,
-        )
+        searching = _search_joint if request["policy"] == "joint" else _search_swapadvisor
+        best = searching(request, trace, profile, first, reporter)
     reporter.report(best, done=True)
     connection.recv()  # waits until the scheduler ends the process
+
+
+def _search_swapadvisor(
+    request: Mapping[str, Any], trace: Trace, profile: DeviceProfile, first: Found, reporter: Reporter
+) -> Found:
+    order_rows = -(-trace.operator_count * ORDER.itemsize // EVENT_ROW.itemsize)
+    return search(
+        trace,
+        profile,
+        request["budget_bytes"],
+        seconds=request["seconds"],
+        seed=request["seed"],
+        processes=request["processes"] or None,
+        start=first.plan,
+        host_bytes=request["host_bytes"],
+        most_events=max(0, request["plan_events"] - order_rows),
+        found=reporter.keep,
+    )
+
+
+def _search_joint(
+    request: Mapping[str, Any], trace: Trace, profile: DeviceProfile, first: Found, reporter: Reporter
+) -> Found:
+    """Search as the policy joint does, in one process."""
+    began, best = time.monotonic(), first
+    planner = JobPlanner(trace, profile, most_events=request["plan_events"])
+
+    def keep(candidate: Candidate) -> None:
+        nonlocal best
+        fits = candidate.device_peak_bytes <= request["budget_bytes"]
+        if fits and candidate.us < best.iteration_us and planner.host_bytes(candidate) <= request["host_bytes"]:
+            seconds = time.monotonic() - began
+            best = Found(candidate.plan, candidate.us, candidate.device_peak_bytes, 0, joint.evaluations, seconds)
+            reporter.keep(best)
+
+    def over() -> bool:
+        return time.monotonic() - began > request["seconds"]
+
+    joint = Search(planner, seed=request["seed"], found=keep, over=over)
+    joint.best(request["budget_bytes"])
+    return best._replace(evaluations=joint.evaluations)
 
 
 def timed(frame: Frame) -> Trace:

@@ -19,7 +19,7 @@ from pyworker.supervisors.scheduling.device_views import DeviceView, Situation, 
 from pyworker.supervisors.scheduling.job_records import JobRecords
 from pyworker.supervisors.scheduling.planner_client import PlannerClient
 from pyworker.supervisors.scheduling.publisher import Publisher
-from pyworker.supervisors.scheduling.searches import POLICY, Searches, SearchTask, memory_bucket
+from pyworker.supervisors.scheduling.searches import POLICIES, Searches, SearchTask, memory_bucket
 from pyworker.supervisors.server import Server
 
 BUSY = 1.0  # seconds between turns while there are jobs
@@ -75,7 +75,10 @@ class Scheduler:
         return read_device_views(self._server, self._records, self._searches)
 
     def _search_tasks(self, views: dict[str, DeviceView]) -> dict[int, SearchTask]:
-        """Return the searches to be made, by job: for jobs of policy swapadvisor whose plan has events."""
+        """Return the searches to be made, by job: for jobs whose plan has events.
+
+        Those of policy joint have to train for a while and to lose time by their plan, so that a better one pays.
+        """
         seconds = float(self._server.number("pg_tensile.search_time"))
         self._server.commit()
         tasks = {}
@@ -83,14 +86,16 @@ class Scheduler:
             for job, row in view.jobs.items():
                 record = self._records[job]
                 plan = record.published
-                searched = row["policy"] == POLICY and record.is_planned_from(row) and not record.pinned
+                searched = row["policy"] in POLICIES and record.is_planned_from(row) and not record.pinned
                 if plan is None or not searched or not plan.rows:
+                    continue
+                if row["policy"] == "joint" and not record.is_worth_a_search(plan):
                     continue
                 budget = max(memory_bucket(plan.fields["room_bytes"]), plan.fields["planned_bytes"])
                 tasks[job] = SearchTask(
                     *(job, view.name, row["captured"], budget, plan.link_share),
                     *(view.situation.host_bytes, plan.fields["iteration_us"], plan.rows, plan.order),
-                    row["search_time"] or seconds,
+                    *(row["search_time"] or seconds, row["policy"]),
                 )
         return tasks
 

@@ -192,7 +192,7 @@ CREATE TABLE tensile.searches (
     ended_at     timestamptz
 );
 COMMENT ON TABLE tensile.searches IS
-    'searches for better plans by jobs with policy swapadvisor; see view search';
+    'searches for better plans by jobs; see view search';
 COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
 COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may use';
 COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search, in seconds';

@@ -163,7 +163,7 @@ CREATE VIEW tensile.search WITH (security_invoker = true) AS
            s.generation, s.evaluations, s.first_us, s.best_us, s.cached, s.budget_bytes, s.seconds
     FROM tensile.searches s JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
 COMMENT ON VIEW tensile.search IS
-    'progress of the search for a better plan of each job with policy swapadvisor';
+    'progress of the search for a better plan, of each job that has one: policies swapadvisor and joint';
 COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
 COMMENT ON COLUMN tensile.search.elapsed IS
     'time since the search began; null: not begun, or an earlier result is as good';

@@ -1,4 +1,4 @@
-"""Jobs of policy swapadvisor: a search finds a better plan and order of operators while they train."""
+"""Searches for better plans while jobs train: of policy swapadvisor, with another order of operators, and of joint."""
 
 from __future__ import annotations
 
@@ -139,6 +139,18 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
     assert lab.order(searched)
     losses = "SELECT array_agg(loss ORDER BY epoch) FROM tensile.epoch_metrics WHERE job = %s"
     assert value(lab.conn, losses, lab.plain) == value(lab.conn, losses, searched)
+
+
+@pytest.mark.long
+def test_a_long_job_of_the_default_policy_is_searched_for(lab: Searching) -> None:
+    """Long: short jobs are not. Nothing is found for them that changes a bit, and the plan in force is the result's."""
+    job = lab.train("wide", "joint", epochs=FOREVER, search_time=5)
+    lab.await_training(job)
+    lab.await_state(job, "finished")
+    first, best, evaluations, order = lab.search(job, "first_us, best_us, evaluations, generation")
+    assert best <= first and evaluations > 0 and order == 0
+    lab.await_log("search", job, "has ended")
+    lab.cancel(job)
 
 
 @pytest.mark.long

@@ -5,9 +5,13 @@ They only save work, for everything that counts is in the catalogue and in share
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+SEARCH_AFTER = 10.0  # seconds with a trace before a search is made for a job of policy joint: short jobs gain nothing
+SEARCH_BEYOND = 1.05  # times the iteration without a plan: beyond it, a search may gain something
 
 
 class Plan(NamedTuple):
@@ -55,6 +59,14 @@ class JobRecord:
     answered: bool = False  # a planner that had this trace has answered
     deaths: int = 0  # in a row, of planners that had this trace
     set_aside: bool = False
+    searched: bool = False  # a search for a better plan was begun, and its result is of use
+    since: float = field(default_factory=time.monotonic)
+
+    def is_worth_a_search(self, plan: Plan) -> bool:
+        """Return whether a search should be made for a job of policy joint with this plan, or was made for it."""
+        slow = plan.fields["iteration_us"] > SEARCH_BEYOND * plan.fields["vanilla_us"]
+        self.searched |= slow and time.monotonic() - self.since >= SEARCH_AFTER
+        return self.searched
 
     def is_planned_from(self, row: Mapping[str, Any]) -> bool:
         """Return whether the newest plan was made for the trace of this row."""

@@ -1,4 +1,4 @@
-"""The scheduler's searches for better plans, for jobs of policy swapadvisor.
+"""The scheduler's searches for better plans, for jobs of the policies swapadvisor and joint.
 
 One search runs at a time, the others queue. Each is a child process of its own (children/search.py), which ends when
 the job ends, sends another trace or is given other memory. Results are stored in the catalogue, by the graph's
@@ -23,7 +23,7 @@ from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 EXTRA_TIME = 60.0  # seconds by which a search may exceed its time
-POLICY = "swapadvisor"
+POLICIES = ("swapadvisor", "joint")
 
 
 class SearchTask(NamedTuple):
@@ -39,6 +39,7 @@ class SearchTask(NamedTuple):
     rows: bytes
     order: bytes
     seconds: float
+    policy: str
 
 
 @dataclass
@@ -185,6 +186,7 @@ class Searches:
         if not rows:
             return None
         header = {
+            "policy": task.policy,
             "profile": json.loads(rows[0]["profile"]),
             "link_share": task.link_share,
             "budget_bytes": task.budget_bytes,

@@ -32,12 +32,20 @@ class Search:
     """Search for the plans of one job; `found` is called with each plan that is better than those before it."""
 
     def __init__(
-        self, planner: JobPlanner, tries: int = TRIES, seed: int = 0, found: Callable[[Candidate], None] | None = None
+        self,
+        planner: JobPlanner,
+        tries: int = TRIES,
+        seed: int = 0,
+        found: Callable[[Candidate], object] | None = None,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Prepare to make `tries` passes for each budget, until `over` returns True."""
+        self.evaluations = 0  # plans that were simulated
         self._planner = planner
         self._tries = tries
         self._seed = seed
         self._found = found or (lambda _: None)
+        self._over = over
 
     def best(self, budget_bytes: int) -> Candidate | Shortage:
         """Return the plan for a budget in bytes, after those for somewhat smaller ones."""
@@ -83,18 +91,23 @@ class Search:
 
     def _descents(self, best: Outcome, footprint_bytes: int, tries: int, random: Random) -> Iterable[Outcome]:
         """Yield ever better outcomes."""
-        planner, extra, costs = self._planner, dict[Way, float](), None
+        planner = self._planner
+        extra: ExtraCosts = {}
+        costs: Mapping[Way, float] | None = None
         for _ in range(tries):
+            if self._over():
+                return
             prices, penalties = best.prices, extra
             if random.random() < PENALISED:
                 costs = planner.costs(best.candidate.plan) if costs is None else costs
                 penalties = _penalised(extra, costs, random)
             else:
                 prices = _near(prices, random)
+            self.evaluations += 1
             outcome = planner.descend(footprint_bytes, prices, penalties)
             if outcome is not None and outcome.candidate.us <= best.candidate.us:
                 better = is_better(outcome.candidate, best.candidate)
-                best, extra, costs = outcome, dict(penalties), None
+                best, extra, costs = outcome, penalties, None
                 if better:
                     yield outcome
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.joint import policy
 from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.joint.sweep import Shortage
@@ -68,15 +68,15 @@ def test_a_search_finds_faster_plans_and_tells_of_each(trace):
 
 def test_the_seed_determines_the_plan(trace):
     budget = budgets_of(JobPlanner(trace, PROFILE), 5)[1]
-    first, again = (POLICIES["joint"]({0: trace}, PROFILE, budget, tries=TRIES, seed=4) for _ in range(2))
+    first, again = (policy.plan({0: trace}, PROFILE, budget, tries=TRIES, seed=4) for _ in range(2))
     assert first == again
 
 
 def test_jobs_together_stay_within_the_budget(trace):
     planner = JobPlanner(trace, PROFILE, 0.5)
     budget = 2 * budgets_of(planner, 5)[2]
-    plain = POLICIES["joint"]({1: trace, 2: trace}, PROFILE, budget)
-    searched = POLICIES["joint"]({1: trace, 2: trace}, PROFILE, budget, tries=TRIES)
+    plain = policy.plan({1: trace, 2: trace}, PROFILE, budget)
+    searched = policy.plan({1: trace, 2: trace}, PROFILE, budget, tries=TRIES)
     assert sum(footprint(trace, plan).device_peak_bytes for plan in searched.values()) <= budget
     us = [sum(planner.candidate(plan).us for plan in plans.values()) for plans in (searched, plain)]
     assert us[0] <= us[1]

@@ -19,8 +19,10 @@ from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.plan.validation import validate
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
@@ -76,7 +78,14 @@ def ask(child: Connection, trace: Trace, start: Plan, latency_us: Any = (), shar
 
 
 def send(child: Connection, trace: Trace, start: Plan, latency_us: Any = (), share: float = 1.0, **fields: Any) -> None:
-    header = {"profile": asdict(RTX_A6000), "link_share": share, "budget_bytes": 4 * MIB, "seconds": 1.0, "seed": 5}
+    header = {
+        "policy": "swapadvisor",
+        "profile": asdict(RTX_A6000),
+        "link_share": share,
+        "budget_bytes": 4 * MIB,
+        "seconds": 1.0,
+        "seed": 5,
+    }
     header |= {"processes": 1, "host_bytes": 1 << 40, "plan_events": 1024}
     average = np.asarray(latency_us, "<f4").tobytes()
     buffers = [trace.to_bytes(), average, start.rows, start.order_bytes]
@@ -105,6 +114,24 @@ def test_what_is_found_is_a_better_plan_within_the_memory(child: Connection) -> 
 def plan_of(frame: Frame) -> Plan:
     rows, order = frame.buffers
     return Plan.from_rows(bytes(rows), order=bytes(order))
+
+
+def test_the_policy_joint_searches_in_its_own_way(child: Connection) -> None:
+    """The plan of the least memory is slow, and there is room for a faster one."""
+    trace = network(12)
+    budget = least_bytes(trace) * 3 // 2
+    start = swaps(trace, idle_intervals(trace))
+    send(child, trace, start, policy="joint", budget_bytes=budget, seconds=30)
+    frames = [receive(child)]
+    while not frames[-1].header["done"]:
+        frames.append(receive(child))
+    header, plan = frames[-1].header, plan_of(frames[-1])
+    (before,) = simulate([SimulatedJob(trace, start)], RTX_A6000)
+    assert header["first_us"] == pytest.approx(before.iteration_us)
+    assert header["iteration_us"] <= JobPlanner(trace, RTX_A6000).within(budget).us < before.iteration_us
+    assert header["evaluations"] > 0 and header["generation"] == 0
+    validate(trace, plan)
+    assert footprint(trace, plan).device_peak_bytes == header["device_peak_bytes"] <= budget
 
 
 def test_a_plan_that_nothing_beats_stays(child: Connection) -> None:
