@@ -30,6 +30,7 @@ from benchmarks import (
     bench_db,
     bench_finetuning,
     bench_methods,
+    bench_planner,
     bench_systems,
     bench_tables,
     bench_tensile,
@@ -88,6 +89,8 @@ def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
         section = bench_answers.page_part(json.loads(path.read_text()))
     elif name == "allocator":
         section = bench_allocator.page_part(json.loads(path.read_text()))
+    elif name == "planner":
+        section = bench_planner.page_part(json.loads(path.read_text()))
     elif name == "tables":
         section = bench_tables.page_part(json.loads(path.read_text()))
     elif name == "soak":
