@@ -38,7 +38,7 @@ from pg_tensile.planning.bounds.classes import classified
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.trace.trace import Int64s, Trace
 
-CUTS = 32  # of an iteration
+CUTS = 16  # of an iteration: with twice as many, solving takes ten times as long, for bounds hardly higher
 INEXACT = 1e-9  # of the iteration's time: subtracted for rounding
 
 
@@ -54,8 +54,10 @@ def least_added_us(trace: Trace, profile: DeviceProfile, excess: Int64s, limit_s
 def _cuts(trace: Trace, excess: Int64s) -> Int64s:
     """Return the operators of the cuts, in order: 0, and the one with the largest excess in each of CUTS stretches.
 
-    The stretches are equally long in the mean of operators and time.
+    The stretches are equally long in the mean of operators and time. Where there are few operators, all are cuts.
     """
+    if trace.operator_count <= 2 * CUTS:
+        return np.arange(trace.operator_count)
     count, total_us = trace.operator_count, float(trace.latency_us.sum())
     reached = np.arange(count) / count + (np.cumsum(trace.latency_us) - trace.latency_us) / (total_us or 1.0)
     stretch = np.minimum((reached / 2 * CUTS).astype(np.int64), CUTS - 1)
