@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pg_tensile.planning.explain.request import Admission, Request
     from pg_tensile.planning.trace.trace import Trace
 
+BOUND_LIMIT_S = 2.0  # for the solver: whoever asks does not wait longer for a number that is only a comparison
+
 
 def run(channel: Channel, libraries: Future[None]) -> None:
     """Run the explanation: the rest of the process after JOB."""
@@ -62,7 +64,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     request = _request(spec, subject)._replace(choice=choice, warnings=warnings)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
-    explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))
+    explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target), BOUND_LIMIT_S)
     lines = render(explanation) if spec["format"] == "text" else [explanation.to_json()]
     channel.send(FrameType.RESULT, {"rows": [[line] for line in lines], "last": True})
 

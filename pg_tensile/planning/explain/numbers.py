@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pg_tensile.planning.bounds import solved_us
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.explain.request import Admission, Request
 from pg_tensile.planning.explain.start import Start, start_of
@@ -78,12 +79,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Time of a training step in µs, without a plan and, if there is one, with it."""
+    """Time of a training step in µs, without a plan and, if there is one, with it.
+
+    `bound_us`: no plan within the budget takes less; None if that is not known.
+    """
 
     vanilla_us: float
     planned_us: float | None = None
     stall_us: float | None = None
     recompute_us: float | None = None
+    bound_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,10 +196,17 @@ def _to_json(value: Any) -> Any:
 # ---- explaining ------------------------------------------------------------------------------------------------------
 
 
-def explain(request: Request, traces: Mapping[str, Trace], profile: DeviceProfile, admission: Admission) -> Explanation:
+def explain(
+    request: Request,
+    traces: Mapping[str, Trace],
+    profile: DeviceProfile,
+    admission: Admission,
+    bound_limit_s: float = 0.0,
+) -> Explanation:
     """Return the explanation of a job.
 
     `traces` are the job's graphs by name, with latencies, the training step first; empty if none could be captured.
+    `bound_limit_s`: seconds for which a solver may look for the bound of the plan's time; 0 means that none is wanted.
     """
     if not traces:
         start = start_of(request, request.claim_bytes, admission, None, None)
@@ -204,7 +216,7 @@ def explain(request: Request, traces: Mapping[str, Trace], profile: DeviceProfil
     (vanilla,) = simulate([SimulatedJob(train)], profile)
     time, plan, least = Time(vanilla.iteration_us), None, request.claim_bytes
     if request.policy != "none":
-        memory, time, plan = _planned(request, train, memory, time, profile, admission)
+        memory, time, plan = _planned(request, train, memory, time, profile, admission, bound_limit_s)
         least = memory.least_bytes
     unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
     start = start_of(request, least, admission, str(memory.largest_operator), unplanned)
@@ -212,7 +224,13 @@ def explain(request: Request, traces: Mapping[str, Trace], profile: DeviceProfil
 
 
 def _planned(
-    request: Request, train: Trace, memory: Memory, time: Time, profile: DeviceProfile, admission: Admission
+    request: Request,
+    train: Trace,
+    memory: Memory,
+    time: Time,
+    profile: DeviceProfile,
+    admission: Admission,
+    bound_limit_s: float,
 ) -> tuple[Memory, Time, PlanUse | NoPlan]:
     """Return memory, time and plan by the scheduler's decision for the job alone on the device."""
     device = DeviceState(
@@ -236,7 +254,11 @@ def _planned(
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)
-    return memory, _time(decision), PlanUse(_link(decision, profile), swapped, recomputed)
+    bound_us = None
+    if bound_limit_s > 0 and len(decision.plan):
+        bound_us = solved_us(executed, profile, max(budget, decision.planned_bytes), bound_limit_s)
+    time = replace(_time(decision), bound_us=bound_us)
+    return memory, time, PlanUse(_link(decision, profile), swapped, recomputed)
 
 
 def _graph(trace: Trace) -> Graph:

@@ -184,7 +184,17 @@ def _time_lines(explanation: Explanation) -> list[_Line]:
         spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= NOTICEABLE * time.vanilla_us]
         note = f"{change:+.1%}{': ' if spent else ''}{', '.join(spent)}"
         lines.append(_Line("", "planned", duration(time.planned_us), note))
+        if time.bound_us is not None:
+            lines.append(_Line("", "no plan below", duration(time.bound_us), _distance(time.planned_us, time.bound_us)))
     return lines
+
+
+def _distance(planned_us: float, bound_us: float) -> str:
+    """Return how a plan compares with the best one that the bound leaves possible."""
+    excess = planned_us / bound_us - 1
+    if excess < NOTICEABLE:
+        return "no other plan is faster"
+    return f"the plan is within {ceil(excess * 100)}% of the best there can be"
 
 
 def _link_lines(explanation: Explanation) -> list[_Line]:

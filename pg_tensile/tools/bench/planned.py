@@ -38,6 +38,7 @@ class PlannedPolicy:
     budget_bytes: int | None
     plan: Plan = NO_EVENTS
     planning_ms: float | None = None
+    planned_ms: float | None = None  # simulated with the latencies that it was planned with
     latency_error: float | None = None  # the median relative error of the latencies that it was planned with
     error: str | None = None
 
@@ -89,11 +90,13 @@ def with_plan(
             plan = make(planned_trace)
         else:
             plan, coding = plan_compressed(make, planned_trace, profile, options.compression, sparsity)
-            trace = trace.with_coding(coding)
+            trace, planned_trace = trace.with_coding(coding), planned_trace.with_coding(coding)
             policy = replace(policy, captured=replace(policy.captured, trace=trace))
         planning_ms = (time.perf_counter() - started) * 1e3
-        simulate([SimulatedJob(trace, plan)], profile)  # a plan that is not valid ends here
-        return replace(policy, plan=plan, planning_ms=planning_ms, latency_error=latency_error)
+        planned_ms = predicted(planned_trace, plan, profile).iteration_us / 1e3  # a plan that is not valid ends here
+        return replace(
+            policy, plan=plan, planning_ms=planning_ms, planned_ms=planned_ms, latency_error=latency_error
+        )
     except Exception as error:
         return replace(policy, error=message_of(error))
 
@@ -139,6 +142,7 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         floor_bytes=floor_bytes(trace),
         budget_bytes=policy.budget_bytes,
         planning_ms=policy.planning_ms,
+        planned_ms=policy.planned_ms,
         latency_error=policy.latency_error,
         capture_ms=workload.capture_ms,
     )
@@ -162,13 +166,14 @@ def codecs_of(plan: Plan) -> dict[str, int]:
 def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
     """Add the simulated bound for the row's device peak and, if requested, the plan's memory over time.
 
-    The bound is that of the plan's order of operators. Both use the latencies known before the rounds.
+    The bound is that of the policy's graph in the plan's order of operators, as a multiple of the time of the same
+    graph. Both use the latencies known before the rounds.
     """
     assert row.device_peak_bytes is not None
     trace = policy.captured.trace
     with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one
         least_us = bounds.least_us(as_executed(trace, policy.plan), profile, row.device_peak_bytes)
-        row = row.with_values(least_eor=least_us / float(workload.vanilla.trace.latency_us.sum()))
+        row = row.with_values(least_eor=least_us / float(trace.latency_us.sum()))
     if workload.options.timeline and not policy.choice.is_peer:
         row = row.with_values(timeline=timeline(trace, policy.plan, profile))
     return row

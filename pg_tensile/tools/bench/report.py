@@ -38,8 +38,9 @@ class Row:
     their median relative error against those measured before the rounds. `bytes_out` and `bytes_in` are moved over the
     link, the raw ones are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` the number of
     swap-outs of each codec. `gradient_difference` is a peer's, of its first step (peers.gradient_difference).
-    `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as known before
-    the rounds; measured times may lie below. `timeline`: memory over time (timeline.timeline), if requested.
+    `planned_ms`: the plan's simulated time with the latencies that it was planned with; `simulated_ms`: with those of
+    its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over the sum of the graph's
+    latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time (timeline.timeline), if requested.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Row:
     step_ms_max: float | None = None
     round_ms: list[float] | None = None
     first_step_ms: float | None = None
+    planned_ms: float | None = None
     simulated_ms: float | None = None
     vanilla_step_ms_median: float | None = None
     vanilla_first_step_ms: float | None = None

@@ -31,7 +31,7 @@ KEYS = """
     label keywords budget latencies early_update round_ms vanilla_first_step_ms
     workspace_peak_bytes floor_bytes budget_bytes host_arena_bytes msr eor cbr step_ms_median step_ms_min step_ms_max
     first_step_ms vanilla_step_ms_median eager_step_ms_median eager_peak_bytes stall_ms link_gbps bytes_out bytes_in
-    passive_swap_ins recomputes planning_ms latency_error capture_ms bit_identical seed threads versions error
+    passive_swap_ins recomputes planning_ms planned_ms latency_error capture_ms bit_identical seed threads versions error
 """
 MODELS = '''
 """Models of a user, in a file of theirs."""
@@ -236,6 +236,7 @@ def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
     assert zvc["codecs"].keys() == {"zvc"} and zvc["bytes_out"] < none["bytes_out"]
     assert auto["codecs"] and auto["bytes_in"] < none["bytes_in"]
     assert zvc["transfer_ms"] < none["transfer_ms"] and zvc["simulated_ms"] < none["simulated_ms"]
+    assert zvc["planned_ms"] < none["planned_ms"]
 
 
 # ---- what is only simulated -----------------------------------------------------------------------------------------

@@ -1,6 +1,17 @@
-"""Lower bounds for a trace of any size, whatever the policy: on memory, and on time within a budget.
+"""A bound on time without a solver: an iteration cut at one operator, for which a fractional knapsack is solved.
 
-Both hold for the trace as given; with early updates it is another trace.
+Every operator is executed once, so the sum of all latencies is a bound. There is another one for each operator t at
+which vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are off the device
+then. Let x + y be the part of a tensor that is off the device and comes back by a swap-in (x) or a recomputation (y). A
+tensor of this iteration is copied out before t and comes back after t, so the iteration, cut at t, takes at least
+
+    max(latencies before t, Σ out·x) + latency of t + max(latencies after t + Σ recompute·y, Σ in·x)   (1)
+
+and each lane alone has to be served within the iteration, persistent tensors included: Σ in·x, Σ out·x (2); a
+persistent tensor is copied out only if an operator writes it, and never recomputed. A recompute event executes at least
+the operator that created its tensor, and produces one tensor. Any weighted mean of (1) and (2), with any weighted mean
+in place of each maximum, is a bound as well; it is linear in x and y, so the least cost of D bytes is a fractional
+knapsack: the cheapest bytes first. (This is the dual of a linear program, with weights on a grid.)
 """
 
 from __future__ import annotations
@@ -9,12 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError
-from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.bounds.absences import least_swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.trace.recomputations import recomputable_versions
 from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Trace
@@ -27,35 +35,12 @@ WEIGHTS = tuple(  # grid of weights: of the cut, and in it of the copies out and
 )  # fmt: skip
 
 
-def check_budget(trace: Trace, peak_bytes: int) -> None:
-    """Raise BudgetError if `peak_bytes` is below `floor_bytes`."""
-    if peak_bytes < floor_bytes(trace):
-        raise BudgetError(peak_bytes, floor_bytes(trace), trace.operator_label(trace.largest_operator))
+def cut_us(trace: Trace, profile: DeviceProfile, excess: Int64s) -> float:
+    """Return a lower bound, in µs, on an iteration of any plan.
 
-
-def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
-    """Return a lower bound, in µs, on a steady-state iteration of any plan with a device peak within `peak_bytes`.
-
-    Raises BudgetError if `peak_bytes` is below `floor_bytes`.
-
-    Every operator is executed once, so the sum of all latencies is a bound. There is another one for each operator t at
-    which vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are off the
-    device then. Let x + y be the part of a tensor that is off the device and comes back by a swap-in (x) or a
-    recomputation (y). A tensor of this iteration is copied out before t and comes back after t, so the iteration, cut
-    at t, takes at least
-
-        max(latencies before t, Σ out·x) + latency of t + max(latencies after t + Σ recompute·y, Σ in·x)   (1)
-
-    and each lane alone has to be served within the iteration, persistent tensors included: Σ in·x, Σ out·x (2); a
-    persistent tensor is copied out only if an operator writes it, and never recomputed. A recompute event executes at
-    least the operator that created its tensor, and produces one tensor. Any weighted mean of (1) and (2), with any
-    weighted mean in place of each maximum, is a bound as well; it is linear in x and y, so the least cost of D bytes is
-    a fractional knapsack: the cheapest bytes first. (This is the dual of a linear program, with weights on a grid.)
+    `excess` is int64[n]: the bytes by which the tensors without a plan exceed the budget at each operator.
     """
-    check_budget(trace, peak_bytes)
-    trace = roofline.timed(trace, profile)
     vanilla = AccessSequence(trace, NO_EVENTS)
-    excess = vanilla.footprint + trace.workspace_bytes - peak_bytes
     bound_us = float(trace.latency_us.sum())
     for stretch in np.array_split(np.arange(trace.operator_count), STRETCHES):
         if stretch.size:
@@ -105,7 +90,7 @@ def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator
     away[trace.access_tensor[trace.access_start[operator] : trace.access_start[operator + 1]]] = False
     tensors = np.flatnonzero(away & (trace.tensor_bytes > 0))
     persistent = trace.persistent[tensors]
-    out, back = (np.array(swap_us(trace, direction, profile), np.float64)[tensors] for direction in Direction)
+    out, back = (least_swap_us(trace, direction, profile)[tensors] for direction in Direction)
     out[persistent & (trace.tensor_writes[tensors] == 0)] = 0.0
     ends = np.cumsum(trace.latency_us)
     return _Cut(
