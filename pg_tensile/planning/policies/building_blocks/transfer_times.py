@@ -22,9 +22,11 @@ from pg_tensile.planning.plan.plan import EventKind, Plan
 AHEAD = 0.25  # fraction of its own time by which a swap-in is requested earlier than needed, where there is room
 
 
-def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
-    """Return the plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled."""
-    timetable = _Timetable(sequence, profile, budget_bytes)
+def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int, stretch: float = 1.0) -> Plan:
+    """Return the plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled.
+
+    `stretch`: factor on the operators' latencies, for an iteration that waits much."""
+    timetable = _Timetable(sequence, profile, budget_bytes, stretch)
     timetable.start_outs()
     timetable.start_ins()
     rows = timetable.rows
@@ -37,7 +39,7 @@ def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int
 class _Timetable:
     """Transfers of one plan; times are µs since the start of an iteration in which nothing waits."""
 
-    def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
+    def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int, stretch: float) -> None:
         trace = sequence.trace
         self.rows = sequence.plan.rows.copy()
         self.trigger: list[int] = self.rows["trigger"].tolist()  # [events], as the deadline
@@ -45,8 +47,9 @@ class _Timetable:
         self.budget = budget_bytes
         self.step: list[int] = sequence.operator_step.tolist()  # [n]
         self.memory = sequence.footprint + trace.workspace_bytes[sequence.steps]  # [s]
-        ends = np.cumsum(trace.latency_us[sequence.steps])
-        starts = ends - trace.latency_us[sequence.steps]
+        latency_us = stretch * trace.latency_us[sequence.steps]
+        ends = np.cumsum(latency_us)
+        starts = ends - latency_us
         self.starts: list[float] = starts[sequence.operator_step].tolist()  # [n]
         self.ends: list[float] = ends[sequence.operator_step].tolist()  # [n]
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event

@@ -51,6 +51,9 @@ PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the 
 OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
 PROMISING = 1.02  # factor on the best time so far up to which a plan is worth relaxing
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
+STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
+STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
+STRETCHED_PASSES = 3  # prices that are tried with each of them
 REFINEMENTS = 40  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 FOOTPRINTS = 10  # most footprints tried while the allocator takes more than the budget
@@ -207,8 +210,12 @@ class JobPlanner:
         best = outcomes[0]
         if best.candidate.us <= PERFECT * self.vanilla.us:
             return best.candidate
+        starts = [best]
+        if not isinstance(passes, Prices) and (stretched := self._stretched(outcomes, budget_bytes)) is not best:
+            starts.append(stretched)
         if passes is None and self.refinements:
-            best = self._refined(best, budget_bytes)
+            starts = [self._refined(start, budget_bytes) for start in starts]
+        best = min(starts, key=_rank)
         is_slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
@@ -223,7 +230,7 @@ class JobPlanner:
             sequence = self._try(budget_bytes, prices)
             if isinstance(sequence, Shortage):
                 least = min(least, sequence, key=lambda shortage: shortage.bytes)
-            elif candidate := self._timed(sequence, budget_bytes):
+            elif candidate := self._timed(sequence, budget_bytes, prices.stretch):
                 outcomes.append(Outcome(candidate, prices, sequence))
                 if candidate.us <= PERFECT * self.vanilla.us:
                     return outcomes[-1:], least
@@ -235,14 +242,17 @@ class JobPlanner:
 
     def starts(self, footprint_bytes: int) -> list[Outcome]:
         """Return the outcomes of the usual passes within a footprint, the best first, one for each of their prices."""
-        outcomes, _ = self._outcomes(footprint_bytes - reserved_bytes(self.trace), PRICES[: self.tries])
+        budget_bytes = footprint_bytes - reserved_bytes(self.trace)
+        outcomes, _ = self._outcomes(budget_bytes, PRICES[: self.tries])
+        if outcomes:
+            outcomes.insert(0, self._stretched(outcomes, budget_bytes))
         return list({outcome.prices: outcome for outcome in reversed(outcomes)}.values())[::-1]
 
     def descend(self, footprint_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
         """Return the outcome of one pass within a footprint; None if it finds no plan."""
         budget_bytes = footprint_bytes - reserved_bytes(self.trace)
         sequence = self._try(budget_bytes, prices, extra_costs)
-        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
+        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes, prices.stretch)):
             return None
         return self._relaxed(Outcome(candidate, prices, sequence), budget_bytes)
 
@@ -252,6 +262,19 @@ class JobPlanner:
         return self._relaxed(outcome, footprint_bytes - reserved_bytes(self.trace)).candidate
 
     # ---- passes ----
+
+    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> Outcome:
+        """Return the best outcome, of a slow iteration also of passes that count on the time in which it waits."""
+        best = outcomes[0]
+        slowdown = best.candidate.us / self.vanilla.us
+        if slowdown < STRETCHED:
+            return best
+        passes = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
+        for exponent in STRETCHES:
+            for prices in passes:
+                stretched = prices._replace(stretch=slowdown**exponent)
+                best = self._improved(best, budget_bytes, stretched, {}) or best
+        return best
 
     def _refined(self, best: Outcome, budget_bytes: int) -> Outcome:
         """Return the best outcome of more passes at the prices of `best`.
@@ -273,7 +296,7 @@ class JobPlanner:
     def _improved(self, best: Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
         """Return the outcome of another pass if it is better than the best so far, else None."""
         sequence = self._try(budget_bytes, prices, extra_costs)
-        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
+        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes, prices.stretch)):
             return None
         outcome = Outcome(candidate, prices, sequence)
         if candidate.us < PROMISING * best.candidate.us:
@@ -342,7 +365,7 @@ class JobPlanner:
             cost_us[event] += self.columns.recomputations.us(int(rows["tensor"][event]), int(rows["version"][event]))
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
-        candidate = self._timed(sequence, budget_bytes)
+        candidate = self._timed(sequence, budget_bytes, outcome.prices.stretch)
         return min(outcome, Outcome(candidate, outcome.prices, sequence), key=_rank) if candidate else outcome
 
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
@@ -354,11 +377,11 @@ class JobPlanner:
         """Return the plan of `least_bytes`."""
         return self.candidate(swaps(self.trace, idle_intervals(self.trace)))
 
-    def _timed(self, sequence: AccessSequence, budget_bytes: int) -> Candidate | None:
+    def _timed(self, sequence: AccessSequence, budget_bytes: int, stretch: float = 1.0) -> Candidate | None:
         """Return the plan with its transfers scheduled and coded; None if it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
-        return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes)))
+        return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes, stretch)))
 
 
 def is_better(first: Candidate, second: Candidate) -> bool:

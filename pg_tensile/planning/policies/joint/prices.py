@@ -27,6 +27,7 @@ class Prices(NamedTuple):
     duration_weight: float  # 0: all idle intervals count alike; 1: in proportion to their length
     longest_chain: int = LONGEST_CHAIN
     early_swap_outs: bool = False  # parameters are swapped out while the link is idle, before they have to be
+    stretch: float = 1.0  # factor on the latencies where the link's free time is counted: a slow iteration has more
 
 
 # The passes for one job, in this order: small traces get more of them than large ones. No record is left of how the

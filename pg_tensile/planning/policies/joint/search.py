@@ -23,7 +23,8 @@ STARTS = 2  # plans that a search starts from, half of the tries each
 FEWER = 3  # plans for less memory that a search takes into account
 STEP = 0.05  # of the budget, between two of them
 PENALISED = 0.5  # of the tries have extra costs, the others have other prices
-PRICE_SPREAD, WEIGHT_SPREAD = 0.5, 0.15  # standard deviations: of the link price's logarithm, of the weight
+# Standard deviations: of the link price's logarithm, of the weight, of the stretch's logarithm
+PRICE_SPREAD, WEIGHT_SPREAD, STRETCH_SPREAD = 0.5, 0.15, 0.2
 OTHER_CHAIN = 0.2  # of the tries with other prices have another longest chain, too
 MOST_PENALTIES = 10
 
@@ -118,7 +119,10 @@ def _near(prices: Prices, random: Random) -> Prices:
     chain = prices.longest_chain
     if random.random() < OTHER_CHAIN:
         chain = random.choice(sorted({each.longest_chain for each in PRICES}))
-    return prices._replace(link_price=link_price, duration_weight=weight, longest_chain=chain)
+    stretch = prices.stretch
+    if stretch > 1:
+        stretch = max(1.0, stretch * math.exp(random.gauss(0, STRETCH_SPREAD)))
+    return prices._replace(link_price=link_price, duration_weight=weight, longest_chain=chain, stretch=stretch)
 
 
 def _penalised(extra: ExtraCosts, costs: Mapping[Way, float], random: Random) -> ExtraCosts:

@@ -19,14 +19,17 @@ class SwapInSlot(NamedTuple):
 
 
 class SwapSlots:
-    """The lanes, and the tensors that need no copy out any more. `now` is the operator that a pass has reached."""
+    """The lanes, and the tensors that need no copy out any more. `now` is the operator that a pass has reached.
 
-    def __init__(self, columns: Columns, profile: DeviceProfile) -> None:
+    `stretch`: factor on the latencies, by which the lanes have more time; because of all that the job waits for."""
+
+    def __init__(self, columns: Columns, profile: DeviceProfile, stretch: float = 1.0) -> None:
         self._operators = columns.operators
         self._out_us, self.in_us = (
             [profile.handover_us + us for us in swap_us(columns.trace, direction, profile)] for direction in Direction
         )
-        self._out, self._into = Lane(columns.us), Lane(columns.us)
+        free_us = columns.us if stretch == 1 else [us * stretch for us in columns.us]
+        self._out, self._into = Lane(free_us), Lane(free_us)
         self.copied: set[int] = set()  # tensors with a current host copy
 
     def out_us(self, tensor: int) -> float:

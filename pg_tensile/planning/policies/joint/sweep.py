@@ -67,7 +67,7 @@ class _Sweep:
         self.early_swap_outs = prices.early_swap_outs
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
         self.off = OffDeviceTensors(columns)
-        self.slots = SwapSlots(columns, profile)
+        self.slots = SwapSlots(columns, profile, prices.stretch)
         self.pricing = Pricing(columns, profile.launch_us, prices, extra_costs, self.off, self.slots)
         self.due: list[list[int]] = [[] for _ in range(self.count)]  # [n]: tensors due back at an operator
         self.freed_first: dict[
