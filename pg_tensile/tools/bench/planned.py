@@ -94,9 +94,7 @@ def with_plan(
             policy = replace(policy, captured=replace(policy.captured, trace=trace))
         planning_ms = (time.perf_counter() - started) * 1e3
         planned_ms = predicted(planned_trace, plan, profile).iteration_us / 1e3  # a plan that is not valid ends here
-        return replace(
-            policy, plan=plan, planning_ms=planning_ms, planned_ms=planned_ms, latency_error=latency_error
-        )
+        return replace(policy, plan=plan, planning_ms=planning_ms, planned_ms=planned_ms, latency_error=latency_error)
     except Exception as error:
         return replace(policy, error=message_of(error))
 
