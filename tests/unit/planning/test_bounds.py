@@ -246,6 +246,16 @@ def test_a_recomputation_may_come_early_and_hide_a_swap_in() -> None:
     assert device_peak(trace, plan) == 16 * MIB
 
 
+def test_the_smallest_tensors_may_be_anywhere() -> None:
+    """Both tensors are in the way of operator 2; only tensor 1 is large enough to count."""
+    trace = trace_of(
+        (1e6, {0: READ, 1: CREATE, 2: CREATE}), (10.0, {3: CREATE}), (10.0, {1: READ, 2: READ}),
+        sizes=(0, 8 * MIB, 16 << 10, 16 * MIB),
+    )  # fmt: skip
+    added = least_us(trace, SLOW, 16 * MIB) - float(trace.latency_us.sum())
+    assert added == pytest.approx(2 * SLOW.transfer_us(8 * MIB, Direction.OUT), rel=0.02)
+
+
 def test_tensors_that_no_operator_accesses_may_be_anywhere() -> None:
     trace = trace_of((100.0, {0: READ}), (100.0, {0: READ}), sizes=(MIB, 64 * MIB), persistent=1)
     assert least_us(trace, SLOW, MIB) == pytest.approx(200.0)
