@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_no_plan_is_faster(random: Random, style: Style) -> None:
     assert least_us(trace, profile, device_peak(trace, plan)) <= us_of(trace, plan, profile) * ROUNDING
 
 
-@given(random=dice(), cuts=st.integers(1, 6), like=st.sampled_from((1.03, 30.0)), part=st.floats(0.2, 0.8))
+@given(random=dice(), cuts=st.integers(1, 6), like=st.sampled_from((1.03, 1e9)), part=st.floats(0.2, 0.8))
 @settings(max_examples=40, deadline=None)
 def test_no_plan_is_faster_wherever_the_iteration_is_cut(random: Random, cuts: int, like: float, part: float) -> None:
     """Between a few cuts, many tensors lie alike."""
@@ -244,6 +245,19 @@ def test_a_recomputation_may_come_early_and_hide_a_swap_in() -> None:
     ])  # fmt: skip
     assert us_of(trace, plan, SLOW) == pytest.approx(float(trace.latency_us.sum()) + moved)
     assert device_peak(trace, plan) == 16 * MIB
+
+
+def test_a_class_costs_what_its_cheapest_member_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of tensors 1 and 2 has to leave; a byte of tensor 1, which is larger, costs less."""
+    monkeypatch.setattr(classes, "LIKE", 1e9)
+    profile = replace(SLOW, transfer_latency_us=5000.0)
+    trace = trace_of(
+        (1e6, {0: READ, 1: CREATE, 2: CREATE}), (10.0, {3: CREATE}), (10.0, {1: READ, 2: READ}),
+        sizes=(0, 16 * MIB, MIB, 16 * MIB),
+    )  # fmt: skip
+    moved = 2 * profile.transfer_us(16 * MIB, Direction.OUT)
+    added = least_us(trace, profile, 17 * MIB) - float(trace.latency_us.sum())
+    assert 0.9 * moved < added <= moved
 
 
 def test_the_smallest_tensors_may_be_anywhere() -> None:
