@@ -74,7 +74,7 @@ def best(trace: Trace, profile: DeviceProfile, budget_bytes: int, limit_s: float
     joint = planner.best(budget_bytes)
     if isinstance(joint, Candidate):
         search.offer(joint.plan)
-    bound_us, proved, limit = least_us(trace, profile, budget_bytes), False, budget_bytes
+    bound_us, proved, limit = least_us(trace, profile, budget_bytes, SOLVING * limit_s), False, budget_bytes
     for attempt in range(ATTEMPTS):
         left_s = ends_at - time.monotonic()
         if _is_close(search.us, bound_us) or left_s <= 0:

@@ -2,10 +2,10 @@
 
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
-if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
-another device that takes memory that has not been granted. One RESULT frame ends it, with the numbers as JSON
-(planning/explain/numbers.py) or as lines of text. An error that would fail the job while it starts fails the
-explanation in the same way.
+if the job had the device to itself, and a bound on the time of any such plan. Workspaces are measured if the device is
+the host, as the job itself would do: on another device that takes memory that has not been granted. One RESULT frame
+ends it, with the numbers as JSON (planning/explain/numbers.py) or as lines of text. An error that would fail the job
+while it starts fails the explanation in the same way.
 """
 
 from __future__ import annotations

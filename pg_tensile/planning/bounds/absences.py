@@ -7,7 +7,7 @@ operator n + i is operator i of the next iteration, which is the same in the ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.trace.recomputations import Recomputations
+from pg_tensile.planning.trace.recomputations import Recomputation, Recomputations
 from pg_tensile.planning.trace.trace import Floats, Int64s, Mode, Trace
 
 
@@ -72,50 +72,43 @@ def least_swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) ->
 
 
 def _gaps(trace: Trace) -> Iterator[_Gap]:
-    recomputations, writers = Recomputations(trace), trace.writer_operator.tolist()
-    start, operators = trace.writer_start.tolist(), trace.access_operator[trace.access_by_tensor].tolist()
-    modes = trace.access_mode[trace.access_by_tensor].tolist()
-    persistent: list[bool] = trace.persistent.tolist()
-    count, versions = trace.operator_count, 0
-    for tensor in np.flatnonzero(trace.tensor_bytes).tolist():
-        span = slice(*trace.tensor_start[tensor : tensor + 2].tolist())
-        places = operators[span]
-        if not places:
-            continue
-        changes = np.cumsum([mode in (Mode.WRITE, Mode.STATS) for mode in modes[span]]).tolist()
-        written = writers[start[tensor] : start[tensor + 1]]
-        pairs = list(zip(pairwise(places), changes, strict=False))
-        if persistent[tensor]:
-            pairs.append(((places[-1], places[0] + count), changes[-1]))
-        kept = []
-        for (first, last), version in pairs:
+    recomputations, persistent, count = Recomputations(trace), trace.persistent.tolist(), trace.operator_count
+    writers: list[list[int]] = [part.tolist() for part in np.split(trace.writer_operator, trace.writer_start[1:-1])]
+    operators = trace.access_operator[trace.access_by_tensor].tolist()
+    changing = np.isin(trace.access_mode[trace.access_by_tensor], (Mode.WRITE, Mode.STATS))
+    versions = 0
+    for tensor in np.flatnonzero((trace.tensor_bytes > 0) & (np.diff(trace.tensor_start) > 0)).tolist():
+        span, written = slice(*trace.tensor_start[tensor : tensor + 2].tolist()), writers[tensor]
+        places, version_after = operators[span], np.cumsum(changing[span]).tolist()
+        newest = version_after[-1]
+        pairs = list(pairwise(places)) + [(places[-1], places[0] + count)] * persistent[tensor]
+        gaps = []
+        for (first, last), version in zip(pairs, version_after, strict=False):
             if last - first < 2:
                 continue
             if not persistent[tensor]:
-                us, until = _recomputation(recomputations, tensor, version, writers, start, persistent, count)
-                kept.append(_Gap(tensor, first, last, written[version], versions + version, False, us, until))
-            elif version or not written:
-                latest = written[version - 1] if written else first
-                kept.append(_Gap(tensor, first, last, latest, versions + version, not written, math.inf, 0))
-            else:  # the version of the previous iteration's end
-                kept.append(
-                    _Gap(tensor, first + count, last + count, written[-1], versions + changes[-1], False, math.inf, 0)
-                )
-        yield from sorted(kept, key=lambda gap: (gap.version, gap.first))
-        versions += changes[-1] + 1
+                us, until = _recomputation(recomputations.of(tensor, version), writers, persistent, count)
+                gap = _Gap(tensor, first, last, written[version], version, False, us, until)
+            elif not written:
+                gap = _Gap(tensor, first, last, first, version, True, math.inf, 0)
+            elif version == 0:  # what the previous iteration has written last
+                gap = _Gap(tensor, first + count, last + count, written[-1], newest, False, math.inf, 0)
+            else:
+                gap = _Gap(tensor, first, last, written[version - 1], version, False, math.inf, 0)
+            gaps.append(gap._replace(version=versions + gap.version))
+        yield from sorted(gaps, key=lambda gap: (gap.version, gap.first))
+        versions += newest + 1
 
 
 def _recomputation(
-    recomputations: Recomputations, tensor: int, version: int, writers: list[int], start: list[int],
-    persistent: list[bool], count: int,
-) -> tuple[float, int]:  # fmt: skip
-    """Return the µs of a recomputation, and the first operator that changes one of its inputs."""
-    recomputation = recomputations.of(tensor, version)
+    recomputation: Recomputation | None, writers: Sequence[Sequence[int]], persistent: Sequence[bool], count: int
+) -> tuple[float, int]:
+    """Return the µs of a recomputation, and the first operator that changes one of its inputs, else `count`.
+
+    `writers` are the operators that create or change each tensor.
+    """
     if recomputation is None:
         return math.inf, 0
-    until = count
-    for source in recomputation.inputs:
-        following = start[source.tensor] + source.version + (not persistent[source.tensor])
-        if not source.is_statistic and following < start[source.tensor + 1]:
-            until = min(until, writers[following])
-    return recomputation.us, until
+    inputs = (source for source in recomputation.inputs if not source.is_statistic)
+    changes = (writers[source.tensor][source.version + (not persistent[source.tensor]) :][:1] for source in inputs)
+    return recomputation.us, min((operator for change in changes for operator in change), default=count)

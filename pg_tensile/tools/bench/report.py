@@ -40,7 +40,8 @@ class Row:
     swap-outs of each codec. `gradient_difference` is a peer's, of its first step (peers.gradient_difference).
     `planned_ms`: the plan's simulated time with the latencies that it was planned with; `simulated_ms`: with those of
     its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over the sum of the graph's
-    latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time (timeline.timeline), if requested.
+    latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time
+    (timeline.timeline), if requested.
     """
 
     model: str

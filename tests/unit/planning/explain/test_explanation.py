@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
@@ -83,6 +85,30 @@ def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> Non
     assert result["recomputed"]["tensors"] == len(remade) > 0
     assert result["swapped"]["bytes"] == net.tensor_bytes[list(swapped)].sum()
     assert {row["tensor"] for row in result["swapped"]["largest"]} <= swapped
+
+
+def test_a_bound_tells_how_good_the_plan_is(net: Trace) -> None:
+    budget = half(net)
+    asked = request(memory_budget=budget)
+    explanation = explain(asked, {"train": net}, SLOW, ROOMY, bound_limit_s=60.0)
+    time = explanation.to_json()["time"]
+    assert time["bound_us"] == least_us(net, SLOW, budget)
+    assert time["vanilla_us"] < time["bound_us"] < time["planned_us"]
+    (line,) = (line for line in render(explanation) if "no plan below" in line)
+    within = re.search(r"the plan is within (\d+)% of the best there can be$", line)
+    assert within and time["planned_us"] <= time["bound_us"] * (1 + int(within[1]) / 100)
+    assert duration(time["bound_us"]) in line
+    assert explanation.time is not None
+    best = replace(explanation, time=replace(explanation.time, planned_us=time["bound_us"] * 1.0001))
+    assert any(line.endswith("no other plan is faster") for line in render(best))
+
+
+def test_there_is_no_bound_without_a_plan_or_the_time_for_it(net: Trace) -> None:
+    tight = request(memory_budget=half(net))
+    for asked, limit_s in ((request(), 60.0), (tight, 0.0), (tight, 1e-9)):
+        explanation = explain(asked, {"train": net}, SLOW, ROOMY, bound_limit_s=limit_s)
+        assert "bound_us" not in explanation.to_json()["time"]
+        assert not any("no plan below" in line for line in render(explanation))
 
 
 def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:

@@ -7,9 +7,10 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,15 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import OptionError
 from pg_tensile.planning import policies
+from pg_tensile.planning.device import profile as profiles
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.tools.bench import compression, measured, options
+from pg_tensile.tools.bench import compression, measured, options, planned
 from pg_tensile.tools.bench.contenders import same_bits
 from pg_tensile.tools.bench.report import Row, rates
 from pg_tensile.tools.cli.main import main
+from tests.unit.executing import captured_net
 
 COMMAND = Path(sys.prefix) / "bin" / "pg-tensile"
 KEYS = """
@@ -31,7 +36,8 @@ KEYS = """
     label keywords budget latencies early_update round_ms vanilla_first_step_ms
     workspace_peak_bytes floor_bytes budget_bytes host_arena_bytes msr eor cbr step_ms_median step_ms_min step_ms_max
     first_step_ms vanilla_step_ms_median eager_step_ms_median eager_peak_bytes stall_ms link_gbps bytes_out bytes_in
-    passive_swap_ins recomputes planning_ms planned_ms latency_error capture_ms bit_identical seed threads versions error
+    passive_swap_ins recomputes planning_ms planned_ms latency_error capture_ms bit_identical seed threads versions
+    error
 """
 MODELS = '''
 """Models of a user, in a file of theirs."""
@@ -249,6 +255,7 @@ def test_a_simulation_executes_nothing_and_may_be_larger_than_the_machine(folder
     assert none["peak_bytes"] == none["predicted_peak_bytes"] > 3 * 4 * 300_000**2
     assert (none["device"], none["link_gbps"], none["bit_identical"]) == ("sim:RTX_A6000", 25, None)
     assert none["eager_step_ms_median"] is None and none["step_ms_median"] == none["simulated_ms"] > 0
+    assert none["planned_ms"] == none["simulated_ms"] and none["least_eor"] == pytest.approx(1)
     assert recompute["eor"] > 1
 
 
@@ -285,11 +292,24 @@ def test_settings_of_one_policy(folder, monkeypatch):
     assert status == 0 and [row["bit_identical"] for row in (none, first, second)] == [True] * 3
     (budget, one, _, measured), (share, _, name, estimated) = asked
     assert (budget, one, share, name) == (None, 1, 2 * none["peak_bytes"], "y")
+    asked_us = measured, estimated
     assert len(measured) == len(estimated) and measured != estimated
     assert first["label"] == "lanes:lanes=1:early_update=true" and first["keywords"] == {"lanes": 1}
     assert [row["early_update"] for row in (none, first, second)] == [False, True, False]
     assert (first["peak_bytes"], second["peak_bytes"]) == (first["predicted_peak_bytes"], none["peak_bytes"])
     assert [row["latencies"] for row in (first, second)] == ["measured", "roofline"]
+    assert [row["planned_ms"] for row in (first, second)] == [pytest.approx(sum(us) / 1e3, abs=1e-5) for us in asked_us]
+
+
+def test_the_least_eor_is_that_of_the_policys_own_graph():
+    """Its operators may take another time than vanilla's."""
+    captured, profile = captured_net(), profiles.RTX_A6000
+    latency_us = roofline.estimate(captured.trace, profile)
+    slow, fast = (replace(captured, trace=captured.trace.with_latencies(latency_us * factor)) for factor in (2, 1))
+    policy = planned.PlannedPolicy(options.PolicyChoice("none", "none"), slow, None)
+    workload: Any = SimpleNamespace(vanilla=fast, options=SimpleNamespace(timeline=False))
+    row = Row("net", "none", "cpu", 4, device_peak_bytes=footprint(slow.trace).device_peak_bytes)
+    assert planned.distance(row, workload, policy, profile).least_eor == pytest.approx(1)
 
 
 def test_a_light_run_takes_fewer_steps_and_leaves_out_slow_policies(folder, monkeypatch):
