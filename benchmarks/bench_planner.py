@@ -140,7 +140,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 def check(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     undercut = [row for row in rows if row["bound"] and row["found"] < row["bound"] * (1 - 1e-9)]
     worse = [row for row in rows if row["found"] > row["first"] * (1 + 1e-9)]
-    counts = {
+    counts: dict[str, Sequence[object]] = {
         "slower with more memory": slower_with_more(rows),
         "searched and slower": worse,
         "below the bound": undercut,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-SEARCH_AFTER = 10.0  # seconds with a trace before a search is made for a job of policy joint: short jobs gain nothing
+SEARCH_AFTER = 60.0  # seconds with a trace before a search is made for a job of policy joint: short jobs gain nothing
 SEARCH_BEYOND = 1.05  # times the iteration without a plan: beyond it, a search may gain something
 
 
