@@ -80,8 +80,8 @@ class Searching(Lab):
         row = self.conn.execute(f"SELECT {columns} FROM tensile.search WHERE job = %s", (job,)).fetchone()
         return row if row is None or "," in columns else row[0]
 
-    def await_state(self, job: int, *states: str) -> None:
-        self.wait_until(lambda: self.search(job) in states, what=lambda: f"{self.search(job)}: {self.told()}")
+    def await_state(self, job: int, *states: str, timeout: float = 60) -> None:
+        self.wait_until(lambda: self.search(job) in states, timeout, lambda: f"{self.search(job)}: {self.told()}")
 
     def order(self, job: int) -> bytes:
         return bytes(value(self.conn, "SELECT plan_order FROM tensile.footprints WHERE job = %s", job) or b"")
@@ -142,11 +142,12 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_a_long_job_of_the_default_policy_is_searched_for(lab: Searching) -> None:
-    """Long: short jobs are not. Nothing is found for them that changes a bit, and the plan in force is the result's."""
+    """Long: a search begins after a minute."""
     job = lab.train("wide", "joint", epochs=FOREVER, search_time=5)
     lab.await_training(job)
-    lab.await_state(job, "finished")
+    lab.await_state(job, "finished", timeout=300)
     first, best, evaluations, order = lab.search(job, "first_us, best_us, evaluations, generation")
     assert best <= first and evaluations > 0 and order == 0
     lab.await_log("search", job, "has ended")
