@@ -2,7 +2,6 @@
 
 Each operator has an exponential moving average of what is typical of its and its twins' last three measurements
 (twins.py), so that a single outlier of any size has no effect, and a lasting change shows with its second measurement.
-While bursts of a busy neighbour are seen in these three, a lasting slowdown shows with the third.
 """
 
 from __future__ import annotations
@@ -79,7 +78,8 @@ class LatencyAverages:
         self._count[changed] = np.minimum(self._count[changed] + 1, _MOST)
         replaces = (self._of_twins(usable(self._recent).sum(0)) >= LEAST) & (self._count <= _RECENT)
         weight = np.where(replaces, 1.0, np.maximum(self._weight, 1 / (self._count + 1)))[changed]
-        self._latency[changed] += weight * (typical_us(self._recent, self._twins)[changed] - self._latency[changed])
+        typical = typical_us(self._recent, self._twins, follow=True)[changed]
+        self._latency[changed] += weight * (typical - self._latency[changed])
 
     def _of_twins(self, numbers: NDArray[np.generic]) -> Floats:
         """Return the sum of one number for each operator over all its twins, for each operator."""

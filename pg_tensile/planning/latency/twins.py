@@ -2,24 +2,22 @@
 
 *Twins* are operators of equal target, signature, work and sizes of the tensors that they access. They do the same, so
 every reading of one is a reading of all of them: a training step of hundreds of operators has some dozens of calls, and
-an operator that was measured three times has dozens of readings. The latency of twins is, in each round, the median of
-their readings, and over the rounds the median of these, so that a round that was slow as a whole has no effect.
+an operator that was measured three times has dozens of readings. The latency of twins is the median of all of them.
 
 A busy neighbour does not stretch readings evenly: it lets some pass as they are and makes others several times as long.
 Once the latter are more than half of them, a median is wrong however many there are. Such *bursts* have a shape of
 their own: among twins in one round the shortest readings lie close together, and the median lies far above them.
 Rounds are not compared with one another for this, because a lasting change would look the same. The shape is that of
-the whole iteration, for few twins are enough to see it alone. With bursts, a low quantile of all readings takes the
-place of the medians.
+the whole iteration, for few twins are enough to see it alone. With bursts, the median is that of the readings that are
+hardly longer than the shortest ones.
 
-The constants come from simulation: 60 iterations of 450 operators in 58 groups, three rounds each, drawn by
-tests/unit/planning/latency/noise.py (test_twins.py checks them):
+The constants come from simulation: iterations of 60 to 450 operators in 20 to 58 groups, one and three rounds each,
+drawn by tests/unit/planning/latency/noise.py (test_twins.py checks them):
 
-- `STEEP`: the mean of `steepness` was 0.46 or more in log-normal noise of deviations from 0.07 (a quiet machine) to 1,
-  and less than 0.44 in 98 % of the iterations in which bursts lengthened 50 % to 70 % of the readings.
-- `LOW`: among quantiles in steps of 0.05, the one with the smallest error on average where bursts lengthened 50 % to
-  60 % of the readings. Where they lengthened fewer, it was too low, by less than the deviation of a quiet machine.
-- `STRETCHES`: of iterations with fewer groups to look at (120 operators), some without bursts had less than `STEEP`.
+- `STEEP`, `CERTAIN`: the mean of `steepness` was 0.54 to 0.57 on average in log-normal noise of any deviation, and 0.33
+  to 0.41 where bursts lengthened 40 % to 70 % of the readings. Fewer than 1 in 200 draws of the former count as bursts.
+- `SHORT`, `CLEAN`: with a larger `CLEAN` readings that were lengthened a little are taken for clean ones, with a
+  smaller one clean readings are lost; from 1.3 to 1.5 the error was about the same.
 """
 
 from __future__ import annotations
@@ -31,9 +29,11 @@ from pg_tensile.planning.trace.trace import Bools, Floats, Int32s, Trace
 
 LEAST = 3  # readings of twins, with which they replace a prediction
 RANGE_US = (1e-3, 1e12)  # a nanosecond, eleven days; values outside are not readings
-LOW = 0.2
-STEEP = 0.44
-STRETCHES = 30
+STEEP = 0.5  # mean of `steepness` that bursts stay below
+CERTAIN = 2.0  # … by this number of its standard errors
+SHORT = 0.1  # share of readings that are shorter than what `CLEAN` refers to
+CLEAN = 1.5  # largest ratio to it of a reading that was not lengthened
+_FEWEST = 8  # groups and rounds whose steepness has a mean
 _MEMBERS = 5  # least number of twins in which bursts can be seen
 _NEAR = 0.2  # share of the readings that are the shortest ones
 
@@ -53,19 +53,18 @@ def usable(readings: ArrayLike) -> Bools:
     return (readings >= RANGE_US[0]) & (readings <= RANGE_US[1])
 
 
-def typical_us(readings: ArrayLike, twins: Int32s) -> Floats:
+def typical_us(readings: ArrayLike, twins: Int32s, follow: bool = False) -> Floats:
     """Return the latency of each operator, float64[operators], µs; NaN if neither it nor a twin was measured.
 
-    `readings` are float64[rounds, operators], µs; those that are not `usable` are ignored. `twins` are the operators'
-    groups. Of an even number of rounds the smaller one of the two in the middle counts, because disturbances only ever
-    lengthen a reading.
+    `readings` are float64[rounds, operators], µs, of at least one round; those that are not `usable` are ignored.
+    `twins` are the operators' groups. With `follow`, the latencies of each round are compared, because operators may
+    have become slower or faster for good between two of them: the round in the middle counts, and of an even number
+    the smaller one of the two in the middle, because disturbances only ever lengthen a reading.
     """
     readings = np.asarray(readings, np.float64)
-    if bursts(readings, twins):
-        sorts = _Sorted(readings, twins, rounds_apart=False)
-        return sorts.at(np.floor(LOW * (sorts.count - 1)))[0, twins]
-    sorts = _Sorted(readings, twins, rounds_apart=True)
-    ordered = np.sort(sorts.medians(), axis=0)  # NaN come last
+    sorts = _Sorted(readings, twins, rounds_apart=follow)
+    latency = sorts.clean_medians() if bursts(readings, twins) else sorts.medians()
+    ordered = np.sort(latency, axis=0)  # NaN come last
     middle = (np.maximum(1, np.isfinite(ordered).sum(0)) - 1) // 2
     return ordered[middle, np.arange(ordered.shape[1])][twins]
 
@@ -73,7 +72,9 @@ def typical_us(readings: ArrayLike, twins: Int32s) -> Floats:
 def bursts(readings: ArrayLike, twins: Int32s) -> bool:
     """Return whether readings [rounds, operators] are lengthened in bursts; False if there are too few to tell."""
     found = steepness(np.asarray(readings, np.float64), twins)
-    return len(found) >= STRETCHES and bool(found.mean() < STEEP)
+    if len(found) < _FEWEST:
+        return False
+    return bool(found.mean() + CERTAIN * found.std(ddof=1) / np.sqrt(len(found)) < STEEP)
 
 
 def steepness(readings: Floats, twins: Int32s) -> Floats:
@@ -101,8 +102,10 @@ class _Sorted:
         rounds, operators = np.nonzero(usable(readings))
         values = readings[rounds, operators]
         keys = twins[operators] + (groups * rounds if rounds_apart else 0)
+        order = np.lexsort((values, keys))
         shape = (len(readings) if rounds_apart else 1, groups)
-        self._values = np.append(values[np.lexsort((values, keys))], np.nan)
+        self._keys = keys[order]
+        self._values = np.append(values[order], np.nan)
         self.count: NDArray[np.int64] = np.bincount(keys, minlength=shape[0] * groups).reshape(shape)
         self._start = (np.cumsum(self.count) - self.count.ravel()).reshape(shape)
 
@@ -113,4 +116,14 @@ class _Sorted:
 
     def medians(self) -> Floats:
         """Return the median of each row and group; NaN where there are no readings."""
-        return (self.at((self.count - 1) // 2) + self.at(self.count // 2)) / 2
+        return self._medians_of(self.count)
+
+    def clean_medians(self) -> Floats:
+        """Return the median of the readings that were not lengthened, of each row and group."""
+        limit = CLEAN * self.at(np.floor(SHORT * (self.count - 1)))
+        clean = self._values[:-1] <= limit.ravel()[self._keys]
+        return self._medians_of(np.bincount(self._keys, clean, self.count.size).astype(np.int64).reshape(limit.shape))
+
+    def _medians_of(self, shortest: NDArray[np.int64]) -> Floats:
+        """Return the medians of a number of shortest readings."""
+        return (self.at((shortest - 1) // 2) + self.at(shortest // 2)) / 2

@@ -129,7 +129,9 @@ def test_what_was_measured_beside_others_is_measured_again(device, monkeypatch):
     monkeypatch.setattr(calibration._random, "sample", lambda graphs, count: list(graphs))
     loads_seen(monkeypatch, [0.6, 0.6, 0.02, 0.6, 0.03])
     assert visits_of(calibration) == 2 * ROUNDS + 1
-    loads = {call: {s.load for s in calibration.samples if (s.target, s.signature) == call} for call in calls_of(*graphs)}
+    loads = {
+        call: {s.load for s in calibration.samples if (s.target, s.signature) == call} for call in calls_of(*graphs)
+    }
     assert {load for seen in loads.values() for load in seen} == {0.02, 0.03}
 
 

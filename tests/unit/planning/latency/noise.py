@@ -25,7 +25,7 @@ def spread(random: np.random.Generator, true_us: Floats, rounds: int, deviation:
 def bursts(random: np.random.Generator, true_us: Floats, rounds: int, share: float = 0.5) -> Floats:
     """Draw readings [rounds, operators] beside a neighbour that is busy for `share` of the time.
 
-    It is busy and idle for some dozens of operators in turn, and makes each reading 1.5 to 10 times as long.
+    It is busy and idle for some dozens of operators in turn, and makes each reading 1.2 to 10 times as long.
     """
     readings = spread(random, true_us, rounds)
     for row in readings:
@@ -34,6 +34,6 @@ def bursts(random: np.random.Generator, true_us: Floats, rounds: int, share: flo
             length = 1 + random.geometric(1 / (40 * (share if is_busy else 1 - share)))
             if is_busy:
                 stretch = row[place : place + length]
-                stretch *= np.exp(random.uniform(np.log(1.5), np.log(10), len(stretch)))
+                stretch *= np.exp(random.uniform(np.log(1.2), np.log(10), len(stretch)))
             place, is_busy = place + length, not is_busy
     return readings

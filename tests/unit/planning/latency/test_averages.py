@@ -62,6 +62,15 @@ def test_a_lasting_change_of_twins_shows_with_its_second_measurement():
     assert averages.latency_us == pytest.approx(changed_us, rel=0.2)
 
 
+def test_bursts_do_not_delay_a_lasting_change():
+    random = np.random.default_rng(0)
+    true_us, twins = noise.iteration(random)
+    averages = LatencyAverages(true_us, twins=twins)
+    for factor in (1, 1, 1, 1, 5, 5):
+        averages.add(noise.bursts(random, factor * true_us, 1)[0])
+    assert np.median(averages.latency_us / true_us) > 1.5
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -108,6 +108,23 @@ def test_attempts_are_counted_anew_once_the_machine_was_quiet(job: Job) -> None:
     assert len(job.sent) == 2
 
 
+def test_a_lasting_change_shows_with_its_second_report(job: Job) -> None:
+    job.pass_time(5)
+    job.us = 30.0
+    job.pass_time(2)
+    assert job.averages[-1].max() < 10.1
+    job.pass_time(1)
+    assert job.averages[-1].min() > 12
+
+
+def test_twins_replace_their_prediction_with_the_first_report(job: Job) -> None:
+    job.reports.begin(job, np.full(job.trace.operator_count, 1000.0))  # type: ignore[arg-type]
+    job.pass_time(1)
+    of_layers = job.averages[0][job.trace.target.codes == job.trace.target.values.index("layer")]
+    np.testing.assert_allclose(of_layers, 10.0, rtol=1e-3)
+    np.testing.assert_allclose(job.averages[0][0], 505.0, rtol=1e-3)
+
+
 def test_an_epoch_that_ends_reports_what_there_is_once(job: Job) -> None:
     job.reports.report()
     job.reports.report()
