@@ -82,5 +82,6 @@ class LatencyAverages:
         self._latency[changed] += weight * (typical - self._latency[changed])
 
     def _of_twins(self, numbers: NDArray[np.generic]) -> Floats:
-        """Return the sum of one number for each operator over all its twins, for each operator."""
-        return np.bincount(self._twins, numbers, self._twins.max(initial=-1) + 1)[self._twins]
+        """Return for each operator the sum of `numbers`, one for each operator, over it and its twins."""
+        sums = np.bincount(self._twins, numbers, self._twins.max(initial=-1) + 1)
+        return sums.astype(np.float64)[self._twins]
