@@ -14,10 +14,12 @@ hardly longer than the shortest ones.
 The constants come from simulation: iterations of 60 to 450 operators in 20 to 58 groups, one and three rounds each,
 drawn by tests/unit/planning/latency/noise.py (test_twins.py checks them):
 
-- `STEEP`, `CERTAIN`: the mean of `steepness` was 0.54 to 0.57 on average in log-normal noise of any deviation, and 0.33
-  to 0.41 where bursts lengthened 40 % to 70 % of the readings. Fewer than 1 in 200 draws of the former count as bursts.
-- `SHORT`, `CLEAN`: with a larger `CLEAN` readings that were lengthened a little are taken for clean ones, with a
-  smaller one clean readings are lost; from 1.3 to 1.5 the error was about the same.
+- `STEEP`, `CERTAIN`: the mean of `steepness` was 0.53 to 0.56 on average in log-normal noise of any deviation, and 0.31
+  to 0.42 where bursts lengthened 40 % to 70 % of the readings. At most 1 in 100 draws of the former count as bursts. Of
+  the latter, with half of the readings lengthened, nearly all of 450 operators do, half of those of 120 and few of 60.
+- `SHORT`, `CLEAN`: the error was least with a `CLEAN` of 1.2 to 1.3, little more with 1.5, and grows from there, as
+  readings that were lengthened a little are taken for clean ones. 1.5 leaves room for twins that differ, which the
+  simulation has not: of those whose operands are in a cache, and those whose are not.
 """
 
 from __future__ import annotations
