@@ -1,4 +1,9 @@
-"""Reports of latencies while a job trains: once a second an iteration is measured, and changes are sent as LATENCY."""
+"""Reports of latencies while a job trains: once a second an iteration is measured, and changes are sent as LATENCY.
+
+What was measured while others kept the device busy (load.BUSY) is not reported: another iteration is measured early
+instead, and takes its place. After `MOST_EARLY` of them in a row the load is taken for lasting, and what was measured
+counts, until the device has been seen quiet again. The load in a report tells whether it was.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,15 @@ import numpy as np
 
 from pg_tensile.execution.training.steps import PlannedSteps
 from pg_tensile.planning.latency.averages import LatencyAverages
-from pg_tensile.planning.latency.load import LoadMeter
+from pg_tensile.planning.latency.load import BUSY, LoadMeter
+from pg_tensile.planning.latency.twins import twins_of
 from pg_tensile.planning.trace.trace import Floats
 from pyworker.children.channel import Channel
 from pyworker.wire import FrameType
 
 MEASURE_INTERVAL_S = 1.0
+EARLY_INTERVAL_S = 0.25  # the load of shorter periods is uncertain, as the kernel counts in hundredths
+MOST_EARLY = 3
 
 
 class LatencyReports:
@@ -24,7 +32,8 @@ class LatencyReports:
         self._load = load
         self._steps: PlannedSteps | None = None
         self._averages = LatencyAverages(())
-        self._predicted = self._measured = np.zeros(0)  # µs, of the training step's operators
+        self._predicted = self._last = np.zeros(0)  # µs, of the training step's operators
+        self._early = 0  # iterations measured early in a row
         self._measure_at = 0.0
         self.utilisation: float | None = None
 
@@ -32,7 +41,8 @@ class LatencyReports:
         """Start to measure these steps, for whose operators `predicted_us` was predicted."""
         self._steps = steps
         self._predicted = predicted_us
-        self._averages = LatencyAverages(self._predicted, self._channel.spec["latency_weight"])
+        twins = twins_of(steps.traces()["train"])
+        self._averages = LatencyAverages(self._predicted, self._channel.spec["latency_weight"], twins)
 
     def end(self) -> None:
         self._steps = None
@@ -43,21 +53,26 @@ class LatencyReports:
         if now < self._measure_at:
             return
         self.utilisation = round(self._load.read(), 3) if self._measure_at else None
-        self._measure_at = now + MEASURE_INTERVAL_S
+        is_busy = self.utilisation is not None and self.utilisation >= BUSY
+        again = is_busy and self._early < MOST_EARLY
+        if not is_busy:
+            self._early = 0
+        self._early += again
+        self._measure_at = now + (EARLY_INTERVAL_S if again else MEASURE_INTERVAL_S)
         if self._steps is not None:
-            self.report()
+            if not again:
+                self.report()
             self._steps.measure()
 
     def report(self) -> None:
-        """Add what was measured since the last report to the averages, and send them as LATENCY."""
+        """Add the last iteration that was measured to the averages, unless it is in them, and send them as LATENCY."""
         if self._steps is None:
             return
-        measured = self._steps.measurement().latency_us
-        if not measured.any() or np.array_equal(measured, self._measured):
+        measurement = self._steps.measurement()
+        if not measurement.samples or np.array_equal(measurement.readings_us[-1], self._last):
             return
-        self._measured = measured
-        averages = self._averages
-        averages.add(measured)
+        self._last, measured, averages = measurement.readings_us[-1], measurement.latency_us, self._averages
+        averages.add(self._last)
         header = {"samples": averages.measurements, "total_us": averages.total_us, "load": self.utilisation}
         columns = (self._predicted, np.where(measured > 0, measured, np.nan), averages.latency_us)
         self._channel.send(FrameType.LATENCY, header, [column.astype("<f4").tobytes() for column in columns])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 
@@ -17,9 +19,11 @@ def trace_of(*operators: tuple[float, dict[int, Mode]], sizes: tuple[int, ...], 
     return Trace.build(rows, [Tensor(size, kind) for size, kind in zip(sizes, kinds, strict=True)])
 
 
-def network(layers: int, activation_bytes: int = 1 << 20, latency_us: float = 100.0) -> Trace:
+def network(layers: int, activation_bytes: int | Sequence[int] = 1 << 20, latency_us: float = 100.0) -> Trace:
     """Build a training step of a chain of layers, every second with an in-place operator: 3.5 operators a layer.
-    The backward operator of a layer reads its input and its output; the updates stand at the end."""
+    The backward operator of a layer reads its input and its output; the updates stand at the end. `activation_bytes`
+    is one size for all layers, or the output of each layer."""
+    outputs = [activation_bytes] * layers if isinstance(activation_bytes, int) else list(activation_bytes)
     tensors: list[Tensor] = []
     operators: list[Operator] = []
 
@@ -31,23 +35,23 @@ def network(layers: int, activation_bytes: int = 1 << 20, latency_us: float = 10
         modes = tuple(Access(accessed, mode) for accessed, mode in accesses.items())
         operators.append(Operator(target, phase, modes, latency_us=microseconds))
 
-    activations = [tensor(Kind.INPUT, activation_bytes)]
-    weights = [tensor(Kind.PARAMETER, activation_bytes // 4) for _ in range(layers)]
-    moments = [tensor(Kind.OPTIMIZER_STATE, activation_bytes // 4) for _ in range(layers)]
+    activations = [tensor(Kind.INPUT, outputs[0])]
+    weights = [tensor(Kind.PARAMETER, size // 4) for size in outputs]
+    moments = [tensor(Kind.OPTIMIZER_STATE, size // 4) for size in outputs]
     operator("placeholder", Phase.FORWARD, 0.0, {activations[0]: Mode.CREATE})
     for layer, weight in enumerate(weights):
-        output = tensor(Kind.ACTIVATION, activation_bytes)
+        output = tensor(Kind.ACTIVATION, outputs[layer])
         reads = {activations[-1]: Mode.READ, weight: Mode.READ}
         operator("layer", Phase.FORWARD, latency_us, {**reads, output: Mode.CREATE})
         if layer % 2:
             operator("relu_", Phase.FORWARD, latency_us / 10, {output: Mode.WRITE})
         activations.append(output)
-    incoming = tensor(Kind.TEMPORARY, activation_bytes)
+    incoming = tensor(Kind.TEMPORARY, outputs[-1])
     operator("loss", Phase.FORWARD, latency_us, {activations[-1]: Mode.READ, incoming: Mode.CREATE})
     gradients = []
     for layer in reversed(range(layers)):
-        gradients.append((layer, tensor(Kind.GRADIENT, activation_bytes // 4)))
-        outgoing = tensor(Kind.TEMPORARY, activation_bytes)
+        gradients.append((layer, tensor(Kind.GRADIENT, outputs[layer] // 4)))
+        outgoing = tensor(Kind.TEMPORARY, outputs[max(0, layer - 1)])
         reads = dict.fromkeys([incoming, activations[layer], activations[layer + 1], weights[layer]], Mode.READ)
         makes = {gradients[-1][1]: Mode.CREATE, outgoing: Mode.CREATE}
         operator("backward", Phase.BACKWARD, 2 * latency_us, {**reads, **makes})

@@ -1,9 +1,10 @@
 """Measurement of operators on a device, to train the latency models (TENSILE, section IV-A).
 
 Captured iterations, ideally of one model at several batch and input sizes, are executed call by call on random numbers,
-alone on the device and while other processes keep it busy. Iterations are executed as a whole and in order, because an
-operator whose operands are in the cache can be twice as fast. An operator is executed by itself, on operands made for
-it, only if the whole iteration does not fit into the allowed memory or cannot be executed on random numbers.
+alone on the device and while other processes keep it busy. What was measured beside somebody else's work, but was to be
+alone, is measured again, and replaced if the device is quiet then. Iterations are executed as a whole and in order,
+because an operator whose operands are in the cache can be twice as fast. An operator is executed by itself, on operands
+made for it, only if the whole iteration does not fit into the allowed memory or cannot be executed on random numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.latency.features import Sample, caches_of
-from pg_tensile.planning.latency.load import LoadMeter
+from pg_tensile.planning.latency.load import BUSY, LoadMeter
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.trace.trace import Kind, Trace
 
 LOADS = (0, 1, 2)  # numbers of other busy processes
 ROUNDS = 2  # over all graphs, because disturbances are temporary
 ITERATIONS = 3  # least number timed in each
+AGAIN = 2  # most further visits to a graph that was to be alone, but was not
 _SETTLE_S = 0.25  # the load is measured over a pause of this length, in which this process is idle
 _WARM_S, _TIMED_S = 0.1, 0.2  # least time of iterations before and during timing: processors slow down in a pause
 _SHARE = 0.5  # of the remaining time, for each load but the last
@@ -79,7 +81,7 @@ class Calibration:
         self._meter = LoadMeter(device_load(device.torch_device))
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure, yielding before each graph and at the end.
+        """Measure, yielding before each graph and at the end. Visits to graphs that are measured again are not counted.
 
         Stops at the time limit, after the graph in progress. Closing the generator, or an exception in it, ends the
         busy processes.
@@ -97,25 +99,36 @@ class Calibration:
             if share <= 0:
                 break
             with BusyProcesses(load, str(self._device.torch_device), torch.get_num_threads()):
-                for graph in order:
-                    if time.monotonic() < deadline:
-                        yield Progress(done, total, len(self._visits), f"the device has {what} to do")
-                        self._measure(index, graph, deadline)
-                    done += 1
+                alone: set[int] = set()
+                visits = order
+                for attempt in range(1 if load else 1 + AGAIN):
+                    for graph in visits:
+                        if time.monotonic() < deadline:
+                            yield Progress(done, total, len(self._visits), f"the device has {what} to do")
+                            if self._measure(index, graph, deadline) < BUSY:
+                                alone.add(graph)
+                        done += not attempt
+                    visits = [graph for graph in graphs if graph not in alone]
         yield Progress(total, total, len(self._visits), "")
 
     @property
     def samples(self) -> list[Sample]:
-        """One sample for each call of each graph at each number of busy processes: the median of the visits."""
+        """One sample for each call of each graph at each number of busy processes: the median of the visits.
+
+        Without busy processes, only visits to a quiet device count, if there are any.
+        """
         samples = []
-        for (_, graph, call), visits in self._visits.items():
+        for (index, graph, call), visits in self._visits.items():
+            if not self._loads[index]:
+                visits = [visit for visit in visits if visit[0] < BUSY] or visits
             trace, operator = self._captured[graph].trace, self._calls[graph][call][0]
             work = int(trace.flops[operator]), int(trace.operator_bytes[operator])
             load, latency_us = map(float, np.median(visits, axis=0))
             samples.append(Sample(call.target, call.signature, *work, load, latency_us, call.reuse, call.before))
         return samples
 
-    def _measure(self, busy: int, graph: int, deadline: float) -> None:
+    def _measure(self, busy: int, graph: int, deadline: float) -> float:
+        """Visit a graph, and return the load that was measured before."""
         captured = self._captured[graph]
         self._meter.read()
         time.sleep(_SETTLE_S)
@@ -129,6 +142,7 @@ class Calibration:
             readings = self._execute(lambda: alone, deadline)
             self.skipped |= alone.failed
         self._collect(busy, graph, readings, load)
+        return load
 
     def _execute(self, make: Callable[[], _Replay | Alone], deadline: float) -> np.ndarray:
         """Return the latencies, float64[iterations, operators], µs."""

@@ -10,8 +10,9 @@ iteration; a device has two, for different iterations, because watching the allo
 | accelerators | `EventClock`: a pair of timing events | `CachingAllocator`: the caching allocator's statistics |
 
 Memory outside PyTorch's allocator is in neither record: oneDNN's scratchpads on the host; on accelerators the
-context and memory that libraries allocate by themselves. `Measurements` keeps the last latency samples, whose medians
-become a column of the trace, and the largest workspaces, which become another.
+context and memory that libraries allocate by themselves. `Measurements` keeps the last latency samples, and what is
+typical of an operator's and its twins' samples (planning/latency/twins.py) becomes a column of the trace; so do the
+largest workspaces.
 
 `allocator_peak` and `StorageObserver` check the runtime independently of it: the allocator's high-water mark of a whole
 step, and the storages that a dispatch mode finds alive after each operator.
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pg_tensile.errors import MeasurementError
+from pg_tensile.planning.latency.twins import twins_of, typical_us
 from pg_tensile.planning.trace.trace import Mode, Trace
 
 _WINDOW = 7
@@ -177,11 +179,22 @@ class Measurement(NamedTuple):
 
     latency_us: np.ndarray  # float64[n], median of the samples; 0 if there are none
     workspace_bytes: np.ndarray  # int64[n], the largest sample; 0 if there are none
-    samples: int  # number of iterations in the medians of latency_us
+    readings_us: np.ndarray  # float64[samples, n], the samples, oldest first; 0 where an operator was not executed
+
+    @property
+    def samples(self) -> int:
+        """Number of iterations in the medians of `latency_us`."""
+        return len(self.readings_us)
 
     def apply(self, trace: Trace) -> Trace:
-        """Return the trace with these latencies, if any were measured, and the larger of both workspaces."""
-        latency = self.latency_us if self.samples else trace.latency_us
+        """Return the trace with latencies to plan with, and the larger of both workspaces.
+
+        The latencies are typical of an operator's and its twins' samples; an operator without any keeps the trace's.
+        """
+        latency = trace.latency_us
+        if self.samples:
+            typical = typical_us(self.readings_us, twins_of(trace))
+            latency = np.where(np.isfinite(typical), typical, latency)
         return trace.with_latencies(latency, np.maximum(self.workspace_bytes, trace.workspace_bytes))
 
 
@@ -213,8 +226,10 @@ class Measurements:
         np.maximum.at(self._workspace_bytes, steps, workspace)
 
     def result(self) -> Measurement:
-        latency = np.median(self._latencies, axis=0) if self._latencies else np.zeros(len(self._created_bytes))
-        return Measurement(latency, self._workspace_bytes.copy(), len(self._latencies))
+        operators = len(self._created_bytes)
+        readings = np.array(self._latencies).reshape(-1, operators)
+        latency = np.median(readings, axis=0) if self._latencies else np.zeros(operators)
+        return Measurement(latency, self._workspace_bytes.copy(), readings)
 
 
 def _one_a_step(steps: np.ndarray, reading: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Latency of operators while a job runs: predicted first, then corrected by measurements (TENSILE, section IV-E).
 
-Each operator has an exponential moving average of the median of its last three measurements, so that a single outlier
-of any size has no effect, and a lasting change shows with its second measurement.
+Each operator has an exponential moving average of what is typical of its and its twins' last three measurements
+(twins.py), so that a single outlier of any size has no effect, and a lasting change shows with its second measurement.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.errors import MeasurementError
+from pg_tensile.planning.latency.twins import LEAST, RANGE_US, typical_us, usable
+from pg_tensile.planning.trace.trace import Floats, Int32s
 
 WEIGHT = 0.2  # of a new measurement
 _RECENT = 3
 _MOST = 65535  # largest count
-_RANGE_US = (1e-3, 1e12)  # a nanosecond, eleven days; values outside are not measurements
 
 
 class LatencyAverages:
     """Moving averages of the latencies of n operators.
 
-    They start from a prediction, which counts as one measurement: the first weights are 1/2, 1/3, … down to `weight`.
+    They start from a prediction, which counts as one measurement until an operator and its twins have `LEAST` readings
+    and replace it. The weight of a measurement decreases to `weight` afterwards.
 
     >>> averages = LatencyAverages(np.array([10.0, 20.0]))
     >>> averages.add([20.0, 40.0])
@@ -28,16 +30,23 @@ class LatencyAverages:
     45.0
     """
 
-    def __init__(self, predicted_us: ArrayLike, weight: float = WEIGHT) -> None:
-        """Start from `predicted_us` [operators], each from 0 to 10¹². Raises MeasurementError."""
+    def __init__(self, predicted_us: ArrayLike, weight: float = WEIGHT, twins: Int32s | None = None) -> None:
+        """Start from `predicted_us` [operators], each from 0 to 10¹².
+
+        `twins` are the operators' groups, as of `twins_of`; by default no operator has a twin. Raises MeasurementError.
+        """
         self._latency = np.array(predicted_us, np.float64)
         if not 0 < weight <= 1:
             raise MeasurementError(f"the weight of a measurement cannot be {weight}", hint="Use 0.2, or up to 1.")
-        if self._latency.ndim != 1 or not ((self._latency >= 0) & (self._latency <= _RANGE_US[1])).all():
+        if self._latency.ndim != 1 or not ((self._latency >= 0) & (self._latency <= RANGE_US[1])).all():
             raise MeasurementError("averages begin with one finite latency for each operator")
+        operators = len(self._latency)
+        self._twins = np.arange(operators, dtype=np.int32) if twins is None else twins
+        if self._twins.shape != self._latency.shape:
+            raise MeasurementError(f"{self._twins.size} operators are in groups in a trace of {operators}")
         self._weight = weight
-        self._recent = np.full((_RECENT, len(self._latency)), np.nan)
-        self._count = np.zeros(len(self._latency), np.int64)
+        self._recent = np.full((_RECENT, operators), np.nan)
+        self._count = np.zeros(operators, np.int64)  # of measurements of the operator or a twin
 
     @property
     def latency_us(self) -> NDArray[np.float64]:
@@ -51,7 +60,7 @@ class LatencyAverages:
 
     @property
     def measurements(self) -> int:
-        """Number of measurements of the operator that was measured least often."""
+        """Number of measurements of the operator that was measured least often; those of twins count."""
         return int(self._count.min(initial=_MOST)) if len(self._count) else 0
 
     def add(self, measured_us: ArrayLike) -> None:
@@ -63,17 +72,16 @@ class LatencyAverages:
         measured = np.asarray(measured_us, np.float64)
         if measured.shape != self._latency.shape:
             raise MeasurementError(f"{measured.size} operators were measured in a trace of {len(self._latency)}")
-        valid = (measured >= _RANGE_US[0]) & (measured <= _RANGE_US[1])
+        valid = usable(measured)
         self._recent[:, valid] = np.concatenate((self._recent[1:, valid], measured[None, valid]))
-        self._count[valid] = np.minimum(self._count[valid] + 1, _MOST)
-        weight = np.maximum(self._weight, 1 / (self._count[valid] + 1))
-        self._latency[valid] += weight * (self._typical()[valid] - self._latency[valid])
+        changed = self._of_twins(valid) > 0
+        self._count[changed] = np.minimum(self._count[changed] + 1, _MOST)
+        replaces = (self._of_twins(usable(self._recent).sum(0)) >= LEAST) & (self._count <= _RECENT)
+        weight = np.where(replaces, 1.0, np.maximum(self._weight, 1 / (self._count + 1)))[changed]
+        typical = typical_us(self._recent, self._twins, follow=True)[changed]
+        self._latency[changed] += weight * (typical - self._latency[changed])
 
-    def _typical(self) -> NDArray[np.float64]:
-        """Return the median of the last three measurements; of two, the smaller one.
-
-        Disturbances only ever lengthen a measurement.
-        """
-        ordered = np.sort(self._recent, axis=0)  # NaN come last
-        middle = (np.maximum(1, np.isfinite(self._recent).sum(0)) - 1) // 2
-        return ordered[middle, np.arange(ordered.shape[1])]
+    def _of_twins(self, numbers: NDArray[np.generic]) -> Floats:
+        """Return for each operator the sum of `numbers`, one for each operator, over it and its twins."""
+        sums = np.bincount(self._twins, numbers, self._twins.max(initial=-1) + 1)
+        return sums.astype(np.float64)[self._twins]

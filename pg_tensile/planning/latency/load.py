@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+BUSY = 0.1  # load from which what was measured is measured again
 _BUSY = slice(0, 8)  # user, nice, system, idle, iowait, irq, softirq, steal; user already includes the guests' time
 _IDLE = (3, 4)
 

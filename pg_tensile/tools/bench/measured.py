@@ -1,11 +1,12 @@
 """Measurement of eager PyTorch, vanilla, every policy and every peer on the host device or an accelerator.
 
-First vanilla runs alone: the policies plan with its operators' latencies and workspaces, and on the host its step time
-sets the link. The rounds follow, in each of which every contender takes a turn, from the same weights and with the same
-data; every other round reverses the order, because a machine's speed drifts during a benchmark. For the same reason
-every program's operators are measured again in every round, and the simulator's prediction uses these latencies. The
-allocator's own record of memory comes last, because it slows a step down. (`--light` uses the first round's latencies,
-omits the allocator's record, and skips later rounds of a contender that is slower than CLOSE × vanilla.)
+First vanilla runs alone: the policies plan with its operators' latencies, pooled over twins, and its workspaces; on the
+host its step time sets the link. The rounds follow, in each of which every contender takes a turn, from the same
+weights and with the same data; every other round reverses the order, because a machine's speed drifts during a
+benchmark. For the same reason every program's operators are measured again in every round, and the simulator's
+prediction uses these latencies. The allocator's own record of memory comes last, because it slows a step down.
+(`--light` uses the first round's latencies, omits the allocator's record, and skips later rounds of a contender that is
+slower than CLOSE × vanilla.)
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pg_tensile.tools.bench.workload import build_model, prepare, seed_everythin
 CODEC_SECONDS = 20.0  # for measuring the codecs
 CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
 CLOSE = 1.15  # times vanilla's step: `--light` skips later rounds of slower contenders
-OBSERVED_STEPS = 3  # whose operators are timed; the medians count, because one step is too noisy for short operators
+OBSERVED_STEPS = 3  # whose operators are timed; one step is too noisy for operators without twins
 
 
 @dataclass(eq=False)

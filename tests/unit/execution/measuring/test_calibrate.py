@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.measuring.busy_processes import BusyProcesses
-from pg_tensile.execution.measuring.operators import ROUNDS, Calibration
+from pg_tensile.execution.measuring.operators import AGAIN, ROUNDS, Calibration
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import load, mlp
-from pg_tensile.planning.latency.load import LoadMeter
+from pg_tensile.planning.latency.load import BUSY, LoadMeter
 
 LIMIT_BYTES = 1 << 30
 
@@ -72,7 +72,12 @@ def wait_until_gone(processes: list[int]) -> None:
 # ---- measuring ----
 
 
-def test_a_calibration_measures_every_call_and_its_models_predict_them(device):
+@pytest.fixture
+def quiet(monkeypatch) -> None:
+    monkeypatch.setattr(LoadMeter, "read", lambda meter: 0.0)
+
+
+def test_a_calibration_measures_every_call_and_its_models_predict_them(device, quiet):
     graphs = [captured(2), captured(4), captured(8)]
     calibration = Calibration(graphs, device, LIMIT_BYTES, loads=(0,))
     progress = list(calibration.run())
@@ -105,6 +110,36 @@ def test_what_does_not_fit_as_a_whole_is_measured_call_by_call(device):
     assert sampled
     assert sampled < calls_of(graph)
     assert "aten.native_batch_norm.default" in small.skipped
+
+
+def loads_seen(monkeypatch, loads: list[float]) -> None:
+    """Let each visit to a graph see one of these loads, the last one from then on; a meter is read twice a visit."""
+    readings = iter(load for seen in loads for load in (0.0, seen))
+    monkeypatch.setattr(LoadMeter, "read", lambda meter: next(readings, loads[-1]))
+
+
+def visits_of(calibration: Calibration) -> int:
+    return len(list(calibration.run())) - 1
+
+
+def test_what_was_measured_beside_others_is_measured_again(device, monkeypatch):
+    """Both visits of the first round are disturbed, and so is the second graph's visit in the second round."""
+    graphs = [captured(2), captured(4)]
+    calibration = Calibration(graphs, device, LIMIT_BYTES, loads=(0,))
+    monkeypatch.setattr(calibration._random, "sample", lambda graphs, count: list(graphs))
+    loads_seen(monkeypatch, [0.6, 0.6, 0.02, 0.6, 0.03])
+    assert visits_of(calibration) == 2 * ROUNDS + 1
+    loads = {
+        call: {s.load for s in calibration.samples if (s.target, s.signature) == call} for call in calls_of(*graphs)
+    }
+    assert {load for seen in loads.values() for load in seen} == {0.02, 0.03}
+
+
+def test_a_load_that_lasts_ends_the_attempts(device, monkeypatch):
+    calibration = Calibration([captured(2), captured(4)], device, LIMIT_BYTES, loads=(0,))
+    loads_seen(monkeypatch, [2 * BUSY])
+    assert visits_of(calibration) == 2 * (ROUNDS + AGAIN)
+    assert {sample.load for sample in calibration.samples} == {2 * BUSY}
 
 
 def test_the_time_limit_ends_it_and_what_was_measured_stays(device):

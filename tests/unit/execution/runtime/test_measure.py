@@ -11,6 +11,7 @@ import torch
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.measure import HostAllocator, HostClock, Measurements, StorageObserver, allocator_peak
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.unit.handmade import network
 
 KIB = 1024
 
@@ -158,6 +159,29 @@ def test_measurements_become_the_columns_of_a_trace():
     measurements.add_workspaces(np.arange(4), np.array([4 * KIB, 10 * KIB, 0, 0]))
     assert measurements.result().apply(measured).workspace_bytes.tolist() == [0, KIB, 0, 0]
     assert measured.fingerprint == trace.fingerprint
+
+
+def test_twins_in_a_trace_share_their_readings():
+    trace = network(3)
+    layers = np.flatnonzero(trace.target.codes == trace.target.values.index("layer"))
+    measurements = Measurements(trace)
+    for longest in layers:
+        reading = np.full(trace.operator_count, 10.0)
+        reading[longest] = 500.0
+        measurements.add_latencies(np.arange(trace.operator_count), reading)
+    reading = np.full(trace.operator_count, 10.0)
+    reading[layers[0]] = 500.0
+    measurements.add_latencies(np.arange(trace.operator_count), reading)
+    result = measurements.result()
+    assert result.latency_us[layers[0]] == 255.0
+    assert result.apply(trace).latency_us.tolist() == [10.0] * trace.operator_count
+
+
+def test_an_operator_without_a_reading_keeps_its_prediction():
+    trace = small_trace().with_latencies(np.array([9.0, 8.0, 7.0, 6.0]))
+    measurements = Measurements(trace)
+    measurements.add_latencies(np.array([0, 1, 2]), np.array([1.0, 2.0, 3.0]))
+    assert measurements.result().apply(trace).latency_us.tolist() == [1.0, 2.0, 3.0, 6.0]
 
 
 def test_a_trace_keeps_what_was_not_measured():

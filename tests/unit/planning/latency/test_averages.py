@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.planning.latency.averages import LatencyAverages
+from tests.unit.planning.latency import noise
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -26,6 +27,72 @@ def test_a_lasting_change_is_followed():
     for _ in range(40):
         averages.add([30.0, 50.0])
     assert averages.latency_us == pytest.approx([30.0, 50.0], rel=1e-2)
+
+
+def test_the_third_reading_replaces_a_prediction():
+    averages = LatencyAverages([1000.0])
+    for measured in (10.0, 10.0, 10.0):
+        averages.add([measured])
+    assert averages.latency_us == [10.0]
+
+
+def test_readings_of_twins_replace_a_prediction_at_once():
+    averages = LatencyAverages([1000.0, 1000.0, 1000.0, 500.0], twins=np.array([0, 0, 0, 1], np.int32))
+    averages.add([10.0, 12.0, 300.0, 10.0])
+    assert averages.latency_us.tolist() == [12.0, 12.0, 12.0, 255.0]
+
+
+def test_a_lasting_change_of_twins_shows_with_its_second_measurement():
+    """Once whole and then lastingly; the other group stays as it is."""
+    random = np.random.default_rng(0)
+    true_us, twins = noise.iteration(random)
+    slower = twins == np.bincount(twins).argmax()
+    averages = LatencyAverages(true_us, twins=twins)
+    for _ in range(6):
+        averages.add(noise.spread(random, true_us, 1)[0])
+    before = averages.latency_us
+    changed_us = np.where(slower, 3 * true_us, true_us)
+    averages.add(noise.spread(random, changed_us, 1)[0])
+    assert averages.latency_us == pytest.approx(before, rel=0.05)
+    averages.add(noise.spread(random, changed_us, 1)[0])
+    assert (averages.latency_us[slower] > 1.3 * before[slower]).all()
+    assert averages.latency_us[~slower] == pytest.approx(before[~slower], rel=0.05)
+    for _ in range(20):
+        averages.add(noise.spread(random, changed_us, 1)[0])
+    assert averages.latency_us == pytest.approx(changed_us, rel=0.2)
+
+
+def test_bursts_do_not_delay_a_lasting_change():
+    random = np.random.default_rng(0)
+    true_us, twins = noise.iteration(random)
+    averages = LatencyAverages(true_us, twins=twins)
+    for factor in (1, 1, 1, 1, 5, 5):
+        averages.add(noise.bursts(random, factor * true_us, 1)[0])
+    assert np.median(averages.latency_us / true_us) > 1.5
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda random, true_us: noise.spread(random, true_us, 1, 0.5)[0],
+        lambda random, true_us: noise.spread(random, true_us, 1, 1.0)[0],
+        lambda random, true_us: noise.bursts(random, true_us, 1, 0.5)[0],
+    ],
+)
+def test_averages_of_twins_are_closer_to_the_truth(draw):
+    ratios = []
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        true_us, twins = noise.iteration(random)
+        predicted_us = true_us * random.lognormal(0, 1, len(true_us))
+        both = LatencyAverages(predicted_us), LatencyAverages(predicted_us, twins=twins)
+        for _ in range(8):
+            measured_us = draw(random, true_us)
+            for averages in both:
+                averages.add(measured_us)
+        own, pooled = (np.abs(np.log(averages.latency_us / true_us)).mean() for averages in both)
+        ratios.append(pooled / own)
+    assert np.mean(ratios) < 0.6
 
 
 @settings(deadline=None)
@@ -68,5 +135,7 @@ def test_what_is_not_a_beginning_is_refused():
             LatencyAverages(predicted)
     with pytest.raises(MeasurementError, match="weight"):
         LatencyAverages([1.0], weight=0.0)
+    with pytest.raises(MeasurementError, match="2 operators are in groups"):
+        LatencyAverages([1.0], twins=np.array([0, 0], np.int32))
     with pytest.raises(MeasurementError, match="3 operators were measured"):
         LatencyAverages([1.0]).add([1.0, 2.0, 3.0])
