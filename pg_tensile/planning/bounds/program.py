@@ -259,12 +259,13 @@ class _Program:
         matrix, limits = self.rows.matrix(), np.array(self.rows.limits)
         cost = np.zeros(self.rows.columns)
         cost[self.added[-1]] = 1.0
-        found = linprog(cost, matrix, limits, method="highs-ds", options={"time_limit": limit_s})
-        if found.status != 0:
-            return None
         most = 2 * (1 + sum(self.out) + sum(self.back) + sum(us for us in self.remade if us < np.inf))
         highest = np.full(self.rows.columns, most)
         highest[len(self.added) : self.shares] = 1.0
+        ranges = np.stack((np.zeros_like(highest), highest), axis=1)
+        found = linprog(cost, matrix, limits, bounds=ranges, method="highs-ds", options={"time_limit": limit_s})
+        if found.status != 0:
+            return None
         dual = np.minimum(found.ineqlin.marginals, 0.0)
         bound = float(limits @ dual + np.minimum((cost - matrix.T @ dual) * highest, 0.0).sum())
         return (min(bound, most) - INEXACT) * self.unit_us
