@@ -129,7 +129,7 @@ def test_the_bound_for_any_trace_counts_both_halves_of_an_iteration():
     moved = SLOW.transfer_us(8 * MIB, Direction.OUT)
     found = least_us(trace, SLOW, 21 * MIB)
     one_half = cut_us(trace, SLOW, trace.footprint - 21 * MIB)
-    assert one_half == pytest.approx(1e6 + 100 + 1000 + moved / 2, rel=1e-4)
+    assert one_half == pytest.approx(1e6 + 100 + 1000 + moved / 2, rel=1e-3)
     assert one_half < found < float(trace.latency_us.sum()) + 2 * (moved / 2 - 100)
     assert least_us(trace, SLOW, 18 * MIB) > found
 
