@@ -22,16 +22,14 @@ from pg_tensile.planning.trace.trace import Floats, Int64s, Mode, Trace
 class Absences(NamedTuple):
     """The g gaps between two accesses of a tensor with at least one operator between them.
 
-    `written` is the operator that wrote the version; a swap-in needs a copy out between that and `last`, but one copy
-    serves all gaps of a version. Gaps of a version that spans the end of the iteration are those after its writer. A
-    recomputation may be triggered by operators before `until`, because the inputs are changed then.
+    `written` is the operator that wrote the version, possibly in the previous iteration: a swap-in needs a copy out
+    after that. A recomputation may be triggered by operators before `until`, because the inputs are changed then.
     """
 
     tensor: Int64s  # [g]
     first: Int64s  # [g]: operator of the access before
     last: Int64s  # [g]: operator of the access after
     written: Int64s  # [g]
-    version: Int64s  # [g]: number of the version; its gaps stand together, in order
     bytes: Int64s  # [g]
     out_us: Floats  # [g]: of a copy out; 0 if the copy on the host stays current
     in_us: Floats  # [g]
@@ -47,7 +45,6 @@ class _Gap(NamedTuple):
     first: int
     last: int
     written: int
-    version: int
     copied: bool  # whether the host copy is always current
     recompute_us: float
     until: int
@@ -56,13 +53,13 @@ class _Gap(NamedTuple):
 def absences(trace: Trace, profile: DeviceProfile) -> Absences:
     """Return the gaps of all tensors that have bytes and are accessed."""
     gaps = list(_gaps(trace))
-    columns = np.array([gap[:6] for gap in gaps], np.int64).reshape(-1, 6).T
-    tensor, first, last, written, version, copied = columns
+    columns = np.array([gap[:5] for gap in gaps], np.int64).reshape(-1, 5).T
+    tensor, first, last, written, copied = columns
     out_us, in_us = (least_swap_us(trace, direction, profile)[tensor] for direction in Direction)
     out_us[copied > 0] = 0.0
     recompute_us, until = np.array([gap.recompute_us for gap in gaps]), np.array([gap.until for gap in gaps], np.int64)
     nbytes = trace.tensor_bytes[tensor]
-    return Absences(tensor, first, last, written, version, nbytes, out_us, in_us, recompute_us, until)
+    return Absences(tensor, first, last, written, nbytes, out_us, in_us, recompute_us, until)
 
 
 def least_swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) -> Floats:
@@ -76,28 +73,20 @@ def _gaps(trace: Trace) -> Iterator[_Gap]:
     writers: list[list[int]] = [part.tolist() for part in np.split(trace.writer_operator, trace.writer_start[1:-1])]
     operators = trace.access_operator[trace.access_by_tensor].tolist()
     changing = np.isin(trace.access_mode[trace.access_by_tensor], (Mode.WRITE, Mode.STATS))
-    versions = 0
     for tensor in np.flatnonzero((trace.tensor_bytes > 0) & (np.diff(trace.tensor_start) > 0)).tolist():
         span, written = slice(*trace.tensor_start[tensor : tensor + 2].tolist()), writers[tensor]
         places, version_after = operators[span], np.cumsum(changing[span]).tolist()
-        newest = version_after[-1]
         pairs = list(pairwise(places)) + [(places[-1], places[0] + count)] * persistent[tensor]
-        gaps = []
         for (first, last), version in zip(pairs, version_after, strict=False):
             if last - first < 2:
                 continue
             if not persistent[tensor]:
                 us, until = _recomputation(recomputations.of(tensor, version), writers, persistent, count)
-                gap = _Gap(tensor, first, last, written[version], version, False, us, until)
+                yield _Gap(tensor, first, last, written[version], False, us, until)
             elif not written:
-                gap = _Gap(tensor, first, last, first, version, True, math.inf, 0)
-            elif version == 0:  # what the previous iteration has written last
-                gap = _Gap(tensor, first + count, last + count, written[-1], newest, False, math.inf, 0)
-            else:
-                gap = _Gap(tensor, first, last, written[version - 1], version, False, math.inf, 0)
-            gaps.append(gap._replace(version=versions + gap.version))
-        yield from sorted(gaps, key=lambda gap: (gap.version, gap.first))
-        versions += newest + 1
+                yield _Gap(tensor, first, last, first, True, math.inf, 0)
+            else:  # version 0 is what the previous iteration has written last
+                yield _Gap(tensor, first, last, written[version - 1], False, math.inf, 0)
 
 
 def _recomputation(

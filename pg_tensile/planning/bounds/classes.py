@@ -1,12 +1,11 @@
-"""Classes of like versions: what the linear program distinguishes (program.py), so that it stays small.
+"""Classes of like gaps: what the linear program distinguishes (program.py), so that it stays small.
 
-Of the operators around a gap only their positions among the cuts matter. Versions whose gaps lie alike, and whose bytes
-cost about the same, are one class: a plan's share of its bytes takes the place of the versions' own.
+Of the operators around a gap only their positions among the cuts matter. Gaps that lie alike, and whose bytes cost
+about the same, are one class: the share of all their bytes takes the place of each one's own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +18,12 @@ NEGLECTED = 2e-3  # of the bytes in excess at a cut: the smallest tensors, which
 
 
 class Classes(NamedTuple):
-    """The gaps of all classes, those of one class together and in order.
+    """The c classes.
 
-    Positions count cuts from the begin of the iteration; past its end, they go on with K. A gap of K cuts contains the
-    cuts `first` … `last` - 1.
+    Positions count cuts from the begin of the iteration; past its end, they go on with K. The cuts `first` …
+    `last` - 1 lie in a gap.
     """
 
-    number: Int64s  # [c]: of the class
     first: Int64s  # [c]: the first cut after the access before
     last: Int64s  # [c]: the first cut at or after the access after
     written: Int64s  # [c]: the last cut at or before the operator that writes the version
@@ -51,7 +49,7 @@ def classified(gaps: Absences, cuts: Int64s, excess: Int64s, count: int) -> tupl
     short = inside(gaps, cuts, count) & (excess > 0)
     kept, neglected = _kept(gaps.bytes, short, excess)
     gaps = gaps.take(kept)
-    positions = np.concatenate([cuts, cuts + count, cuts + 2 * count])
+    positions = np.concatenate([cuts, cuts + count])
     places = np.stack([
         np.searchsorted(positions, gaps.first, "right"),
         np.searchsorted(positions, gaps.last, "left"),
@@ -61,16 +59,14 @@ def classified(gaps: Absences, cuts: Int64s, excess: Int64s, count: int) -> tupl
     costs = np.stack([gaps.out_us, gaps.in_us, gaps.recompute_us]) / gaps.bytes
     with np.errstate(divide="ignore"):
         levels = np.clip(np.log(costs) / np.log(LIKE), -1e6, 1e6).round().astype(np.int64)
-    versions = np.split(np.arange(len(gaps.bytes)), np.flatnonzero(np.diff(gaps.version)) + 1)
-    alike = defaultdict(list)
-    for version in versions:
-        alike[places[:, version].tobytes(), levels[:, version].tobytes()].append(version)
-    members = [np.stack(group, axis=1) for group in alike.values() if group[0].size]  # [gaps, versions] of each class
-    first, last, written, until = np.concatenate([places[:, group[:, 0]] for group in members], axis=1)
-    total = np.concatenate([gaps.bytes[group].sum(axis=1) for group in members])
-    out_us, in_us, recompute_us = total * np.concatenate([costs[:, group].min(axis=2) for group in members], axis=1)
-    number = np.repeat(np.arange(len(members)), [len(group) for group in members])
-    return Classes(number, first, last, written, until, total, out_us, in_us, recompute_us), neglected
+    alike, member = np.unique(np.concatenate((places, levels)), axis=1, return_inverse=True)
+    total, least = np.zeros(alike.shape[1], np.int64), np.full((3, alike.shape[1]), np.inf)
+    np.add.at(total, member, gaps.bytes)
+    for least_cost, cost in zip(least, costs, strict=True):
+        np.minimum.at(least_cost, member, cost)
+    first, last, written, until = alike[:4]
+    out_us, in_us, recompute_us = least * total
+    return Classes(first, last, written, until, total, out_us, in_us, recompute_us), neglected
 
 
 def _kept(nbytes: Int64s, short: Bools, excess: Int64s) -> tuple[Bools, Int64s]:

@@ -4,18 +4,15 @@ The iteration is cut before K operators, at each of which the tensors may exceed
 between two accesses of a tensor (a class of like ones, classes.py) and each cut k in it, columns in [0, 1] say which
 share of its bytes is off the device at the cut's operator, and how it comes back next:
 
-    u[g, k] by a swap-in, w[g, k] by a recomputation                   u + w ≤ 1
-    x[g], y[g]: the gap has a swap-in, or a recomputation              x ≥ u, y ≥ w
-    o[g]: the version has been copied out before the end of the gap    o ≥ x, o ≥ o of the version's gap before
-    E[k]: the time that the plan has added before cut k                0 ≤ E[1] ≤ … ≤ E[K], which is minimised
+    u[g, k] by a swap-in, w[g, k] by a recomputation    u + w ≤ 1
+    E[k]: the time that the plan has added before cut k  0 ≤ E[1] ≤ … ≤ E[K], which is minimised
 
 Rows, besides these definitions:
 
     memory      at each cut, Σ bytes·(u + w) ≥ the bytes in excess
     lanes       from the end of the operator at one cut to another cut, across the end of the iteration as well, a lane
-                serves what must pass it in this time: swap-ins of gaps that end in it, and lie in it (x) or are off the
-                device at its begin (u); copies out of versions that are written in it, and are off the device at its
-                end (u) or were swapped in before (o)
+                serves what must pass it in this time: swap-ins of what is off the device at its begin and accessed
+                before its end; copies out of what is written in it and off the device at its end
     link        both lanes together, if they slow each other down
     operators   likewise, what is recomputed between two cuts is at most the time added there
 
@@ -38,7 +35,7 @@ from pg_tensile.planning.bounds.classes import classified
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.trace.trace import Int64s, Trace
 
-CUTS = 16  # of an iteration: with twice as many, solving takes ten times as long, for bounds hardly higher
+CUTS = 32  # of an iteration: with three times as many, solving takes twenty times as long, for bounds hardly higher
 INEXACT = 1e-9  # of the iteration's time: subtracted for rounding
 
 
@@ -127,29 +124,16 @@ class _Program:
         self.added = [rows.column() for _ in range(self.cuts)]  # before cut k + 1
         for before, after in pairwise(self.added):
             rows.row([(before, 1.0), (after, -1.0)], 0.0)
-        self.x = [rows.column() for _ in self.out]
-        self.y = [rows.column() if us < np.inf else -1 for us in self.remade]
         self.u: list[dict[int, int]] = [{} for _ in range(self.cuts)]  # by cut: gap → column
         self.w: list[dict[int, int]] = [{} for _ in range(self.cuts)]
         for cut in short:
             within = (cut - gaps.first) % self.cuts < gaps.last - gaps.first
             for gap in np.flatnonzero(within).tolist():
-                u = self.u[cut][gap] = rows.column()
-                rows.row([(u, 1.0), (self.x[gap], -1.0)], 0.0)
-                if self.y[gap] >= 0 and cut < gaps.until[gap]:
-                    w = self.w[cut][gap] = rows.column()
-                    rows.row([(w, 1.0), (self.y[gap], -1.0)], 0.0)
-                    rows.row([(u, 1.0), (w, 1.0)], 1.0)
-        self.o = list(self.x)
-        for gap in np.flatnonzero(np.diff(gaps.number) == 0).tolist():  # the gap after it is of the same class
-            self.o[gap + 1] = self._larger(self.x[gap + 1], self.o[gap])
+                self.u[cut][gap] = rows.column()
+                if self.remade[gap] < np.inf and cut < gaps.until[gap]:
+                    self.w[cut][gap] = rows.column()
+                    rows.row([(self.u[cut][gap], 1.0), (self.w[cut][gap], 1.0)], 1.0)
         self.shares = rows.columns  # columns up to here, but for `added`, are at most 1
-
-    def _larger(self, one: int, other: int) -> int:
-        column = self.rows.column()
-        for part in (one, other):
-            self.rows.row([(part, 1.0), (column, -1.0)], 0.0)
-        return column
 
     # ---- rows ----
 
@@ -180,50 +164,29 @@ class _Program:
 
     def _lane_in(self) -> dict[_Stretch, int]:
         """Limit the swap-ins of each stretch; return the column of their time."""
-        gaps, served = self.gaps, dict[_Stretch, int]()
-        for begin in range(self.cuts):
-            last = begin + 1 + (gaps.last - begin - 1) % self.cuts  # the access after, in the time from the cut on
-            first = (last - gaps.last + gaps.first).tolist()
+        served = dict[_Stretch, int]()
+        for begin, away in enumerate(self.u):
+            gaps = np.array(list(away), np.int64)
+            last = begin + 1 + (self.gaps.last[gaps] - begin - 1) % self.cuts  # in the time from the cut on
             column: int | None = None
             for end, members in _groups(last):
-                columns = ((self.x[g] if first[g] > begin else self.u[begin].get(g), self.back[g]) for g in members)
-                terms = [(part, us) for part, us in columns if part is not None]
-                if terms:
-                    stretch = _Stretch(begin, end)
-                    column = served[stretch] = self._served(column, terms, self._time(stretch))
+                terms = [(away[gap], self.back[gap]) for gap in gaps[members].tolist()]
+                column = served[_Stretch(begin, end)] = self._served(column, terms, self._time(_Stretch(begin, end)))
         return served
 
     def _lane_out(self) -> dict[_Stretch, int]:
         """Limit the copies out of each stretch; return the column of their time."""
-        gaps, served = self.gaps, dict[_Stretch, int]()
-        starts = np.flatnonzero(np.diff(gaps.number, prepend=-1))
-        starts = starts[gaps.out_us[starts] > 0]
-        ends = np.searchsorted(gaps.number, gaps.number[starts], "right")
-        for end in range(self.cuts):
-            written = end - self.cuts + (gaps.written[starts] - end) % self.cuts  # in the time up to the cut
-            shift = (written - gaps.written[starts]).tolist()
+        served = dict[_Stretch, int]()
+        for end, away in enumerate(self.u):
+            gaps = np.array([gap for gap in away if self.out[gap] > 0], np.int64)
+            written = end - self.cuts + (self.gaps.written[gaps] - end) % self.cuts  # in the time up to the cut
             column: int | None = None
             for begin, members in reversed(list(_groups(written))):
-                columns = ((self._copied(range(starts[v], ends[v]), shift[v], end), starts[v]) for v in members)
-                terms = [(part, self.out[gap]) for part, gap in columns if part is not None]
-                if terms:
-                    around = self.cuts if begin < 0 else 0
-                    stretch = _Stretch(begin + around, end + around)
-                    column = served[stretch] = self._served(column, terms, self._time(stretch))
+                terms = [(away[gap], self.out[gap]) for gap in gaps[members].tolist()]
+                around = self.cuts if begin < 0 else 0
+                stretch = _Stretch(begin + around, end + around)
+                column = served[stretch] = self._served(column, terms, self._time(stretch))
         return served
-
-    def _copied(self, version: range, shift: int, end: int) -> int | None:
-        """Return a column that is at most 1 if a version has been copied out before a cut; None if it need not be.
-
-        `version`: its gaps. `shift`: cuts from there to the time up to the cut `end`.
-        """
-        done = away = None
-        for gap in version:
-            if self.gaps.last[gap] + shift <= end:
-                done = self.o[gap]
-            elif self.gaps.first[gap] + shift <= end:
-                away = self.u[end].get(gap)
-        return (done if away is None else away) if done is None or away is None else self._larger(done, away)
 
     def _link(self, into: dict[_Stretch, int], out: dict[_Stretch, int], speed: float) -> None:
         """Limit what both lanes serve in a stretch, because together they have `speed` times that of one alone."""
@@ -234,17 +197,13 @@ class _Program:
 
     def _operators(self) -> None:
         """Limit what is recomputed between two cuts to the time added there."""
-        gaps, possible = self.gaps, np.flatnonzero(self.gaps.recompute_us < np.inf)
-        for begin in range(self.cuts):
-            later = possible[gaps.last[possible] > begin]
+        for begin, away in enumerate(self.w):
+            gaps = np.array(list(away), np.int64)
             column: int | None = None
-            for end, members in _groups(gaps.last[later]):
-                chosen = later[members].tolist()
-                columns = ((self.y[g] if gaps.first[g] > begin else self.w[begin].get(g), g) for g in chosen)
-                terms = [(part, self.remade[g]) for part, g in columns if part is not None]
-                if terms:
-                    since = [(self.added[begin - 1], 1.0)] if begin else []
-                    column = self._served(column, terms, ([(self.added[end - 1], -1.0), *since], 0.0))
+            for end, members in _groups(self.gaps.last[gaps]):
+                terms = [(away[gap], self.remade[gap]) for gap in gaps[members].tolist()]
+                since = [(self.added[begin - 1], 1.0)] if begin else []
+                column = self._served(column, terms, ([(self.added[end - 1], -1.0), *since], 0.0))
 
     # ---- solving ----
 
@@ -259,12 +218,13 @@ class _Program:
         matrix, limits = self.rows.matrix(), np.array(self.rows.limits)
         cost = np.zeros(self.rows.columns)
         cost[self.added[-1]] = 1.0
-        found = linprog(cost, matrix, limits, method="highs-ds", options={"time_limit": limit_s})
-        if found.status != 0:
-            return None
         most = 2 * (1 + sum(self.out) + sum(self.back) + sum(us for us in self.remade if us < np.inf))
         highest = np.full(self.rows.columns, most)
         highest[len(self.added) : self.shares] = 1.0
+        ranges = np.stack((np.zeros_like(highest), highest), axis=1)
+        found = linprog(cost, matrix, limits, bounds=ranges, method="highs-ds", options={"time_limit": limit_s})
+        if found.status != 0:
+            return None
         dual = np.minimum(found.ineqlin.marginals, 0.0)
         bound = float(limits @ dual + np.minimum((cost - matrix.T @ dual) * highest, 0.0).sum())
         return (min(bound, most) - INEXACT) * self.unit_us

@@ -138,6 +138,26 @@ def test_a_tensor_leaves_and_returns_between_its_accesses() -> None:
     assert cut_us(trace, SLOW, trace.footprint - 16 * MIB) < total + moved  # one cut alone sees two long halves
 
 
+def test_a_tensor_counts_once() -> None:
+    """Parameter 1 has time to come back, but is too small for operator 3; parameter 2 has none."""
+    trace = trace_of(
+        (1e4, {1: READ}), (1e4, {2: READ}), (10.0, {3: CREATE}), (1e4, {2: READ}), (1e5, {1: READ}),
+        sizes=(0, MIB, 8 * MIB, 16 * MIB), persistent=2,
+    )  # fmt: skip
+    moved = SLOW.transfer_us(8 * MIB, Direction.IN)
+    assert least_us(trace, SLOW, 16 * MIB) == pytest.approx(float(trace.latency_us.sum()) + moved)
+
+
+def test_a_tensor_that_is_swapped_is_not_made_again_as_well() -> None:
+    """Tensor 2 can return in both ways at no cost, but parameter 1 has to leave as well."""
+    trace = trace_of(
+        (1.0, {0: READ, 2: CREATE}), (1e5, {1: READ}), (10.0, {3: CREATE}), (1e4, {1: READ}), (1e5, {2: READ}),
+        sizes=(0, 8 * MIB, 8 * MIB, 16 * MIB), persistent=1,
+    )  # fmt: skip
+    moved = SLOW.transfer_us(8 * MIB, Direction.IN)
+    assert least_us(trace, SLOW, 16 * MIB) == pytest.approx(float(trace.latency_us.sum()) + moved)
+
+
 def test_what_is_used_across_the_end_of_the_iteration_moves_there() -> None:
     """Parameter 1 is in the way of operators 1 and 6, and accessed by 3 and 4; only 50 and 70 µs lie in between."""
     trace = trace_of(
