@@ -19,6 +19,7 @@ from pg_tensile.planning.latency import model_bytes, roofline
 from pg_tensile.planning.latency.features import Sample
 from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.latency.mlp import LatencyModels, train
+from pg_tensile.planning.policies.building_blocks.keep import relaxed_swap_all
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import error_header
@@ -148,10 +149,14 @@ def traces_of(frame: Frame) -> list[Trace]:
 
 
 def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> tuple[dict[str, Any], list[bytes]]:
-    """A plan for a TRACE frame: with this part of the memory between the least and what a run without plan takes."""
+    """A plan for a TRACE frame: with this part of the memory between the least and what a run without plan takes.
+
+    `spare`: bytes granted beyond that; without any, the plan keeps tensors on the device wherever they fit."""
     header, first = frame.header, traces_of(frame)[0]
     budget = int(header["least_bytes"] + part * (header["vanilla_bytes"] - header["least_bytes"]))
-    candidate = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget)
+    planner = JobPlanner(first, DeviceProfile(**header["profile"]))
+    kept = None if spare else relaxed_swap_all(first, budget)
+    candidate = planner.within(budget) if kept is None else planner.relaxed(kept, budget)
     granted = {"planned_bytes": candidate.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
     return {"generation": generation, **granted}, [candidate.plan.rows.tobytes(), candidate.plan.order_bytes]
 
