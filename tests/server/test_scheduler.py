@@ -161,8 +161,9 @@ class Play:
 
 @pytest.fixture
 def play(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
-    """A device with memory for one and a half networks without plans."""
-    settings = {"pg_tensile.device_memory": f"{(MOST + (LEAST + MOST) // 2) // 1024}kB", "pg_tensile.plan_events": 1024}
+    """A device with memory for one network without a plan, and for another one that loses much time by its plan."""
+    memory = MOST + (3 * LEAST + MOST) // 4
+    settings = {"pg_tensile.device_memory": f"{memory // 1024}kB", "pg_tensile.plan_events": 1024}
     play = Play(fresh_cluster(settings), wait_until)
     yield play
     play.conn.close()
