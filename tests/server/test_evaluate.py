@@ -337,11 +337,11 @@ def test_too_many_groups(conn: Connection) -> None:
 
 
 def test_without_a_privilege(conn: Connection, server: Any) -> None:
-    conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user; CREATE TABLE secret AS TABLE flights")
-    conn.execute("SET ROLE mallory")
+    conn.execute("CREATE ROLE eve LOGIN IN ROLE tensile_user; CREATE TABLE secret AS TABLE flights")
+    conn.execute("SET ROLE eve")
     refused("42501", "permission denied to predict", "grant_model", lambda: evaluated(conn, "delay"))
     refused("42501", "permission denied to predict", "grant_model", lambda: importance(conn, "delay"))
-    conn.execute("RESET ROLE; SELECT grant_model('delay', 'mallory'); SET ROLE mallory")
+    conn.execute("RESET ROLE; SELECT grant_model('delay', 'eve'); SET ROLE eve")
     assert scalar(evaluated(conn, "delay"), "rows") == 9000
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for table secret"):
         evaluated(conn, "delay", "TABLE secret")

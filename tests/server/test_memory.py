@@ -68,9 +68,9 @@ def test_a_job_beyond_the_limit_waits_and_priorities_decide_the_next(lab: Lab) -
 
 def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> None:
     job = lab.submit("mlp", epochs=FOREVER)
-    lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
-    with lab.cluster.connect(user="mallory") as mallory, pytest.raises(psycopg.errors.UndefinedObject) as denied:
-        mallory.execute("SELECT set_job_priority(%s, 1)", (job,))
+    lab.conn.execute("CREATE ROLE trudy LOGIN IN ROLE tensile_user")
+    with lab.cluster.connect(user="trudy") as trudy, pytest.raises(psycopg.errors.UndefinedObject) as denied:
+        trudy.execute("SELECT set_job_priority(%s, 1)", (job,))
     assert denied.value.diag.message_primary == f"job {job} does not exist"  # in messages to other roles
     for number, priority, sqlstate, message in (
         (0, 1, "42704", "job 0 does not exist"),

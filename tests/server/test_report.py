@@ -446,13 +446,13 @@ def test_an_unknown_job_is_refused(lab: Lab, command: str, tmp_path: Path, capsy
 def test_a_job_of_another_role_is_refused(
     lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lab.conn.execute("DROP ROLE IF EXISTS mallory")
-    lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
-    said = refused(lab, capsys, command, planned, tmp_path / "file", user="mallory")
+    lab.conn.execute("DROP ROLE IF EXISTS oscar")
+    lab.conn.execute("CREATE ROLE oscar LOGIN IN ROLE tensile_user")
+    said = refused(lab, capsys, command, planned, tmp_path / "file", user="oscar")
     assert f"there is no job {planned}, or it is somebody else's" in said
     assert not list(tmp_path.iterdir())
-    lab.conn.execute("GRANT pg_read_all_stats TO mallory")
-    assert run(lab, command, planned, tmp_path / "file", user="mallory") == 0
+    lab.conn.execute("GRANT pg_read_all_stats TO oscar")
+    assert run(lab, command, planned, tmp_path / "file", user="oscar") == 0
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
