@@ -254,6 +254,7 @@ def measured_trace(executor: Executor, x: torch.Tensor, y: torch.Tensor) -> Trac
     return executor.trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_device_peak_is_the_allocators_within_three_percent(device, large, policy):
     captured, model, x, y = large

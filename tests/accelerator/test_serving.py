@@ -44,6 +44,7 @@ def test_too_small_a_budget_is_refused() -> None:
         Served(network(), [torch.zeros(1, 1024)], device)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(TYPE != "emulated", reason="a fault of a GPU would end the tests' process")
 def test_a_fault_that_the_result_shows_is_the_devices(control):
     """Kernels run when the host waits for the output."""

@@ -51,6 +51,7 @@ def written(db: Connection) -> Iterator[None]:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: None) -> None:
     """A second job, which asks for checkpoints, shows that they would be seen."""
     job = submit(db, "m", MLP, epochs=50)

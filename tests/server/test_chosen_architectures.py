@@ -57,6 +57,7 @@ def test_the_types_of_the_columns_decide(
             notices.clear()
 
 
+@pytest.mark.long
 def test_an_unregistered_model_is_trained_and_keeps_its_architecture(
     db: Connection, notices: list[str], job_row: Row
 ) -> None:

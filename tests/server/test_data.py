@@ -55,6 +55,7 @@ def warnings_of(conn: Connection, job: int) -> list[str]:
 # ---- splits ----
 
 
+@pytest.mark.long
 def test_the_newest_rows_validate(series: Connection) -> None:
     job = train(series, "at", split_by="at", validation=0.25)
     expected = value(series, "SELECT min(at) FROM (SELECT at FROM series ORDER BY at DESC LIMIT 100) s")
@@ -186,6 +187,7 @@ def test_a_column_of_many_distinct_texts_is_hashed(series: Connection) -> None:
 # ---- warnings ----
 
 
+@pytest.mark.long
 def test_suspicious_data_are_warned_about(series: Connection) -> None:
     columns = "at, 7 AS seven, row_number() OVER () AS id, log(amount) AS leak"
     warnings = warnings_of(series, train(series, columns))

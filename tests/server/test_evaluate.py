@@ -219,6 +219,7 @@ def test_types_may_differ_from_those_of_the_training(conn: Connection) -> None:
         assert evaluated(conn, "part", query.format(kind)) == exact
 
 
+@pytest.mark.long
 def test_labels_that_training_did_not_have_are_errors(conn: Connection) -> None:
     query = "SELECT {}, CASE WHEN id <= 3000 THEN 'diverted' ELSE verdict END AS verdict FROM flights"
     values = evaluated(conn, "verdict", query.format(FEATURES))
@@ -251,6 +252,7 @@ def test_a_memory_budget_changes_no_metric_by_much(conn: Connection) -> None:
     refused("53200", "needs at least", "larger", lambda: evaluated(conn, "delay", memory_budget="1kB"))
 
 
+@pytest.mark.long
 def test_a_version(conn: Connection) -> None:
     assert evaluated(conn, "delay", version=1) == evaluated(conn, "delay")
     refused("42704", 'model "delay" has no version 2', "model_versions", lambda: evaluated(conn, "delay", version=2))
@@ -275,6 +277,7 @@ def test_the_informative_feature_is_the_most_important(conn: Connection) -> None
     assert all(row[2] >= 0 for row in rows)
 
 
+@pytest.mark.long
 def test_a_constant_feature_has_no_importance(conn: Connection) -> None:
     query = (
         "SELECT hour, 5 AS distance, wind, weekend, '2024-01-01'::date AS departure, text 'UA' AS carrier,"

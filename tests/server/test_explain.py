@@ -54,6 +54,7 @@ def test_a_job_is_explained_and_nothing_is_stored(db: Connection) -> None:
     assert not children(backend(db))
 
 
+@pytest.mark.long
 def test_the_numbers_of_an_explanation_are_those_of_data_and_model(db: Connection) -> None:
     register(db, "m")
     explanation = explained(db, validation=0.25)
@@ -86,6 +87,7 @@ def test_a_budget_makes_a_plan(db: Connection, architecture: dict[str, Any], que
     assert explanation["start"]["when"] == "now"
 
 
+@pytest.mark.long
 def test_a_model_that_never_fits_names_the_operator(db: Connection) -> None:
     register(db, "m", {"type": "cnn", "channels": [8, 16]})
     start = explained(db, query=IMAGES, memory_budget="10kB")["start"]
@@ -94,6 +96,7 @@ def test_a_model_that_never_fits_names_the_operator(db: Connection) -> None:
     assert "aten." in start["why"]
 
 
+@pytest.mark.long
 def test_policy_none_is_eager(db: Connection) -> None:
     register(db, "m")
     whole = "\n".join(explain(db, policy="none"))
@@ -110,6 +113,7 @@ def test_a_model_that_cannot_be_captured(db: Connection) -> None:
     assert "not captured" in "\n".join(explain(db, policy="none"))
 
 
+@pytest.mark.long
 def test_an_imported_architecture(db: Connection) -> None:
     register(db, "m", {"type": "import", "callable": "torch.nn:Linear"})
     assert explain(db)[0].startswith('Train "m" (torch.nn:Linear) on cpu')
@@ -144,6 +148,7 @@ def test_an_explanation_waits_for_memory_that_others_need(fresh_cluster: Callabl
         conn.execute("SELECT cancel_job(%s)", (job,))
 
 
+@pytest.mark.long
 def test_an_explanation_without_a_calibration_says_so(db: Connection) -> None:
     register(db, "m")
     assert explained(db)["calibrated"] is False

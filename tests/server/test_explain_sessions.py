@@ -96,6 +96,7 @@ def test_the_executor_ends_with_its_session(
     wait_until(lambda: not alive(executor))
 
 
+@pytest.mark.long
 def test_several_sessions_explain_at_once(db: Connection, connect: Callable[..., Connection]) -> None:
     register(db, "m")
     sessions = [connect() for _ in range(3)]

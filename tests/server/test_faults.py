@@ -73,6 +73,7 @@ def test_the_executor_dies(
         assert "Fatal Python error" in row["traceback"]
 
 
+@pytest.mark.long
 def test_a_slow_exit_is_reported_as_an_exit(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
     """The connection stays open while the process lives, as with libraries that are slow to tear down."""
     slowly = "import atexit\natexit.register(time.sleep, 4)\nsys.exit(3)"
@@ -164,6 +165,7 @@ def test_a_silent_executor_is_killed_unless_it_computes(
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_job_that_dies_once_is_tried_again(db: Connection, cluster: Any, wait_until: Wait, job_row: Row) -> None:
     marker = cluster.folder / f"once-{time.monotonic_ns()}"
     job = submit(db, "m", python_model(on_forward=f"if step == 3 and once({str(marker)!r}): os.abort()"))
@@ -174,6 +176,7 @@ def test_a_job_that_dies_once_is_tried_again(db: Connection, cluster: Any, wait_
     assert (row["state"], row["attempts"], row["error"]) == ("finished", 2, None)
 
 
+@pytest.mark.long
 def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
     cluster = fresh_cluster({"pg_tensile.max_retries": 1})
     with cluster.connect() as db:
@@ -184,6 +187,7 @@ def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], w
         assert row["error"] == DEATHS["sys.exit"][1]
 
 
+@pytest.mark.long
 def test_a_job_resumes_from_its_checkpoint_after_a_fault(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:

@@ -91,6 +91,7 @@ def test_no_snapshot_is_held_while_a_job_trains(db: Connection, wait_until: Wait
         wait_until(partial(is_none, db, behind, pid), what="the worker's xmin moves on")
 
 
+@pytest.mark.long
 def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(0.5)"), epochs=FOREVER)
     wait_until(lambda: phase(db, job) == "training")
@@ -101,6 +102,7 @@ def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait
     wait_until(lambda: value(db, idle, worker_pid(db, job)) == 1)
 
 
+@pytest.mark.long
 def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until: Wait) -> None:
     """Old checkpoints are dead rows, mainly of the TOAST table."""
     job = submit(db, "m", {"type": "mlp", "hidden": [256, 256]}, epochs=FOREVER, options={"checkpoint_interval": 1})

@@ -102,6 +102,7 @@ def test_a_job_that_never_fits_gets_a_hint_with_a_batch_size_that_does(lab: Lab)
         lab.digest(fits)
 
 
+@pytest.mark.long
 def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
     lab.set_memory(0.62 * lab.vanilla(["mlp", "mlp"]))
     jobs = [lab.submit("mlp", seed, epochs=FOREVER) for seed in (1, 2)]

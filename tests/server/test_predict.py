@@ -415,6 +415,7 @@ def test_a_grant_to_a_group_is_for_its_members(conn: Connection, role: str) -> N
     conn.execute(f"DROP ROLE {role}_group")
 
 
+@pytest.mark.long
 def test_deploying_is_seen_at_once_by_this_transaction_and_at_commit_by_others(conn: Connection, server: Any) -> None:
     ask = "SELECT predict('versions', '{1,2,3,1}'::float8[])"
     query = f"SELECT {NUMBERS}, delay FROM flights"

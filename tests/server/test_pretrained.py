@@ -140,6 +140,7 @@ def test_minilm_learns_with_its_head_only(conn: Connection) -> None:
     assert value(conn, "SELECT weight_bytes < 10000 FROM tensile.model_versions")
 
 
+@pytest.mark.long
 def test_training_is_explained(conn: Connection) -> None:
     register(conn, "m", BERT | {"text": ["body"]})
     lines = conn.execute("SELECT * FROM explain_training('m', %s, 'liked', batch_size => 16)", (QUERY,)).fetchall()
@@ -181,6 +182,7 @@ def test_many_texts_and_nulls_are_embedded_in_order(conn: Connection) -> None:
     assert value(conn, "SELECT embed('m', %s)", long) == value(conn, "SELECT embed('m', %s)", long[:100_000])
 
 
+@pytest.mark.long
 def test_the_deployed_version_embeds_once_there_is_one(conn: Connection) -> None:
     register(conn, "m", BERT | {"tune": "full", "text": ["body"]})
     before = value(conn, "SELECT embed('m', 'it was good')")

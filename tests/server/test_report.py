@@ -332,6 +332,7 @@ def test_the_trace_events_add_up_to_the_numbers_of_sql(lab: Lab, planned: int, t
     assert document["otherData"]["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")
 
 
+@pytest.mark.long
 def test_perfetto_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert run(lab, "trace", planned, path) == 0

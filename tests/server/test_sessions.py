@@ -19,6 +19,7 @@ SUBMISSION = """
 """
 
 
+@pytest.mark.long
 def test_training_does_not_depend_on_extra_float_digits(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
@@ -39,6 +40,7 @@ def test_explanations_do_not_depend_on_extra_float_digits(db: Connection) -> Non
     assert float(value(db, SUBMISSION, RATE)) == RATE
 
 
+@pytest.mark.long
 def test_row_security_off_stops_neither_explaining_nor_waiting(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:

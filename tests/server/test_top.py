@@ -264,6 +264,7 @@ def test_keys_select_sort_and_open_pages(live: Callable[..., Terminal], waiting:
     assert terminal.status() == 0
 
 
+@pytest.mark.long
 def test_c_cancels_after_a_question(
     stage: Stage, live: Callable[..., Terminal], running: int, wait_until: Wait
 ) -> None:

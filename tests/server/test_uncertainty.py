@@ -164,6 +164,7 @@ def test_what_has_no_interval_is_refused(conn: Connection) -> None:
     assert conn.execute("SELECT (predict_interval('few', '{0.1, 0.2}'::float8[], 0.5)).prediction").fetchone()
 
 
+@pytest.mark.long
 def test_learned_quantiles_cover_as_asked_too_and_within_a_plan(conn: Connection) -> None:
     share, widths, contained = conn.execute(
         "SELECT avg((late BETWEEN lower AND upper)::int)::float8, count(DISTINCT round((upper - lower)::numeric, 3)),"

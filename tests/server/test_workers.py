@@ -137,6 +137,7 @@ def test_simultaneous_cancel_and_stop_are_both_reported(stage: Stage, job: int, 
     stage.order(job, "SELECT pg_advisory_unlock(7)")
 
 
+@pytest.mark.long
 def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:

@@ -80,6 +80,7 @@ def part_of_page(name: str, kind: str) -> str:
     return DOCUMENT.read_text().partition(begin)[2].partition(end)[0].strip()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")

@@ -77,6 +77,7 @@ def quiet(monkeypatch) -> None:
     monkeypatch.setattr(LoadMeter, "read", lambda meter: 0.0)
 
 
+@pytest.mark.long
 def test_a_calibration_measures_every_call_and_its_models_predict_them(device, quiet):
     graphs = [captured(2), captured(4), captured(8)]
     calibration = Calibration(graphs, device, LIMIT_BYTES, loads=(0,))

@@ -236,6 +236,7 @@ def test_a_transformer_trains_in_bfloat16_and_in_parts(name: str) -> None:
     assert_same(job, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tune", ["head", "lora"])
 def test_minilm_learns_sentiment(tune: str) -> None:
     prepared, architecture = prepare(reviews(80), "minilm", tune=tune, text=["body"])

@@ -214,6 +214,7 @@ def test_a_forgotten_executor_gives_its_model_back():
     assert same(model.state_dict(), eager(1)[0].model.state_dict())
 
 
+@pytest.mark.long
 def test_the_interpreter_ends_with_an_open_executor():
     program = """
 from tests.unit.execution.runtime.test_executor import FAST, HostDevice, Executor, batch, captured_net, net, plan_of

@@ -92,6 +92,7 @@ def assert_same(seen: list[Seen], finals: dict[int, torch.Tensor], expected: lis
         assert torch.equal(value, ends[tensor]), f"tensor {tensor} is another at the end"
 
 
+@pytest.mark.long
 @MANY
 @given(randoms)
 def test_every_valid_plan_computes_what_no_plan_computes(random):

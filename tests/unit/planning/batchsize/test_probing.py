@@ -139,6 +139,7 @@ def Net():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["sim:RTX_A6000", "host"])
 def test_the_bench_chooses_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str

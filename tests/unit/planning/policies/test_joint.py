@@ -120,6 +120,7 @@ def test_swapping_what_does_not_fit_keeps_to_the_budget(seed, part):
     assert relaxed_swap_all(trace, least_bytes(trace) - 1) is None
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 1 << 32), jobs=st.integers(2, 4), part=st.floats(0, 1))
 @settings(max_examples=40, deadline=None)
 def test_jobs_fit_into_a_budget_together(seed, jobs, part):
@@ -427,6 +428,7 @@ def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
     assert lost(planners, small) <= lost(planners, large) < 2 * lost(planners, small)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1), caps=st.lists(st.floats(0, 1), min_size=3, max_size=3))
 @settings(max_examples=30, deadline=None)
 def test_no_job_takes_more_than_it_may(seed, part, caps):

@@ -349,6 +349,7 @@ def test_a_job_waits_where_host_memory_is_missing():
 # ---- change, or not ----
 
 
+@pytest.mark.long
 def test_noise_changes_no_plan_and_a_lasting_change_does():
     random = np.random.default_rng(3)
     trace = network(16, latency_us=10.0)  # recomputed in less time than it takes to move

@@ -143,6 +143,7 @@ def complaints(printed: str) -> list[str]:
 # ---- what it measures -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_command_measures_a_users_model_and_writes_a_row_for_each_policy(folder):
     rounds = ("--rounds", "2", "--iterations", "2", "--threads", "1", "--seed", "7")
     done = command("bench", *NET, *ALL, *rounds, "--json", "rows.json", folder=folder)
@@ -190,6 +191,7 @@ def test_the_link_asked_for_is_used(folder, capsys):
     assert row["step_ms_median"] >= 900 * seconds
 
 
+@pytest.mark.long
 def test_a_language_model_with_tied_embeddings_and_dropout(folder):
     kwargs = '{"layers": 1, "width": 64, "vocabulary": 100, "positions": 16}'
     model = ("--model", "benchmarks.experiments.models:gpt2", "--kwargs", kwargs)

@@ -26,6 +26,7 @@ def perfetto(browser):
         yield perfetto
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["swap_all", "recompute_all"])
 def test_its_sums_are_those_of_the_plan(perfetto, policy):
     held = saving(policy=policy, share=1.0 if policy == "swap_all" else 0.5)

@@ -191,6 +191,7 @@ def test_a_job_without_a_plan_is_shown_without_complaint(browser, tmp_path):
     check_quiet(page, path)
 
 
+@pytest.mark.long
 def test_a_page_about_many_operators_is_drawn(browser, tmp_path):
     held = saving(layers=3_715, share=1.0, policy="swap_all")
     path = tmp_path / "report.html"
