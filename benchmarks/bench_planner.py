@@ -1,7 +1,7 @@
 """`make bench-planner`: plans of `joint` for networks that it was not made with, beside what no plan can be below.
 
 For each network, profile of a device and budget: the time of an iteration under the first plan, and under the plan that
-a search finds (policies/joint/search.py), over that without a plan, and the lower bound (planning/bounds.py). Latencies
+a search finds (policies/joint/search.py), over that without a plan, and the lower bound (planning/bounds). Latencies
 are the roofline's; on the noisy profile each operator's is drawn (log-normal, as beside a busy neighbour) before
 planning. Everything is simulated on the trace that was planned. Updates are early, as in the server.
 
@@ -82,10 +82,10 @@ def measure(network: Network) -> Iterator[dict[str, Any]]:
         began = time.process_time()
         first = {budget: planner.best(budget) for budget in possible}
         first_s = time.process_time() - began
-        found = Search(planner).ladder(possible)
+        by_budget = Search(planner).ladder(possible)
         found_s = time.process_time() - began - first_s
         for saved, budget in budgets.items():
-            plan, searched = first.get(budget), found.get(budget)
+            plan, searched = first.get(budget), by_budget.get(budget)
             if not isinstance(plan, Candidate) or not isinstance(searched, Candidate):
                 continue
             yield {

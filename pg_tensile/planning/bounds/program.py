@@ -222,10 +222,10 @@ class _Program:
         highest = np.full(self.rows.columns, most)
         highest[len(self.added) : self.shares] = 1.0
         ranges = np.stack((np.zeros_like(highest), highest), axis=1)
-        found = linprog(cost, matrix, limits, bounds=ranges, method="highs-ds", options={"time_limit": limit_s})
-        if found.status != 0:
+        solution = linprog(cost, matrix, limits, bounds=ranges, method="highs-ds", options={"time_limit": limit_s})
+        if solution.status != 0:
             return None
-        dual = np.minimum(found.ineqlin.marginals, 0.0)
+        dual = np.minimum(solution.ineqlin.marginals, 0.0)
         bound = float(limits @ dual + np.minimum((cost - matrix.T @ dual) * highest, 0.0).sum())
         return (min(bound, most) - INEXACT) * self.unit_us
 

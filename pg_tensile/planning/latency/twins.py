@@ -73,10 +73,10 @@ def typical_us(readings: ArrayLike, twins: Int32s, follow: bool = False) -> Floa
 
 def bursts(readings: ArrayLike, twins: Int32s) -> bool:
     """Return whether readings [rounds, operators] are lengthened in bursts; False if there are too few to tell."""
-    found = steepness(np.asarray(readings, np.float64), twins)
-    if len(found) < _FEWEST:
+    steep = steepness(np.asarray(readings, np.float64), twins)
+    if len(steep) < _FEWEST:
         return False
-    return bool(found.mean() + CERTAIN * found.std(ddof=1) / np.sqrt(len(found)) < STEEP)
+    return bool(steep.mean() + CERTAIN * steep.std(ddof=1) / np.sqrt(len(steep)) < STEEP)
 
 
 def steepness(readings: Floats, twins: Int32s) -> Floats:

@@ -32,8 +32,8 @@ def plan(
         chosen = share_out(planners, budget_bytes)
         spare = budget_bytes - sum(candidate.device_peak_bytes for candidate in chosen.values())
         for job, candidate in chosen.items() if tries else ():
-            found = Search(planners[job], tries, seed).best(candidate.device_peak_bytes + spare)
-            if isinstance(found, Candidate) and is_better(found, candidate):
-                chosen[job] = found
-                spare -= found.device_peak_bytes - candidate.device_peak_bytes
+            searched = Search(planners[job], tries, seed).best(candidate.device_peak_bytes + spare)
+            if isinstance(searched, Candidate) and is_better(searched, candidate):
+                chosen[job] = searched
+                spare -= searched.device_peak_bytes - candidate.device_peak_bytes
     return {job: candidate.plan for job, candidate in chosen.items()}
