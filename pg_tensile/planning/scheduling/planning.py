@@ -9,16 +9,16 @@ not from the job's present plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pg_tensile.errors import BudgetError, InvalidPlanError
-from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.planner import REPAIRS, Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
+from pg_tensile.planning.scheduling.tensile_plans import use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.text import size
 
@@ -83,7 +83,7 @@ def _divide(state: RoundState, traced: Sequence[JobState], budget_bytes: int, sh
     plans = Plans(chosen, share)
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
     if any(len(chosen[job.job].plan) for job in tensile_jobs):
-        _use_tensile(state, tensile_jobs, planners, plans)
+        use_tensile(state, tensile_jobs, planners, plans)
     for job in traced:
         if job.found is not None:
             _use_searched(state, job, job.found, planners[job.job], plans, budget_bytes)
@@ -141,63 +141,3 @@ def _use_searched(
         return
     if state.host_bytes(plans._replace(chosen=plans.chosen | {job.job: candidate})) <= state.device.host_bytes:
         plans.chosen[job.job] = candidate
-
-
-# ---- plans of the policy tensile ----
-
-
-def _use_tensile(state: RoundState, jobs: Sequence[JobState], planners: Mapping[int, JobPlanner], plans: Plans) -> None:
-    """Replace the plans of these jobs by those of the paper's algorithm within the same memory, where they fit."""
-    numbers = [job.job for job in jobs]
-    rooms = {job.job: state.size(job, plans) for job in jobs}
-    candidates = _tensile_candidates(state, numbers, planners, sum(rooms.values()), plans.share)
-    sizes = {job: max(candidate.device_peak_bytes, state.least[job]) for job, candidate in candidates.items()}
-    together = len(candidates) == len(jobs) and sum(sizes.values()) <= sum(rooms.values())
-    if together and all(sizes[job.job] <= job.limit_bytes for job in jobs):
-        chosen = candidates
-    else:
-        chosen = {job: candidate for job, candidate in candidates.items() if candidate.device_peak_bytes <= rooms[job]}
-        for job in sorted(set(numbers) - chosen.keys()):
-            alone = _tensile_alone(state, job, planners, rooms[job], plans.share)
-            if alone is not None:
-                chosen[job] = alone
-    if state.host_bytes(Plans(plans.chosen | chosen, plans.share)) > state.device.host_bytes:
-        chosen = {}
-    plans.chosen.update(chosen)
-    for job in sorted(set(numbers) - chosen.keys()):
-        state.add_note(job, "the policy tensile finds no plan that fits: planned with the policy joint")
-
-
-def _tensile_alone(
-    state: RoundState, job: int, planners: Mapping[int, JobPlanner], room_bytes: int, share: float
-) -> Candidate | None:
-    """Return the plan of the paper's algorithm for one job within the room, or None.
-
-    On an accelerator a plan for the whole room may leave the allocator too little, so smaller ones are tried."""
-    limit = room_bytes
-    for _ in range(REPAIRS if planners[job].trace.device in ACCELERATORS else 1):
-        candidate = _tensile_candidates(state, [job], planners, limit, share).get(job)
-        if candidate is None or candidate.device_peak_bytes <= room_bytes:
-            return candidate
-        limit -= candidate.device_peak_bytes - room_bytes
-    return None
-
-
-def _tensile_candidates(
-    state: RoundState, jobs: Sequence[int], planners: Mapping[int, JobPlanner], budget_bytes: int, share: float
-) -> dict[int, Candidate]:
-    """Return the usable plans of the paper's algorithm, by job; none if it fails.
-
-    The algorithm divides its link equally among its jobs, so it is given the shares of all of them together.
-    """
-    link = state.device.profile.with_share(share * len(jobs))
-    traces = {job: planners[job].trace for job in jobs}
-    try:
-        plans = state.caches.tensile_plans(traces, link, budget_bytes)
-        candidates = {job: planners[job].candidate(plan) for job, plan in plans.items()}
-    except Exception as error:
-        for job in jobs:
-            state.add_note(job, f"the policy tensile failed: {type(error).__name__}: {error}")
-        return {}
-    most = state.device.most_events
-    return {job: candidate for job, candidate in candidates.items() if most is None or len(candidate.plan) <= most}
