@@ -14,8 +14,8 @@ from pg_tensile.errors import InvalidPlanError, PlanError
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies.joint.planner import EXACT
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Planned
-from pg_tensile.planning.scheduling.planning import transfers
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 
 SLACK = 50  # a job is granted 1 / SLACK more memory than its plan needs, where there is room
@@ -56,9 +56,13 @@ def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | 
                 return None
             in_force[job.job] = job.given.plan
         granted[job.job] = job.given.granted_bytes
-    share = 1 / max(1, sum(_swaps(plan) for plan in in_force.values()))
+    shares = {job.job: job.given.link_share for job in admitted if job.given is not None and job.job in in_force}
+    whole = sum(shares[job] for job, plan in in_force.items() if _swaps(plan))
+    if whole > 1 + EXACT:
+        return None
     try:
-        plans = Plans({job: state.planner(job, share).candidate(plan) for job, plan in in_force.items()}, share)
+        chosen = {job: state.planner(job, shares[job]).candidate(plan) for job, plan in in_force.items()}
+        plans = Plans(chosen, shares)
     except InvalidPlanError:
         return None
     fits = all(candidate.device_peak_bytes <= granted[job] for job, candidate in plans.chosen.items())
@@ -82,7 +86,7 @@ def _has_plan(state: RoundState, job: JobState, plans: Plans) -> bool:
         given.plan is not None
         and replace(given.plan, generation=0) == replace(candidate.plan.with_bytes(job.trace), generation=0)
         and given.granted_bytes >= state.size(job, plans)
-        and (given.link_share == plans.share or not transfers(candidate))
+        and (given.link_share == plans.shares[job.job] or not candidate.transfers)
     )
 
 
@@ -124,7 +128,7 @@ def _planned(state: RoundState, job: JobState, plans: Plans, granted_bytes: int)
         candidate.plan.with_bytes(planner.trace),
         candidate.device_peak_bytes,
         granted_bytes,
-        plans.share,
+        plans.shares[job.job],
         planner.host_bytes(candidate),
         candidate.us,
         planner.vanilla.us,

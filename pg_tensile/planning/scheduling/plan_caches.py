@@ -18,7 +18,7 @@ class PlanCaches:
     """Caches of one device: they save time and change nothing."""
 
     def __init__(self) -> None:
-        self._planners: dict[Hashable, dict[float, JobPlanner]] = {}
+        self._planners: dict[Hashable, JobPlanner] = {}
         self._tensile: dict[Hashable, dict[int, Plan]] = {}
         self._used: set[Hashable] = set()
 
@@ -26,12 +26,9 @@ class PlanCaches:
         """Return the cached planner of a trace that owns `share` of the link."""
         key = identity(trace), device.profile, device.most_events
         self._used.add(key)
-        shares = self._planners.setdefault(key, {})
-        if not shares:
-            shares[1.0] = JobPlanner(trace, device.profile, 1.0, device.most_events)
-        if share not in shares:
-            shares[share] = shares[1.0].sharing(share)
-        return shares[share]
+        if key not in self._planners:
+            self._planners[key] = JobPlanner(trace, device.profile, most_events=device.most_events)
+        return self._planners[key].sharing(share)
 
     def tensile_plans(self, traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int) -> dict[int, Plan]:
         """Return the plans of the paper's algorithm (policy tensile) by job."""
@@ -47,4 +44,4 @@ class PlanCaches:
 
     def end_round(self) -> None:
         """Drop the planners that the round has not used."""
-        self._planners = {key: planners for key, planners in self._planners.items() if key in self._used}
+        self._planners = {key: planner for key, planner in self._planners.items() if key in self._used}

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
@@ -52,41 +51,22 @@ def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Se
     """Return plans for all traced jobs within the budget. Raises UnplannableError and BudgetError."""
     budget = state.budget_bytes() - sum(state.least[job.job] for job in admitted if job.trace is None)
     budget = max(budget, sum(state.least[job.job] for job in traced))  # a lowered setting: as close as possible
-    vanilla = Plans({job.job: state.planner(job.job).vanilla for job in traced}, 1.0)
+    vanilla = Plans({job.job: state.planner(job.job).vanilla for job in traced}, {job.job: 1.0 for job in traced})
     sizes = {job.job: state.size(job, vanilla) for job in traced}
     if sum(sizes.values()) <= budget and all(sizes[job.job] <= job.limit_bytes for job in traced):
         return vanilla
-    sharing = sum(job.policy != "none" for job in traced)
-    plans = _divide(state, traced, budget, sharing)
-    swapping = sum(map(transfers, plans.chosen.values()))
-    if 0 < swapping < sharing:  # fewer jobs share the link
-        faster = _divide(state, traced, budget, swapping)
-        if sum(map(transfers, faster.chosen.values())) <= swapping:
-            return faster
-    return plans
-
-
-def transfers(candidate: Candidate) -> bool:
-    """Return whether the candidate's plan uses the link."""
-    return candidate.out_bytes + candidate.in_bytes > 0
-
-
-def _divide(state: RoundState, traced: Sequence[JobState], budget_bytes: int, sharing: int) -> Plans:
-    """Return plans that divide the budget, with the link divided among `sharing` jobs."""
-    share = 1 / max(sharing, 1)
-    planners = {job.job: state.planner(job.job, share) for job in traced}
+    planners = {job.job: state.planner(job.job) for job in traced}
     terms = {}
     for job in traced:
         least = state.least[job.job]
         terms[job.job] = Terms(max(least, job.limit_bytes), least, state.weights[job.job])
-    chosen = share_out(planners, budget_bytes, terms, state.device.host_bytes)
-    plans = Plans(chosen, share)
+    plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes))
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
-    if any(len(chosen[job.job].plan) for job in tensile_jobs):
-        use_tensile(state, tensile_jobs, planners, plans)
+    if any(len(plans.chosen[job.job].plan) for job in tensile_jobs):
+        use_tensile(state, tensile_jobs, plans)
     for job in traced:
         if job.found is not None:
-            _use_searched(state, job, job.found, planners[job.job], plans, budget_bytes)
+            _use_searched(state, job, job.found, plans, budget)
     return plans
 
 
@@ -101,7 +81,7 @@ def _with_compression(
     for job in traced:
         if times is None or job.compression == "none" or not job.statistics:
             continue
-        planner, plan = state.planner(job.job, plain.share), plain.chosen[job.job].plan
+        planner, plan = state.planner(job.job, plain.shares[job.job]), plain.chosen[job.job].plan
         (timeline,) = simulate([SimulatedJob(planner.trace, plan)], planner.link)
         coding, decisions = choose(planner.trace, plan, timeline, job.statistics, times, planner.link, job.compression)
         state.codings[job.job] = decisions
@@ -122,9 +102,7 @@ def _with_compression(
 # ---- plans of searches ----
 
 
-def _use_searched(
-    state: RoundState, job: JobState, plan: Plan, planner: JobPlanner, plans: Plans, budget_bytes: int
-) -> None:
+def _use_searched(state: RoundState, job: JobState, plan: Plan, plans: Plans, budget_bytes: int) -> None:
     """Replace the job's plan by the one that a search has found, if that is faster and fits."""
     sizes = sum(max(chosen.device_peak_bytes, state.least[number]) for number, chosen in plans.chosen.items())
     present = plans.chosen[job.job]
@@ -133,11 +111,13 @@ def _use_searched(
     most = state.device.most_events
     rows = len(plan) + -(-len(plan.order_bytes) // EVENT_ROW.itemsize)  # the order is stored after the events
     try:
-        candidate = planner.candidate(plan)
+        candidate = state.planner(job.job, plans.shares[job.job]).candidate(plan)
     except InvalidPlanError as error:
         state.add_note(job.job, f"the plan that a search has found cannot be used: {error.message}")
         return
     if candidate.us >= present.us or candidate.device_peak_bytes > room or (most is not None and rows > most):
         return
+    if candidate.transfers and not present.transfers and len(plans.chosen) > 1:
+        return  # the others have the whole link
     if state.host_bytes(plans._replace(chosen=plans.chosen | {job.job: candidate})) <= state.device.host_bytes:
         plans.chosen[job.job] = candidate

@@ -25,10 +25,10 @@ HEAVIEST = 16.0
 
 
 class Plans(NamedTuple):
-    """Plans for all jobs with traces, each with `share` of the link."""
+    """Plans for all jobs with traces, and the part of the link that each has; 1.0 for one that moves nothing."""
 
     chosen: dict[int, Candidate]
-    share: float
+    shares: dict[int, float]
 
 
 class RoundState:

@@ -10,11 +10,15 @@ from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 
 
-def use_tensile(state: RoundState, jobs: Sequence[JobState], planners: Mapping[int, JobPlanner], plans: Plans) -> None:
-    """Replace the plans of these jobs by those of the paper's algorithm within the same memory, where they fit."""
+def use_tensile(state: RoundState, jobs: Sequence[JobState], plans: Plans) -> None:
+    """Replace the plans of these jobs by those of the paper's algorithm within the same memory, where they fit.
+
+    Each of them has an equal part of the link, and the other jobs share the rest."""
+    share = 1 / len(plans.chosen)
+    planners = {job.job: state.planner(job.job, share) for job in jobs}
     numbers = [job.job for job in jobs]
     rooms = {job.job: state.size(job, plans) for job in jobs}
-    candidates = _candidates(state, numbers, planners, sum(rooms.values()), plans.share)
+    candidates = _candidates(state, numbers, planners, sum(rooms.values()), share)
     sizes = {job: max(candidate.device_peak_bytes, state.least[job]) for job, candidate in candidates.items()}
     together = len(candidates) == len(jobs) and sum(sizes.values()) <= sum(rooms.values())
     if together and all(sizes[job.job] <= job.limit_bytes for job in jobs):
@@ -22,14 +26,27 @@ def use_tensile(state: RoundState, jobs: Sequence[JobState], planners: Mapping[i
     else:
         chosen = {job: candidate for job, candidate in candidates.items() if candidate.device_peak_bytes <= rooms[job]}
         for job in sorted(set(numbers) - chosen.keys()):
-            alone = _alone(state, job, planners, rooms[job], plans.share)
+            alone = _alone(state, job, planners, rooms[job], share)
             if alone is not None:
                 chosen[job] = alone
-    if state.host_bytes(Plans(plans.chosen | chosen, plans.share)) > state.device.host_bytes:
+    if state.host_bytes(plans._replace(chosen=plans.chosen | chosen)) > state.device.host_bytes:
         chosen = {}
     plans.chosen.update(chosen)
+    _divide_link(state, plans, dict.fromkeys(chosen, share))
     for job in sorted(set(numbers) - chosen.keys()):
         state.add_note(job, "the policy tensile finds no plan that fits: planned with the policy joint")
+
+
+def _divide_link(state: RoundState, plans: Plans, fixed: Mapping[int, float]) -> None:
+    """Give jobs whose plans use the link their fixed parts of it; the others share the rest as they have so far."""
+    users = {job for job, candidate in plans.chosen.items() if candidate.transfers}
+    plans.shares.update({job: share if job in users else 1.0 for job, share in fixed.items()})
+    others = sorted(users - fixed.keys())
+    left = 1 - sum(plans.shares[job] for job in users & fixed.keys())
+    whole = sum(plans.shares[job] for job in others)
+    for job in others:
+        plans.shares[job] *= left / whole
+        plans.chosen[job] = state.planner(job, plans.shares[job]).candidate(plans.chosen[job].plan)
 
 
 def _alone(

@@ -92,6 +92,11 @@ class Candidate:
             return self.footprint_bytes
         return device_bytes(AccessSequence(self.trace, self.plan))
 
+    @property
+    def transfers(self) -> bool:
+        """Whether the plan uses the link."""
+        return self.out_bytes + self.in_bytes > 0
+
 
 class Outcome(NamedTuple):
     """A candidate, and the pass that it comes from: its prices, and its events without the times of transfers."""
@@ -122,19 +127,21 @@ class JobPlanner:
         self.refinements = min(REFINEMENTS, passes - self.tries)
         self._most_events = most_events
         self._cached_host_bytes = lru_cache(REMEMBERED)(self._host_bytes)
+        self._by_share: dict[float, JobPlanner] = {}
         self._take_share(share)
 
     def _take_share(self, share: float) -> None:
         self.share = share
+        self._by_share[share] = self
         self.link = self.profile.with_share(share)
         self._cached_candidate = lru_cache(REMEMBERED)(self._candidate)
         self._cached_best = lru_cache(REMEMBERED)(self._best)
 
     def sharing(self, share: float) -> JobPlanner:
-        """Return a planner for the same job with another part of the link."""
-        planner = copy(self)
-        planner._take_share(share)
-        return planner
+        """Return the planner for the same job with another part of the link."""
+        if share not in self._by_share:
+            copy(self)._take_share(share)
+        return self._by_share[share]
 
     @cached_property
     def columns(self) -> Columns:
@@ -321,13 +328,15 @@ class JobPlanner:
             raise BudgetError(budget_bytes, self.least_bytes, self.largest_operator())
         return best
 
-    def for_free(self) -> Candidate:
-        """Return a plan that saves memory and costs hardly any time: at most the factor FREE, by bisection."""
+    def saving(self, slowdown: float = FREE) -> Candidate:
+        """Return the plan that takes the least memory, found by bisection, of those that slow the job down no more.
+
+        `slowdown`: a factor on the time without a plan; the default is hardly any."""
         low, best = floor_bytes(self.trace), self.vanilla
         for _ in range(6):
             middle = (low + best.device_peak_bytes) // 2
             candidate = self.best(middle, max(1, self.tries // 2))
-            if isinstance(candidate, Shortage) or candidate.us > FREE * self.vanilla.us:
+            if isinstance(candidate, Shortage) or candidate.us > slowdown * self.vanilla.us:
                 low = middle
             else:
                 best = candidate

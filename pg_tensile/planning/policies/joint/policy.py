@@ -1,6 +1,6 @@
 """The default policy: the least time for all jobs together that meets the budget.
 
-Each job is planned by `JobPlanner` with an equal part of the link; `share_out` divides the budget among the jobs.
+Each job is planned by `JobPlanner`; `share_out` divides the budget and the link among the jobs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ def plan(
 ) -> dict[int, Plan]:
     """Return the plans with which all jobs together lose the least time and fit the budget.
 
-    Every job has an equal part of the link. `budget_bytes`: None means that every job gives up the memory that costs it
-    under 2 % of its time. With `tries`, better plans are searched for within what each job was given (search.py).
+    `budget_bytes`: None means that every job gives up the memory that costs it under 2 % of its time with an equal part
+    of the link. With `tries`, better plans are searched for within what each job was given (search.py).
     Raises BudgetError with the smallest budget that is possible.
     """
-    distinct = {identity(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
+    distinct = {identity(trace): JobPlanner(trace, profile) for trace in traces.values()}
     planners = {job: distinct[identity(trace)] for job, trace in traces.items()}
     if budget_bytes is None:
-        chosen = {job: planner.for_free() for job, planner in planners.items()}
+        chosen = {job: planner.sharing(1 / len(traces)).saving() for job, planner in planners.items()}
     else:
-        chosen = share_out(planners, budget_bytes)
+        chosen, shares = share_out(planners, budget_bytes)
         spare = budget_bytes - sum(candidate.device_peak_bytes for candidate in chosen.values())
         for job, candidate in chosen.items() if tries else ():
-            searched = Search(planners[job], tries, seed).best(candidate.device_peak_bytes + spare)
+            if not candidate.transfers and len(traces) > 1:
+                continue  # the others have the whole link
+            searched = Search(planners[job].sharing(shares[job]), tries, seed).best(candidate.device_peak_bytes + spare)
             if isinstance(searched, Candidate) and is_better(searched, candidate):
                 chosen[job] = searched
                 spare -= searched.device_peak_bytes - candidate.device_peak_bytes

@@ -1,4 +1,9 @@
-"""A budget shared among jobs, so that all together lose the least time."""
+"""Memory and link shared among jobs, so that all together lose the least time.
+
+The link is shared in units, UNITS for each job. A plan that moves nothing needs none of them; a plan that moves much is
+worth more of them than one that recomputes. So each job has plans for several sizes of memory and several parts of the
+link, and one is chosen for each job, together within both.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,11 @@ from pg_tensile.planning.policies.joint.prices import THRIFTY, Prices
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).
 LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
+UNITS = 2  # of the link for each of several jobs
+OTHER_UNITS = (1, 3, 4)  # that a job of small traces may have instead, with half of the levels
 WORTH_ANOTHER = 0.02  # fraction of a budget that is worth another attempt if it is left over
 SPLITS = 512  # most ways to share a budget that are kept
+FEWEST_SPLITS = 32  # of them for each number of units, even if that makes more than SPLITS
 HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory that is allowed, in relative losses
 
 
@@ -25,6 +33,14 @@ class Terms(NamedTuple):
     most_bytes: int | None = None  # that it may take; None means no limit of its own
     least_bytes: int = 0  # that it is given even if its plan takes less: its other graphs need them
     weight: float = 1.0  # of its loss
+    most_slowdown: float = math.inf  # factor on its time without a plan that its plan must not exceed
+
+
+class Division(NamedTuple):
+    """A plan for each job, and the part of the link that it has; 1.0 for a plan that moves nothing."""
+
+    chosen: dict[int, Candidate]
+    shares: dict[int, float]
 
 
 class UnplannableError(PlanError):
@@ -38,16 +54,28 @@ class UnplannableError(PlanError):
         self.job = job
 
 
-class _Part:
-    """One of several jobs: the candidates that it can have, and what they cost it."""
+class SlowdownError(PlanError):
+    """Raised if no plans slow every job down by no more than its `Terms.most_slowdown`."""
 
-    def __init__(self, job: int, planner: JobPlanner, terms: Terms) -> None:
+
+class _Rung(NamedTuple):
+    """A plan that a job can have, and the units of the link that it needs."""
+
+    candidate: Candidate
+    units: int
+
+
+class _Part:
+    """One of several jobs: the plans that it can have, and what they cost it. The link has `units` in all."""
+
+    def __init__(self, job: int, planner: JobPlanner, terms: Terms, units: int) -> None:
         self.job = job
         self.planner = planner
         self.terms = terms
+        self.units = units
         most = planner.vanilla.device_peak_bytes
         self.top = most if terms.most_bytes is None else min(most, terms.most_bytes)
-        self.ladder: list[Candidate] = []
+        self.ladder: list[_Rung] = []
         if self.top < planner.least_bytes:
             raise BudgetError(self.top, planner.least_bytes, planner.largest_operator())
 
@@ -62,25 +90,33 @@ class _Part:
         saved = math.ceil((self.top - self.planner.least_bytes) * (level / LEVELS))
         return max(self.top - saved, self.terms.least_bytes)
 
-    def climb(self, budgets: Iterable[int], passes: int | Prices | None) -> None:
-        """Add the best plan for each of these budgets; `passes` as in `JobPlanner.best`. Raises UnplannableError."""
-        for budget in budgets:
-            try:
-                rung = self.planner.best(min(self.top, budget), passes)
-            except Exception as error:
-                raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
-            if isinstance(rung, Candidate):
-                self.ladder.append(rung)
-        if not self.ladder:
+    def climb(self, budgets: Iterable[int], passes: int | Prices | None, units: int = UNITS) -> None:
+        """Add the best plan for each of these budgets with a part of the link; `passes` as in `JobPlanner.best`.
+
+        Raises UnplannableError."""
+        planner = self.planner.sharing(units / self.units)
+        try:
+            found = [planner.best(min(self.top, budget), passes) for budget in budgets]
+            if self.terms.most_slowdown < math.inf:
+                found.append(planner.saving(self.terms.most_slowdown))
+        except Exception as error:
+            raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
+        rungs = [candidate for candidate in found if isinstance(candidate, Candidate)]
+        if not rungs and not self.ladder:
             raise UnplannableError(self.job, "every plan has more events than a plan may have")
+        slowest_us = self.terms.most_slowdown * self.planner.vanilla.us
+        for candidate in rungs:
+            if candidate.us <= slowest_us and candidate.device_peak_bytes <= self.top:
+                self.ladder.append(_Rung(candidate, units if candidate.transfers else 0))
 
 
 class _Split(NamedTuple):
-    """A plan for each of the jobs so far, with their memory and the sum of their relative losses."""
+    """A plan for each of the jobs so far, with their memory and link and the sum of their relative losses."""
 
     bytes: int
+    units: int
     loss: float
-    chosen: tuple[Candidate, ...]
+    chosen: tuple[_Rung, ...]
 
 
 def share_out(
@@ -88,34 +124,36 @@ def share_out(
     budget_bytes: int,
     terms: Mapping[int, Terms] | None = None,
     host_limit: int | None = None,
-) -> dict[int, Candidate]:
-    """Return a plan for each job, together within the budget and with the least sum of relative losses.
+) -> Division:
+    """Return a plan for each job, together within the budget and the link and with the least sum of relative losses.
 
-    `terms`: conditions by job; a job without an entry has none. Memory left over goes to the jobs that lose the most.
-    `host_limit`: bytes of host memory for all of them, kept to if possible; the caller has to check. Raises
-    BudgetError, or UnplannableError for a job without a plan for another reason.
+    `planners` have the whole link. `terms`: conditions by job; a job without an entry has none. Memory left over goes
+    to the jobs that lose the most. `host_limit`: bytes of host memory for all of them, kept to if possible; the caller
+    has to check. Raises BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason.
     """
-    parts = {job: _Part(job, planner, (terms or {}).get(job, Terms())) for job, planner in planners.items()}
+    units = UNITS * len(planners)
+    parts = {job: _Part(job, planner, (terms or {}).get(job, Terms()), units) for job, planner in planners.items()}
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
     small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
     levels = _levels(parts, budget_bytes, small)
-    tries = 1 if len(parts) > 1 else None
     for part in parts.values():
-        budgets = map(part.level_bytes, levels) if len(parts) > 1 else [budget_bytes]
-        part.climb(budgets, tries)
-    chosen = _use_rest(parts, _cheapest(parts, budget_bytes), budget_bytes, small)
-    if host_limit is None or _host_bytes(parts, chosen) <= host_limit:
-        return chosen
-    for job, part in parts.items():
-        part.ladder.append(chosen[job])
+        if len(parts) == 1:
+            part.climb([budget_bytes], None)
+            continue
+        part.climb(map(part.level_bytes, levels), 1)
+        for other in OTHER_UNITS if small else ():
+            part.climb(map(part.level_bytes, levels[::2]), 1, other)
+    division = _use_rest(parts, _settled(parts, _cheapest(parts, budget_bytes)), budget_bytes, small)
+    if host_limit is None or _host_bytes(parts, division.chosen.values()) <= host_limit:
+        return division
+    for part in parts.values():
         for prices in THRIFTY:
-            budgets = [budget_bytes, *map(part.level_bytes, levels)]
-            part.climb(budgets, prices)
+            part.climb([budget_bytes, *map(part.level_bytes, levels)], prices)
     for price in HOST_PRICES:
-        chosen = _cheapest(parts, budget_bytes, price / max(host_limit, 1))
-        if _host_bytes(parts, chosen) <= host_limit:
+        rungs = _cheapest(parts, budget_bytes, price / max(host_limit, 1))
+        if _host_bytes(parts, (rung.candidate for rung in rungs.values())) <= host_limit:
             break
-    return chosen
+    return _settled(parts, rungs)
 
 
 def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes: int) -> None:
@@ -124,7 +162,7 @@ def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes:
         raise BudgetError(budget_bytes, smallest_bytes, hungriest.largest_operator())
 
 
-def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[float]:
+def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[float]:
     """Return the level at which all jobs together fill the budget, and others.
 
     For large traces the others are 0 and one level on either side.
@@ -138,53 +176,86 @@ def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Itera
     return sorted({high, *others})
 
 
-def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Candidate]:
+def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, _Rung]:
     """Return one plan for each job, with the least sum of losses and of `host_price` for each byte of host memory."""
-    splits = [_Split(0, 0.0, ())]
+    splits = [_Split(0, 0, 0.0, ())]
     for part in parts.values():
-        rungs = [
-            (part.bytes(rung), part.loss(rung) + (host_price and host_price * part.planner.host_bytes(rung)), rung)
-            for rung in part.ladder
-        ]
+        rungs = [(part.bytes(rung.candidate), _loss(part, rung.candidate, host_price), rung) for rung in part.ladder]
         splits = _pareto(
-            _Split(split.bytes + size, split.loss + loss, (*split.chosen, rung))
-            for split in splits
-            for size, loss, rung in rungs
+            (
+                _Split(split.bytes + size, split.units + rung.units, split.loss + loss, (*split.chosen, rung))
+                for split in splits
+                for size, loss, rung in rungs
+                if split.bytes + size <= budget_bytes and split.units + rung.units <= part.units
+            ),
+            part.units + 1,
         )
-    _check_budget(parts, budget_bytes, splits[0].bytes)
-    fitting = (split for split in splits if split.bytes <= budget_bytes)
-    return dict(zip(parts, min(fitting, key=lambda split: split.loss).chosen, strict=True))
+    if not splits:
+        if any(part.terms.most_slowdown < math.inf for part in parts.values()):
+            raise SlowdownError("no plans slow all jobs down by as little as they were promised")
+        smallest = [min(part.bytes(rung.candidate) for rung in part.ladder) for part in parts.values()]
+        _check_budget(parts, budget_bytes, sum(smallest))
+    chosen = min(splits, key=lambda split: split.loss).chosen
+    return dict(zip(parts, chosen, strict=True))
 
 
-def _use_rest(
-    parts: Mapping[int, _Part], chosen: dict[int, Candidate], budget_bytes: int, small: bool
-) -> dict[int, Candidate]:
-    """Return the plans after giving the rest of the budget to the jobs that lose the most."""
+def _loss(part: _Part, candidate: Candidate, host_price: float) -> float:
+    return part.loss(candidate) + (host_price and host_price * part.planner.host_bytes(candidate))
+
+
+def _settled(parts: Mapping[int, _Part], rungs: Mapping[int, _Rung]) -> Division:
+    """Return the plans with the whole link divided among those that use it."""
+    used = sum(rung.units for rung in rungs.values())
+    shares = {job: rung.units / used if rung.units else 1.0 for job, rung in rungs.items()}
+    planners = {job: part.planner.sharing(shares[job]) for job, part in parts.items()}
+    return Division({job: planners[job].candidate(rung.candidate.plan) for job, rung in rungs.items()}, shares)
+
+
+def _use_rest(parts: Mapping[int, _Part], division: Division, budget_bytes: int, small: bool) -> Division:
+    """Return the plans after giving the rest of the budget to the jobs that lose the most.
+
+    Where no rest is worth it, a job's plan is made anew if its part of the link has grown."""
+    chosen, shares = division
     rest = budget_bytes - sum(part.bytes(chosen[job]) for job, part in parts.items())
     for job, part in sorted(parts.items(), key=lambda item: -item[1].loss(chosen[item[0]])):
-        if not small and rest < WORTH_ANOTHER * budget_bytes:
-            break
         before = chosen[job]
-        better = part.planner.best(min(part.bytes(before) + rest, part.top), None if small else 1)
-        if isinstance(better, Candidate) and is_better(better, before):
+        planner = part.planner.sharing(shares[job] if before.transfers else 1 / part.units)
+        room = min(part.bytes(before) + rest, part.top)
+        if not small and rest < WORTH_ANOTHER * budget_bytes:
+            if not before.transfers:
+                continue
+            room = min(part.bytes(before), part.top)
+        better = planner.best(room, None if small else 1)
+        free = isinstance(better, Candidate) and (before.transfers or not better.transfers)
+        if isinstance(better, Candidate) and free and is_better(better, before):
             rest -= part.bytes(better) - part.bytes(before)
             chosen[job] = better
-    return chosen
+    return Division(chosen, shares)
 
 
-def _host_bytes(parts: Mapping[int, _Part], chosen: Mapping[int, Candidate]) -> int:
-    return sum(part.planner.host_bytes(chosen[job]) for job, part in parts.items())
+def _host_bytes(parts: Mapping[int, _Part], chosen: Iterable[Candidate]) -> int:
+    return sum(part.planner.host_bytes(candidate) for part, candidate in zip(parts.values(), chosen, strict=True))
 
 
-def _pareto(splits: Iterable[_Split]) -> list[_Split]:
-    """Return the splits that no other split beats in memory and loss, by ascending memory.
+def _pareto(splits: Iterable[_Split], units: int) -> list[_Split]:
+    """Return the splits that no other split beats in memory, link and loss.
 
-    If there are more than SPLITS, evenly spaced ones are kept.
+    If there are more than SPLITS, evenly spaced ones are kept for each of the numbers of units below `units`.
     """
-    best: list[_Split] = []
-    for split in sorted(splits, key=lambda split: split[:2]):
-        if not best or split.loss < best[-1].loss:
-            best.append(split)
-    if len(best) <= SPLITS:
-        return best
-    return [best[round(index * (len(best) - 1) / (SPLITS - 1))] for index in range(SPLITS)]
+    least_loss = [math.inf] * units  # of the splits so far, by most units
+    best: list[list[_Split]] = [[] for _ in range(units)]
+    for split in sorted(splits, key=lambda split: split[:3]):
+        if split.loss < least_loss[split.units]:
+            best[split.units].append(split)
+            for more in range(split.units, units):
+                least_loss[more] = min(least_loss[more], split.loss)
+    if sum(map(len, best)) <= SPLITS:
+        return [split for some in best for split in some]
+    most = max(FEWEST_SPLITS, SPLITS // units)
+    return [split for some in best for split in _evenly_spaced(some, most)]
+
+
+def _evenly_spaced(splits: list[_Split], most: int) -> list[_Split]:
+    if len(splits) <= most:
+        return splits
+    return [splits[round(index * (len(splits) - 1) / (most - 1))] for index in range(most)]

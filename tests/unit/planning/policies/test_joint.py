@@ -404,8 +404,8 @@ def test_those_that_lose_the_most_get_the_most():
     """The same network, once with a slow link's worth of memory to save and once with little to lose."""
     heavy, light = network(12, latency_us=10.0), network(12, latency_us=5000.0)
     budget = budget_of(heavy, 0.5) + budget_of(light, 0.5)
-    planners = {0: JobPlanner(heavy, RTX_A6000, 0.5), 1: JobPlanner(light, RTX_A6000, 0.5)}
-    chosen = share_out(planners, budget)
+    planners = {0: JobPlanner(heavy, RTX_A6000), 1: JobPlanner(light, RTX_A6000)}
+    chosen, _ = share_out(planners, budget)
     assert chosen[0].device_peak_bytes > chosen[1].device_peak_bytes
     lost = sum(chosen[job].us / planner.vanilla.us for job, planner in planners.items())
     assert lost <= sum(planner.within(budget // 2).us / planner.vanilla.us for planner in planners.values())
@@ -418,12 +418,12 @@ def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float
 def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
     traces = [network(12, latency_us=20.0 + job) for job in range(4)]
     budget = sum(budget_of(trace, 0.25) for trace in traces)
-    planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
-    small = share_out(planners, budget)
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
+    small, _ = share_out(planners, budget)
     monkeypatch.setattr(planner, "OPERATORS", 1)
     monkeypatch.setattr(share_out_module, "OPERATORS", 1)
-    planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
-    large = share_out(planners, budget)
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
+    large, _ = share_out(planners, budget)
     assert sum(candidate.device_peak_bytes for candidate in large.values()) <= budget
     assert lost(planners, small) <= lost(planners, large) < 2 * lost(planners, small)
 
@@ -434,39 +434,39 @@ def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
 def test_no_job_takes_more_than_it_may(seed, part, caps):
     random = Random(seed)
     traces = [random_trace(random, 16, 20) for _ in caps]
-    planners = {job: JobPlanner(trace, RTX_A6000, 1 / 3) for job, trace in enumerate(traces)}
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
     terms = {job: Terms(budget_of(trace, caps[job])) for job, trace in enumerate(traces)}
     budget = sum(budget_of(trace, part) for trace in traces)
-    chosen = share_out(planners, budget, terms)
+    chosen, _ = share_out(planners, budget, terms)
     assert all(chosen[job].device_peak_bytes <= (terms[job].most_bytes or 0) for job in terms)
     assert sum(candidate.device_peak_bytes for candidate in chosen.values()) <= budget
 
 
 def test_what_a_job_is_given_anyway_counts():
     traces = {0: network(12), 1: network(12)}
-    planners = {job: JobPlanner(trace, RTX_A6000, 0.5) for job, trace in traces.items()}
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in traces.items()}
     whole = device_peak(traces[0], Plan.build([]))
     least = least_bytes(traces[1])
-    chosen = share_out(planners, whole + least, {0: Terms(least_bytes=whole)})
+    chosen, _ = share_out(planners, whole + least, {0: Terms(least_bytes=whole)})
     assert len(chosen[0].plan) == 0 and chosen[1].device_peak_bytes <= least
     with pytest.raises(BudgetError):
         share_out(planners, whole + least - 1, {0: Terms(least_bytes=whole)})
 
 
 def test_the_heavier_job_loses_less():
-    planners = {job: JobPlanner(network(12), RTX_A6000.with_link(2e9), 0.5) for job in (0, 1)}
+    planners = {job: JobPlanner(network(12), RTX_A6000.with_link(2e9)) for job in (0, 1)}
     budget = 2 * budget_of(network(12), 0.4)
-    chosen = share_out(planners, budget, {0: Terms(weight=1.0), 1: Terms(weight=16.0)})
+    chosen, _ = share_out(planners, budget, {0: Terms(weight=1.0), 1: Terms(weight=16.0)})
     assert chosen[1].us < chosen[0].us
 
 
 def test_host_memory_is_kept_to_where_it_can_be():
     traces = {0: network(12, latency_us=1000.0), 1: network(12, latency_us=1000.0)}
-    planners = {job: JobPlanner(trace, RTX_A6000, 0.5) for job, trace in traces.items()}
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in traces.items()}
     budget = sum(budget_of(trace, 0.6) for trace in traces.values())
 
     def host(limit: int | None) -> int:
-        chosen = share_out(planners, budget, host_limit=limit)
+        chosen, _ = share_out(planners, budget, host_limit=limit)
         assert sum(candidate.device_peak_bytes for candidate in chosen.values()) <= budget
         return sum(planner.host_bytes(chosen[job]) for job, planner in planners.items())
 
