@@ -139,11 +139,16 @@ def share_out(
     for part in parts.values():
         if len(parts) == 1:
             part.climb([budget_bytes], None)
-            continue
-        part.climb(map(part.level_bytes, levels), 1)
-        for other in OTHER_UNITS if small else ():
-            part.climb(map(part.level_bytes, levels[::2]), 1, other)
-    division = _use_rest(parts, _settled(parts, _cheapest(parts, budget_bytes)), budget_bytes, small)
+        else:
+            part.climb(map(part.level_bytes, levels), 1)
+    division = _division(parts, budget_bytes, small)
+    if small and len(parts) > 1:
+        for part in parts.values():
+            for other in OTHER_UNITS:
+                part.climb(map(part.level_bytes, levels[::2]), 1, other)
+        division = min((division, _division(parts, budget_bytes, small)), key=lambda each: _total_loss(parts, each))
+    if division is None:
+        raise SlowdownError("no plans slow all jobs down by as little as they were promised")
     if host_limit is None or _host_bytes(parts, division.chosen.values()) <= host_limit:
         return division
     for part in parts.values():
@@ -151,9 +156,21 @@ def share_out(
             part.climb([budget_bytes, *map(part.level_bytes, levels)], prices)
     for price in HOST_PRICES:
         rungs = _cheapest(parts, budget_bytes, price / max(host_limit, 1))
-        if _host_bytes(parts, (rung.candidate for rung in rungs.values())) <= host_limit:
+        assert rungs is not None  # as without a price
+        division = _settled(parts, rungs)
+        if _host_bytes(parts, division.chosen.values()) <= host_limit:
             break
-    return _settled(parts, rungs)
+    return division
+
+
+def _division(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Division | None:
+    """Return the best division by the rungs so far; None if none keeps to `Terms.most_slowdown`."""
+    rungs = _cheapest(parts, budget_bytes)
+    return None if rungs is None else _use_rest(parts, _settled(parts, rungs), budget_bytes, small)
+
+
+def _total_loss(parts: Mapping[int, _Part], division: Division | None) -> float:
+    return sum(parts[job].loss(plan) for job, plan in division.chosen.items()) if division else math.inf
 
 
 def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes: int) -> None:
@@ -176,8 +193,10 @@ def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[
     return sorted({high, *others})
 
 
-def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, _Rung]:
-    """Return one plan for each job, with the least sum of losses and of `host_price` for each byte of host memory."""
+def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, _Rung] | None:
+    """Return one plan for each job, with the least sum of losses and of `host_price` for each byte of host memory.
+
+    None if the plans that fit do not keep to `Terms.most_slowdown`. Raises BudgetError."""
     splits = [_Split(0, 0, 0.0, ())]
     for part in parts.values():
         rungs = [(part.bytes(rung.candidate), _loss(part, rung.candidate, host_price), rung) for rung in part.ladder]
@@ -192,7 +211,7 @@ def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float =
         )
     if not splits:
         if any(part.terms.most_slowdown < math.inf for part in parts.values()):
-            raise SlowdownError("no plans slow all jobs down by as little as they were promised")
+            return None
         smallest = [min(part.bytes(rung.candidate) for rung in part.ladder) for part in parts.values()]
         _check_budget(parts, budget_bytes, sum(smallest))
     chosen = min(splits, key=lambda split: split.loss).chosen
