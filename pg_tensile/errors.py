@@ -142,11 +142,22 @@ class BatchSizeError(TensileError):
 class MemoryRefusedError(TensileError):
     """A job needs more device memory than it may use.
 
-    All sizes are bytes; `operator` is the one that needs the most memory, or None.
+    All sizes are bytes; `operator` is the one that needs the most memory, or None. `max_slowdown`: the job's, if it
+    needs as much because of that.
     """
 
-    def __init__(self, least_bytes: int, budget_bytes: int, operator: str | None, hint: str | None = None) -> None:
-        message = f"the job needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}"
+    def __init__(
+        self,
+        least_bytes: int,
+        budget_bytes: int,
+        operator: str | None,
+        hint: str | None = None,
+        max_slowdown: float | None = None,
+    ) -> None:
+        needs = f"needs at least {least_bytes:,} bytes of device memory"
+        if max_slowdown is not None:
+            needs += f" to be slowed down by no more than its max_slowdown of {max_slowdown:g}"
+        message = f"the job {needs}, but may have {budget_bytes:,}"
         super().__init__(message, hint, operator and f"the most memory is needed by {operator}")
         self.least_bytes = least_bytes
         self.budget_bytes = budget_bytes

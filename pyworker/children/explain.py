@@ -212,6 +212,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
         learning_rate=subject.settings.learning_rate,
         patience=stopping.patience if stopping else None,
+        max_slowdown=spec["options"].get("max_slowdown"),
     )
 
 

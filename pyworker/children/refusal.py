@@ -24,7 +24,10 @@ def refusal_error(
     `traces` are those of its graphs that were refused, none for a job without plans; `alive` is called repeatedly.
     """
     least, budget = refusal["least_bytes"], refusal["budget_bytes"]
-    error = MemoryRefusedError(least, budget, refusal["operator"])
+    error = MemoryRefusedError(least, budget, refusal["operator"], max_slowdown=refusal.get("max_slowdown"))
+    if refusal.get("max_slowdown") is not None:
+        error.hint = "Use a larger max_slowdown, memory_budget or device_memory, or a smaller batch_size."
+        return error
     if not traces:
         error.hint = "Use a larger memory_budget, or a policy that saves memory: policy => 'joint'."
         return error
@@ -39,7 +42,8 @@ def refusal_error(
 
 def refusal_while_choosing(refusal: dict[str, Any]) -> MemoryRefusedError:
     """Return the error that a REFUSE frame's header means while the batch size is chosen."""
-    error = MemoryRefusedError(refusal["least_bytes"], refusal["budget_bytes"], refusal["operator"])
+    needs = refusal["least_bytes"], refusal["budget_bytes"], refusal["operator"]
+    error = MemoryRefusedError(*needs, max_slowdown=refusal.get("max_slowdown"))
     error.hint = "Give a batch_size, or use a larger memory_budget."
     return error
 

@@ -7,8 +7,12 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
            p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
-               AS batch_size
+               AS batch_size,
+           CASE WHEN f.vanilla_us OPERATOR(pg_catalog.>) 0 THEN f.iteration_us OPERATOR(pg_catalog./) f.vanilla_us END
+               AS slowdown,
+           (j.options OPERATOR(pg_catalog.->>) 'max_slowdown')::pg_catalog.float8 AS max_slowdown
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
+         LEFT JOIN tensile.footprints f ON f.job OPERATOR(pg_catalog.=) j.id
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile.progress IS 'open jobs with live numbers from shared memory (not transactional)';
 COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption';
@@ -30,6 +34,10 @@ COMMENT ON COLUMN tensile.progress.stall_us IS 'time spent waiting for copies so
 COMMENT ON COLUMN tensile.progress.batch_size IS 'rows per step; null: not chosen yet';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'number of copies to the device that no plan foresaw';
 COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
+COMMENT ON COLUMN tensile.progress.slowdown IS
+    'expected duration of a step under the plan as a multiple of that without a plan; null: no plan';
+COMMENT ON COLUMN tensile.progress.max_slowdown IS
+    'largest slowdown that the scheduler accepts: the job''s option; null: any';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last report';
 
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS

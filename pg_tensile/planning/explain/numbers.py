@@ -23,7 +23,8 @@ from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned, Refused
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Phase, Trace
@@ -64,6 +65,7 @@ class Memory:
 
     `largest_operator` belongs to the graph whose minimum memory is highest (`least_graph`). The budget is that of the
     job's tensors; `planned_bytes` and `host_bytes` are those of the plan. Both are None where nothing is planned.
+    `promised_bytes` is the least with which the job's max_slowdown can be kept, None without one.
     """
 
     vanilla_bytes: int
@@ -75,13 +77,15 @@ class Memory:
     budget_of: str | None = None  # device or memory_budget
     planned_bytes: int | None = None
     host_bytes: int | None = None
+    promised_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Time:
     """Time of a training step in µs, without a plan and, if there is one, with it.
 
-    `bound_us`: no plan within the budget takes less; None if that is not known.
+    `bound_us`: no plan within the budget takes less; None if that is not known. `slowdown` is `planned_us` over
+    `vanilla_us`, and `max_slowdown` the largest that the scheduler accepts, None for any.
     """
 
     vanilla_us: float
@@ -89,6 +93,8 @@ class Time:
     stall_us: float | None = None
     recompute_us: float | None = None
     bound_us: float | None = None
+    slowdown: float | None = None
+    max_slowdown: float | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ def explain(
     time, plan, least = Time(vanilla.iteration_us), None, request.claim_bytes
     if request.policy != "none":
         memory, time, plan = _planned(request, train, memory, time, profile, admission, bound_limit_s)
-        least = memory.least_bytes
+        least = memory.promised_bytes or memory.least_bytes
     unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
     start = start_of(request, least, admission, str(memory.largest_operator), unplanned)
     return Explanation(request, profile.name, admission, start, _graph(train), memory, time, plan)
@@ -244,20 +250,26 @@ def _planned(
         request.policy,
         overhead_bytes=request.overhead_bytes,
         most_bytes=request.memory_budget,
+        max_slowdown=request.max_slowdown,
     )
     room = admission.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)
     memory = replace(memory, budget_bytes=budget, budget_of="device" if budget == room else "memory_budget")
     decision = DeviceScheduler().schedule(device, [job]).decisions[0]
+    if isinstance(decision, Refused) and decision.max_slowdown is not None:
+        memory = replace(memory, promised_bytes=decision.least_bytes)
     if not isinstance(decision, Planned):
         return memory, time, NoPlan(getattr(decision, "reason", None))
+    if request.max_slowdown is not None:
+        promised = JobPlanner(train, profile, most_events=admission.most_events).saving(request.max_slowdown)
+        memory = replace(memory, promised_bytes=max(promised.device_peak_bytes, memory.least_bytes))
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)
     bound_us = None
     if bound_limit_s > 0 and len(decision.plan):
         bound_us = solved_us(executed, profile, max(budget, decision.planned_bytes), bound_limit_s)
-    time = replace(_time(decision), bound_us=bound_us)
+    time = replace(_time(decision), bound_us=bound_us, max_slowdown=request.max_slowdown)
     return memory, time, PlanUse(_link(decision, profile), swapped, recomputed)
 
 
@@ -291,7 +303,8 @@ def _time(planned: Planned) -> Time:
     assert planned.iteration_us is not None and planned.vanilla_us is not None
     computing = planned.iteration_us - planned.stall_us
     recompute_us = max(0.0, computing - planned.vanilla_us)
-    return Time(planned.vanilla_us, planned.iteration_us, planned.stall_us, recompute_us)
+    slowdown = planned.iteration_us / planned.vanilla_us if planned.vanilla_us else 1.0
+    return Time(planned.vanilla_us, planned.iteration_us, planned.stall_us, recompute_us, slowdown=slowdown)
 
 
 def _link(planned: Planned, profile: DeviceProfile) -> dict[str, LinkUse]:

@@ -18,6 +18,7 @@ class Request(NamedTuple):
     (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
     `patience` is that of early stopping in epochs, None without it.
     `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
+    `max_slowdown` is the promised factor on the time of a step without a plan.
     `warnings` are sentences about the data, None if there are none.
     """
 
@@ -48,6 +49,7 @@ class Request(NamedTuple):
     patience: int | None = None
     split: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] | None = None
+    max_slowdown: float | None = None
 
 
 class Ahead(NamedTuple):

@@ -39,12 +39,15 @@ def start_of(
     """
     need = least_bytes + request.overhead_bytes
     budget = admission.budget_bytes
+    promise = f" for its max_slowdown of {request.max_slowdown:g}" if request.max_slowdown is not None else ""
     because = f"; the most is needed by {largest}" if largest else ""
     if request.memory_budget is not None and least_bytes > request.memory_budget:
         least, limit = size(least_bytes, True), size(request.memory_budget)
-        return Start("never", f"it needs at least {least}, more than its memory_budget of {limit}{because}")
+        return Start("never", f"it needs at least {least}{promise}, more than its memory_budget of {limit}{because}")
     if need > budget:
-        return Start("never", f"it needs at least {size(need, True)}, {request.device} has {size(budget)}{because}")
+        return Start(
+            "never", f"it needs at least {size(need, True)}{promise}, {request.device} has {size(budget)}{because}"
+        )
     if unplanned:
         return Start("never", unplanned)
     if request.open_job is not None:

@@ -16,11 +16,14 @@ def find_least(state: RoundState, job: JobState) -> None:
         state.decisions[job.job] = Kept()
         return
     least = job.least_bytes
+    promised = None
     if job.trace is not None:
         try:
             planner = state.planner(job.job)
             vanilla = planner.vanilla.device_peak_bytes
             least = max(least, vanilla if job.policy == "none" else planner.least_bytes)
+            if job.max_slowdown is not None and job.policy != "none":
+                promised = max(least, planner.saving(job.max_slowdown).device_peak_bytes)
         except Exception as error:
             state.decisions[job.job] = Failed(f"{type(error).__name__}: {error}")
             return
@@ -28,6 +31,12 @@ def find_least(state: RoundState, job: JobState) -> None:
     limit = min(state.device.budget_bytes - job.overhead_bytes, job.limit_bytes)
     if least > limit and (job.given is None or job.stuck):
         state.decisions[job.job] = Refused(limit, least, job.operator)
+    elif promised is not None:
+        state.promised[job.job] = promised
+        if promised > limit and job.given is None:
+            state.decisions[job.job] = Refused(limit, promised, job.operator, job.max_slowdown)
+        elif promised > limit:
+            state.break_promise([job.job])
 
 
 def admit(state: RoundState) -> list[JobState]:
@@ -37,7 +46,11 @@ def admit(state: RoundState) -> list[JobState]:
     """
     undecided = [job for job in state.jobs.values() if job.job not in state.decisions]
     admitted = [job for job in undecided if job.given is not None]
-    free = state.budget_bytes() - sum(state.least[job.job] for job in admitted)
+    budget = state.budget_bytes()
+    while sum(state.needs(job.job) for job in admitted) > budget:
+        if not state.break_promise(job.job for job in admitted):
+            break
+    free = budget - sum(state.needs(job.job) for job in admitted)
     for job in [job for job in admitted if job.choosing and job.stuck]:
         least = state.least[job.job]
         if free < 0:
@@ -50,9 +63,9 @@ def admit(state: RoundState) -> list[JobState]:
     for job in sorted((job for job in undecided if job.given is None), key=lambda job: (-job.rank, job.job)):
         if aged is not None:
             state.waits[job.job] = Waits(f"waits behind job {aged.job}, which has waited long enough")
-        elif state.least[job.job] <= free:
+        elif state.needs(job.job) <= free:
             admitted.append(job)
-            free -= state.least[job.job]
+            free -= state.needs(job.job)
         else:
             state.waits[job.job] = Waits(_reason(state, job, free, running, len(admitted) - running))
             if 0 < state.device.ageing_s <= job.waited_s:
@@ -67,9 +80,10 @@ def _reason(state: RoundState, job: JobState, free: int, running: int, starting:
     users += [f"the {_jobs(starting)} before it"] if starting else []
     users += ["models for prediction"] if device.inference_bytes else []
     users += ["jobs that end"] if device.ending_bytes else []
-    needs, has = state.least[job.job] + job.overhead_bytes, max(free, 0) + job.overhead_bytes
+    needs, has = state.needs(job.job) + job.overhead_bytes, max(free, 0) + job.overhead_bytes
+    promise = f" for its max_slowdown of {job.max_slowdown:g}" if state.needs(job.job) > state.least[job.job] else ""
     return (
-        f"needs at least {size(needs)} of device memory; {size(has)} of the {size(device.budget_bytes)} of"
+        f"needs at least {size(needs)} of device memory{promise}; {size(has)} of the {size(device.budget_bytes)} of"
         f" {device.name} are not needed by {' and '.join(users) or 'others'}"
     )
 

@@ -72,6 +72,7 @@ class JobState:
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
     choosing: bool = False
     found: Plan | None = None  # result of a search for a better plan than the policy joint's
+    max_slowdown: float | None = None  # promised factor on the time without a plan; None if nothing is promised
 
     @property
     def limit_bytes(self) -> int:
@@ -114,11 +115,14 @@ class Waits(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The job can never be admitted: it needs more than the budget, of the device or its own."""
+    """The job can never be admitted: it needs more than the budget, of the device or its own.
+
+    `max_slowdown`: the job's, if it needs as much because of that."""
 
     budget_bytes: int
     least_bytes: int
     operator: str
+    max_slowdown: float | None = None
 
 
 class Failed(NamedTuple):

@@ -65,6 +65,9 @@ def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | 
         plans = Plans(chosen, shares)
     except InvalidPlanError:
         return None
+    for number, candidate in chosen.items():
+        if candidate.us > (1 + GAIN) * state.most_slowdown(number) * state.planner(number).vanilla.us:
+            return None
     fits = all(candidate.device_peak_bytes <= granted[job] for job, candidate in plans.chosen.items())
     enough = sum(granted.values()) <= state.budget_bytes() and state.host_bytes(plans) <= state.device.host_bytes
     return plans if fits and enough else None

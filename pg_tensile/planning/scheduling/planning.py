@@ -9,12 +9,13 @@ not from the job's present plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.share_out import SlowdownError, Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import use_tensile
@@ -31,6 +32,16 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         plans = _with_compression(state, traced, admitted, _plans_in_budget(state, traced, admitted))
     except UnplannableError as error:
         state.decisions[error.job] = Failed(f"no plan can be made: {error}")
+        return None
+    except SlowdownError:
+        if newest is None:
+            state.break_promise(job.job for job in traced)
+            return None
+        promises = [str(job.job) for job in traced if state.most_slowdown(job.job) < math.inf]
+        which = f"job{'s' if len(promises) > 1 else ''} {', '.join(promises)}"
+        state.decisions[newest] = Waits(
+            f"beside the jobs that run, {which} would be slowed down by more than max_slowdown allows"
+        )
         return None
     except BudgetError as error:  # plans within the budget have too many events
         reason = f"no plan with at most {state.device.most_events} events fits: {error}"
@@ -59,7 +70,8 @@ def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Se
     terms = {}
     for job in traced:
         least = state.least[job.job]
-        terms[job.job] = Terms(max(least, job.limit_bytes), least, state.weights[job.job])
+        slowdown = state.most_slowdown(job.job)
+        terms[job.job] = Terms(max(least, job.limit_bytes), least, state.weights[job.job], slowdown)
     plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes))
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
     if any(len(plans.chosen[job.job].plan) for job in tensile_jobs):
@@ -91,7 +103,7 @@ def _with_compression(
         return plain
     try:
         compressed = _plans_in_budget(state, traced, admitted)
-    except (UnplannableError, BudgetError):  # the memory that compression itself needs does not fit
+    except (UnplannableError, BudgetError, SlowdownError):  # the memory that compression itself needs does not fit
         compressed = plain
     if state.loss(compressed) < state.loss(plain):
         return compressed

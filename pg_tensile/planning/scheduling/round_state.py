@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class RoundState:
         self.device = device
         self.jobs = {job.job: job for job in sorted(jobs, key=lambda job: job.job)}
         self.least: dict[int, int] = {}  # least device memory in bytes, of jobs that can be planned
+        self.promised: dict[int, int] = {}  # least device memory in bytes with which jobs can keep their max_slowdown
         self.decisions: dict[int, Decision] = {}
         self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
         self.notes: list[Note] = []
@@ -54,6 +56,28 @@ class RoundState:
         trace = self.coded.get(job, self.jobs[job].trace)
         assert trace is not None
         return self.caches.planner(trace, self.device, share)
+
+    def needs(self, job: int) -> int:
+        """Return the least bytes that the job has to be given, with its promised slowdown."""
+        return self.promised.get(job, self.least[job])
+
+    def most_slowdown(self, job: int) -> float:
+        """Return the promised factor on the job's time without a plan; infinite without a promise."""
+        promise = self.jobs[job].max_slowdown
+        return promise if promise is not None and job in self.promised else math.inf
+
+    def break_promise(self, jobs: Iterable[int]) -> bool:
+        """Plan the job of the lowest priority without its promise; return False if none of the jobs has one.
+
+        Jobs that have no promise are not touched; of equal ones it is the newest."""
+        promised = [self.jobs[job] for job in jobs if job in self.promised]
+        if not promised:
+            return False
+        broken = min(promised, key=lambda job: (job.priority, -job.job))
+        del self.promised[broken.job]
+        reason = "the memory and the link that it can have do not suffice"
+        self.add_note(broken.job, f"its max_slowdown of {broken.max_slowdown:g} cannot be kept: {reason}")
+        return True
 
     def add_note(self, job: int, reason: str) -> None:
         if Note(job, reason) not in self.notes:

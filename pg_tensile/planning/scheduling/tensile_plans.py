@@ -81,4 +81,9 @@ def _candidates(
             state.add_note(job, f"the policy tensile failed: {type(error).__name__}: {error}")
         return {}
     most = state.device.most_events
+    candidates = {
+        job: candidate
+        for job, candidate in candidates.items()
+        if candidate.us <= state.most_slowdown(job) * planners[job].vanilla.us
+    }
     return {job: candidate for job, candidate in candidates.items() if most is None or len(candidate.plan) <= most}

@@ -198,6 +198,7 @@ class PlannerClient:
             "pinned": given is not None and record.pinned,
             "choosing": row["choosing"],
             "found": search is not None,
+            "max_slowdown": row["max_slowdown"],
         }, buffers
 
     def _device_part(self, view: DeviceView) -> dict[str, Any]:

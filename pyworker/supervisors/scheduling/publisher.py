@@ -82,7 +82,7 @@ class Publisher:
             if is_new or decision == "failed":
                 log_event(self._server, decision, job, device, answer["reason"])
         elif decision == "refused":
-            refusal = {key: answer[key] for key in ("budget_bytes", "least_bytes", "operator")}
+            refusal = {key: answer[key] for key in ("budget_bytes", "least_bytes", "operator", "max_slowdown")}
             self._server.call("tensile._job_refuse(int8,jsonb)", job, refusal)
             least, budget = answer["least_bytes"], answer["budget_bytes"]
             reason = f"it needs at least {least:,} bytes of device memory, and may have {budget:,}"

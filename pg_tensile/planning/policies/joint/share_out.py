@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.planning.plan.memory import floor_bytes
-from pg_tensile.planning.policies.joint.planner import OPERATORS, Candidate, JobPlanner, is_better
+from pg_tensile.planning.policies.joint.planner import EXACT, OPERATORS, Candidate, JobPlanner, is_better
 from pg_tensile.planning.policies.joint.prices import THRIFTY, Prices
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
@@ -166,7 +166,16 @@ def share_out(
 def _division(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Division | None:
     """Return the best division by the rungs so far; None if none keeps to `Terms.most_slowdown`."""
     rungs = _cheapest(parts, budget_bytes)
-    return None if rungs is None else _use_rest(parts, _settled(parts, rungs), budget_bytes, small)
+    if rungs is None:
+        return None
+    division = _settled(parts, rungs)
+    for _ in parts:  # with the rest of the memory jobs may do without the link, which leaves more of it to others
+        division = _use_rest(parts, division, budget_bytes, small)
+        used = sum(division.shares[job] for job, candidate in division.chosen.items() if candidate.transfers)
+        if used == 0 or used > 1 - EXACT:
+            break
+        division = _divided(parts, division.chosen, division.shares)
+    return division
 
 
 def _total_loss(parts: Mapping[int, _Part], division: Division | None) -> float:
@@ -223,11 +232,17 @@ def _loss(part: _Part, candidate: Candidate, host_price: float) -> float:
 
 
 def _settled(parts: Mapping[int, _Part], rungs: Mapping[int, _Rung]) -> Division:
-    """Return the plans with the whole link divided among those that use it."""
-    used = sum(rung.units for rung in rungs.values())
-    shares = {job: rung.units / used if rung.units else 1.0 for job, rung in rungs.items()}
+    """Return the plans of the rungs with the whole link divided among those that use it."""
+    plans = {job: rung.candidate for job, rung in rungs.items()}
+    return _divided(parts, plans, {job: float(rung.units) for job, rung in rungs.items()})
+
+
+def _divided(parts: Mapping[int, _Part], plans: Mapping[int, Candidate], weights: Mapping[int, float]) -> Division:
+    """Return plans with the whole link divided by weight among those that use it."""
+    used = sum(weights[job] for job, candidate in plans.items() if candidate.transfers)
+    shares = {job: weights[job] / used if candidate.transfers else 1.0 for job, candidate in plans.items()}
     planners = {job: part.planner.sharing(shares[job]) for job, part in parts.items()}
-    return Division({job: planners[job].candidate(rung.candidate.plan) for job, rung in rungs.items()}, shares)
+    return Division({job: planners[job].candidate(candidate.plan) for job, candidate in plans.items()}, shares)
 
 
 def _use_rest(parts: Mapping[int, _Part], division: Division, budget_bytes: int, small: bool) -> Division:

@@ -140,6 +140,8 @@ def check(state: DeviceState, jobs: list[JobState], schedule: Schedule) -> None:
         else:
             assert isinstance(decision, (Refused, Waits)), decision
     assert total == 0 or total <= state.budget_bytes - state.inference_bytes - overheads
+    decisions = [decision for decision in schedule.decisions.values() if isinstance(decision, Planned)]
+    assert sum(decision.link_share for decision in decisions if decision.out_bytes + decision.in_bytes) < 1 + 1e-9
 
 
 @given(crowd=crowds())
@@ -268,6 +270,17 @@ def test_several_jobs_share_the_budget_and_the_link():
     assert {planned(schedule, n).link_share for n in range(3)} == {1 / len(swapping)}
 
 
+def test_a_job_that_moves_more_has_more_of_the_link():
+    """One whose operators are too slow to be executed again, beside one that does without the link."""
+    traces = [network(16, latency_us=400.0), network(16, latency_us=20.0), network(16, latency_us=20.0)]
+    state = replace(device(middle(*traces, part=0.4)), profile=RTX_A6000.with_link(4e9))
+    schedule = decide(state, *(job(number, trace) for number, trace in enumerate(traces)))
+    decisions = [planned(schedule, number) for number in range(3)]
+    shares = [decision.link_share if decision.out_bytes + decision.in_bytes else 0.0 for decision in decisions]
+    assert sum(shares) == pytest.approx(1) and shares[0] > 0.4 > max(shares[1:])
+    assert decisions[0].out_bytes > max(decision.out_bytes for decision in decisions[1:])
+
+
 def test_a_job_of_higher_priority_loses_less():
     traces = [network(12), network(12)]
     slow = RTX_A6000.with_link(2e9)
@@ -308,6 +321,102 @@ def test_where_the_paper_finds_no_plan_that_fits_joint_does():
     schedule = decide(device(least_bytes(trace)), job(1, trace, policy="tensile"))
     assert planned(schedule, 1).planned_bytes <= least_bytes(trace)
     assert [(note.job, "joint" in note.reason) for note in schedule.notes] == [(1, True)]
+
+
+# ---- promised slowdowns ----
+
+
+@given(crowd=crowds(), promises=st.lists(st.sampled_from((None, 1.0, 1.1, 1.5, 3.0)), min_size=5, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_no_job_is_slowed_down_by_more_than_it_was_promised(crowd, promises):
+    state, jobs = crowd
+    jobs = [replace(each, max_slowdown=promise) for each, promise in zip(jobs, promises, strict=False)]
+    schedule = decide(state, *jobs)
+    assert not any("max_slowdown" in note.reason for note in schedule.notes)  # none of them runs yet
+    total = 0
+    for each in jobs:
+        decision = schedule.decisions[each.job]
+        if isinstance(decision, Planned):
+            total += decision.granted_bytes
+            if each.max_slowdown is not None and decision.vanilla_us:
+                assert loss(decision) <= each.max_slowdown - 1 + 1e-9
+        elif isinstance(decision, Refused) and decision.max_slowdown is not None:
+            assert decision.max_slowdown == each.max_slowdown
+            assert decision.least_bytes > decision.budget_bytes >= each.least_bytes
+    overheads = sum(each.overhead_bytes for each in jobs)
+    assert total <= max(0, state.budget_bytes - state.inference_bytes - overheads)
+
+
+SLOW = RTX_A6000.with_link(2e9)
+
+
+def promised(number: int, trace: Trace, slowdown: float | None, **fields: Any) -> JobState:
+    return job(number, trace, max_slowdown=slowdown, **fields)
+
+
+def with_promise(trace: Trace, share: float = 1.0) -> int:
+    """The least memory with which the trace is slowed down by no more than 1.05, with a part of the link."""
+    return JobPlanner(trace, SLOW, share).saving(1.05).device_peak_bytes
+
+
+def test_the_others_make_room_for_a_promise():
+    trace = network(12)
+    state = replace(device(with_promise(trace) + middle(trace, part=0.1)), profile=SLOW)
+    alike = decide(state, job(1, trace), job(2, trace))
+    assert min(loss(planned(alike, number)) for number in (1, 2)) > 0.05
+    schedule = decide(state, promised(1, trace, 1.05), job(2, trace))
+    assert loss(planned(schedule, 1)) <= 0.05 < loss(planned(schedule, 2))
+
+
+def test_a_job_waits_until_promises_can_be_kept():
+    trace = network(12)
+    state = replace(device(with_promise(trace) + least_bytes(trace) - 1), profile=SLOW)
+    running = published(decide(state, promised(1, trace, 1.05)), promised(1, trace, 1.05))
+    assert isinstance(decide(state, *running, job(2, trace)).decisions[2], Waits)
+    (careless,) = published(decide(state, job(1, trace)), job(1, trace))
+    assert isinstance(decide(state, careless, job(2, trace)).decisions[2], Planned)
+    assert "for its max_slowdown of 1.05" in reason(decide(state, careless, promised(2, trace, 1.05)), 2)
+
+
+def test_a_job_waits_while_the_link_does_not_suffice_for_all_promises():
+    trace = network(24, latency_us=1000.0)  # too slow to execute again, and swapped for nothing while it is alone
+    state = replace(device(1 << 40), profile=RTX_A6000.with_link(6e9))
+    alone = JobPlanner(trace, state.profile).saving(1.05).device_peak_bytes
+    state = replace(state, budget_bytes=2 * alone)
+    first, second = promised(1, trace, 1.05), promised(2, trace, 1.05)
+    schedule = decide(state, first, second)
+    assert loss(planned(schedule, 1)) <= 0.05
+    why = "beside the jobs that run, jobs 1, 2 would be slowed down by more than max_slowdown allows"
+    assert reason(schedule, 2) == why
+    (running,) = published(schedule, first)
+    assert reason(decide(state, running, second), 2) == why
+    assert isinstance(decide(state, running, replace(second, max_slowdown=4.0)).decisions[2], Planned)
+
+
+def test_a_promise_that_the_device_cannot_keep_is_refused():
+    trace = network(12)
+    state = replace(device(middle(trace, part=0.1)), profile=SLOW)
+    decision = decide(state, promised(1, trace, 1.01)).decisions[1]
+    assert isinstance(decision, Refused) and decision.max_slowdown == 1.01
+    assert least_bytes(trace) < decision.budget_bytes < decision.least_bytes <= most(trace)
+    assert isinstance(decide(state, promised(1, trace, 50.0)).decisions[1], Planned)
+    limited = promised(1, trace, 1.01, most_bytes=state.budget_bytes)
+    decision = decide(replace(state, budget_bytes=most(trace)), limited).decisions[1]
+    assert isinstance(decision, Refused) and decision.max_slowdown == 1.01
+
+
+def test_promises_are_broken_by_rank_where_memory_is_taken_away():
+    trace = network(12)
+    jobs = [promised(number, trace, 1.05, priority=float(number)) for number in range(2)]
+    state = replace(device(2 * most(trace)), profile=SLOW)
+    scheduler = DeviceScheduler()
+    jobs = published(scheduler.schedule(state, jobs), *jobs)
+    less = replace(state, budget_bytes=with_promise(trace, 0.5) + least_bytes(trace))
+    schedule = scheduler.schedule(less, jobs)
+    assert [note.job for note in schedule.notes if "max_slowdown of 1.05 cannot be kept" in note.reason] == [0]
+    assert loss(planned(schedule, 1)) <= 0.05 < loss(planned(schedule, 0))
+    after = published(schedule, *jobs)
+    assert granted(*after) <= less.budget_bytes
 
 
 # ---- host memory ----
