@@ -148,3 +148,27 @@ def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] 
     if row is None or last is None or last.generation != first.generation or not events:
         return None
     return first, last, dict(zip(names, row, strict=True)) | {"events": events, "footprint": footprint}
+
+
+@pytest.mark.long
+def test_a_promised_slowdown_is_kept_or_refused(lab: Lab) -> None:
+    """Nothing is lost of a job's time where the option is 1, so it needs nearly all that it needs without a plan."""
+    least, vanilla = lab.sizes["mlp"].least, lab.sizes["mlp"].vanilla
+    lab.set_memory(1.05 * least)
+    with lab.watch(), pytest.raises(psycopg.Error, match="max_slowdown of 1, but may have") as refused:
+        lab.digest(lab.submit("mlp", options={"max_slowdown": 1}))
+    assert refused.value.diag.sqlstate == "53200" and "Use a larger max_slowdown" in str(
+        refused.value.diag.message_hint
+    )
+    shown = "SELECT slowdown, max_slowdown FROM tensile.progress WHERE job = %s"
+    lab.set_memory(1.1 * vanilla)
+    careless = lab.submit("mlp", epochs=FOREVER, options={"max_slowdown": 1000})
+    lab.await_training(careless)
+    assert lab.conn.execute(shown, [careless]).fetchone() == (1, 1000)  # it has the device to itself
+    strict = lab.submit("mlp", epochs=FOREVER, options={"max_slowdown": 1})
+    lab.await_waiting(strict, "for its max_slowdown of 1")
+    lab.cancel(careless)
+    lab.await_training(strict)
+    slowdown, promise = lab.conn.execute(shown, [strict]).fetchone() or (None, None)
+    assert promise == 1 and slowdown == pytest.approx(1)
+    lab.cancel(strict)

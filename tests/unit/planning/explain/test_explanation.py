@@ -111,6 +111,21 @@ def test_there_is_no_bound_without_a_plan_or_the_time_for_it(net: Trace) -> None
         assert not any("no plan below" in line for line in render(explanation))
 
 
+def test_a_promised_slowdown_is_told_with_the_memory_that_it_needs(net: Trace) -> None:
+    budget = half(net)
+    lost = numbers(net, memory_budget=budget)["time"]["slowdown"]
+    (line,) = (line for line in render(explained(net, memory_budget=budget)) if "slowdown" in line)
+    assert f" {lost:.2f}x  any is accepted: option max_slowdown" in line
+    kept = explained(net, memory_budget=budget, max_slowdown=2 * lost)
+    memory = kept.to_json()["memory"]
+    assert least_bytes(net) <= memory["promised_bytes"] < budget
+    text = "\n".join(render(kept))
+    assert f"at most {2 * lost:.4g}x (max_slowdown)" in text
+    assert f"{size(memory['promised_bytes'], True)}  for a slowdown of at most {2 * lost:.4g}x" in text
+    never = explained(net, memory_budget=budget, max_slowdown=1.0)
+    assert never.start.when == "never" and "for its max_slowdown of 1, more than its memory_budget" in never.start.why
+
+
 def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:
     shown = numbers(net, RTX_A6000, memory_budget=least_bytes(net))["swapped"]["largest"]
     assert len(shown) == SHOWN
