@@ -154,10 +154,9 @@ class MemoryRefusedError(TensileError):
         hint: str | None = None,
         max_slowdown: float | None = None,
     ) -> None:
-        needs = f"needs at least {least_bytes:,} bytes of device memory"
+        message = f"the job needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}"
         if max_slowdown is not None:
-            needs += f" to be slowed down by no more than its max_slowdown of {max_slowdown:g}"
-        message = f"the job {needs}, but may have {budget_bytes:,}"
+            message += f" (for its max_slowdown of {max_slowdown:g})"
         super().__init__(message, hint, operator and f"the most memory is needed by {operator}")
         self.least_bytes = least_bytes
         self.budget_bytes = budget_bytes
