@@ -1,10 +1,10 @@
 """Plans for all admitted jobs of a device together.
 
-All jobs are planned without events if that fits; else the policy joint divides the memory, the policy tensile plans its
-jobs within what joint gave them, and plans that searches have found take the place of slower ones. A job whose swaps
-may be compressed is planned as usual, then again with the compressed times of those plans' swaps where compression pays
-(CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows from trace and sparsity,
-not from the job's present plan.
+All jobs are planned without events if that fits. Else, if all have the policy tensile, that divides the memory; if not,
+the policy joint divides it, the policy tensile plans its jobs together within what joint gave them, and plans that
+searches have found take the place of slower ones. A job whose swaps may be compressed is planned as usual, then again
+with the compressed times of those plans' swaps where compression pays (CSWAP, section IV-B); the better plans are used.
+So the choice of compressed tensors follows from trace and sparsity, not from the job's present plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
-from pg_tensile.planning.scheduling.tensile_plans import use_tensile
+from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.text import size
 
@@ -75,6 +75,9 @@ def _divide(state: RoundState, traced: Sequence[JobState], budget_bytes: int, sh
     """Return plans that divide the budget, with the link divided among `sharing` jobs."""
     share = 1 / max(sharing, 1)
     planners = {job.job: state.planner(job.job, share) for job in traced}
+    together = plan_together(state, traced, planners, budget_bytes)
+    if together is not None:
+        return Plans(together, share)
     terms = {}
     for job in traced:
         least = state.least[job.job]
@@ -83,7 +86,7 @@ def _divide(state: RoundState, traced: Sequence[JobState], budget_bytes: int, sh
     plans = Plans(chosen, share)
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
     if any(len(chosen[job.job].plan) for job in tensile_jobs):
-        use_tensile(state, tensile_jobs, planners, plans)
+        use_tensile(state, tensile_jobs, planners, plans, budget_bytes)
     for job in traced:
         if job.found is not None:
             _use_searched(state, job, job.found, planners[job.job], plans, budget_bytes)
