@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
 from tests.server.stage import SCHEDULER, processes, set_the_stage, terminate
 from tests.server.support import Wait, alive, children, register, state, value
@@ -54,11 +55,12 @@ class Job:
         data: bytes | None = None,
         device: str = "cpu",
         described: dict[str, Any] | None = None,
+        policy: str = "joint",
     ) -> None:
         """Store the trace as the worker does on a TRACE frame, with `data` instead of its own and the device
         `described` in another way."""
         self.trace, self.revision = trace, self.revision + 1
-        header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": "joint"}
+        header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": policy}
         header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
         header |= {"least_bytes": claim if trace is None else least_bytes(trace)}
         if trace is None:
@@ -212,6 +214,22 @@ def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
     play.end(first_job)
     assert second_job.follow(beside["generation"])["granted_bytes"] == first["granted_bytes"]
     assert len([line for line in play.log("planned") if line[1] == second_job.number]) == 2
+
+
+def test_jobs_of_policy_tensile_are_planned_together_each_with_its_swap_share(play):
+    slow = network(12, latency_us=2000.0)
+    limited = play.job(policy="tensile", options='{"swap_share": 0.4}')
+    other = play.job(policy="tensile")
+    limited.send_trace(slow, policy="tensile")
+    alone = limited.follow()
+    other.send_trace(slow, policy="tensile")
+    plans = [limited.follow(alone["generation"]), other.follow()]
+    limits = {1: rounds.Limits(swap_share=0.4), 2: rounds.Limits()}
+    device = DeviceProfile(**profile())
+    expected = rounds.plan_limited(dict.fromkeys(limits, slow), device, budget(play), limits)
+    assert [plan["plan"] for plan in plans] == [plan.with_bytes(slow) for plan in expected.values()]
+    assert 0 < len(expected[1]) < len(expected[2])
+    assert not play.log("note")
 
 
 def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):

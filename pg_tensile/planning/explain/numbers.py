@@ -244,6 +244,7 @@ def _planned(
         request.policy,
         overhead_bytes=request.overhead_bytes,
         most_bytes=request.memory_budget,
+        swap_share=1.0 if request.swap_share is None else request.swap_share,
     )
     room = admission.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)

@@ -188,6 +188,7 @@ class PlannerClient:
             "operator": row["largest_operator"] or "",
             "policy": row["policy"],
             "compression": row["compression"],
+            "swap_share": row["swap_share"],
             "priority": float(row["own_priority"]),
             "rank": row["priority"],
             "waited_s": row["waited_s"],
