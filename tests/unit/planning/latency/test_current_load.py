@@ -28,7 +28,7 @@ class Models:
 
     def predict(self, trace: Trace, profile: DeviceProfile, load: float) -> Floats:
         self.predictions += 1
-        return cast(Floats, roofline.estimate(trace, profile) * (1 + self.slope * load))
+        return roofline.estimate(trace, profile) * (1 + self.slope * load)
 
 
 def current_load(models: Models) -> CurrentLoad:
