@@ -334,8 +334,9 @@ def test_the_paper_plans_its_jobs_together_within_what_others_leave():
     assert all(planned(schedule, n).plan == expected[n].with_bytes(trace) for n, trace in two.items())
 
 
-def test_a_budget_of_its_own_and_a_swap_share_limit_one_of_the_papers_jobs():
-    """Each has an effect that is not there without it."""
+def test_a_budget_of_its_own_and_a_swap_share_limit_one_of_the_papers_jobs(monkeypatch):
+    """Each has an effect that is not there without it, and needs no division by joint."""
+    monkeypatch.setattr(planning, "share_out", None)
     trace = network(20, latency_us=2000.0)
     state = device(middle(trace, trace, part=0.9))
     plain, other = job(1, trace, policy="tensile"), job(2, trace, policy="tensile")
