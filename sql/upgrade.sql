@@ -52,6 +52,10 @@ ALTER TABLE tensile.traces DROP COLUMN replans;
 -- Launch times of kernels, which nothing read
 ALTER TABLE tensile.codec_times DROP COLUMN launch;
 
+-- Plans count with the load of the device at present.
+ALTER TABLE tensile.traces ADD load float8;
+ALTER TABLE tensile.latencies ADD average_load float8;
+
 -- The predictor's models are in shared memory.
 DROP TABLE tensile._loaded_models;
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pg_tensile.execution.data.columns import columns_from_header
 from pg_tensile.execution.data.dataset import RowStore
+from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.connection import Connection
 from pyworker.state_frames import StateCollector, send_state
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
@@ -42,6 +43,7 @@ class Channel:
         self.spec: dict[str, Any] = {}  # the JOB frame's header
         self.threads = 1
         self.latency_models: dict[str, memoryview] = {}  # by device, as planning/latency/model_bytes.py encodes them
+        self.load: LoadMeter | None = None  # of the device by others, reported while the job waits for memory
         self.checkpoint_stored: Callable[[float], None] | None = None  # called with the time of the commit
 
     # ---- receiving ----
@@ -136,7 +138,10 @@ class Channel:
         """Report the phase, at most every REPORT_INTERVAL_S and not while earlier frames wait to be sent."""
         now = time.monotonic()
         if now - self._reported_at >= REPORT_INTERVAL_S and self._connection.flush():
-            self._connection.queue(FrameType.PROGRESS, self._job, header={"phase": phase})
+            header: dict[str, Any] = {"phase": phase}
+            if phase == "waiting" and self.load is not None:
+                header["utilisation"] = round(self.load.read(), 3)
+            self._connection.queue(FrameType.PROGRESS, self._job, header=header)
             self._connection.flush()
             self._reported_at = now
 

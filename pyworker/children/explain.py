@@ -210,6 +210,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         open_job_s=spec["open_job_s"],
         approximate=target.approximate,
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
+        swap_share=spec["options"].get("swap_share"),
         learning_rate=subject.settings.learning_rate,
         patience=stopping.patience if stopping else None,
         max_slowdown=spec["options"].get("max_slowdown"),

@@ -37,12 +37,17 @@ class LatencyReports:
         self._measure_at = 0.0
         self.utilisation: float | None = None
 
-    def begin(self, steps: PlannedSteps, predicted_us: Floats) -> None:
-        """Start to measure these steps, for whose operators `predicted_us` was predicted."""
+    @property
+    def average_load(self) -> float:
+        """Load that the averages stand for; before anything was measured, that of the prediction."""
+        return self._averages.load
+
+    def begin(self, steps: PlannedSteps, predicted_us: Floats, load: float) -> None:
+        """Start to measure these steps, for whose operators `predicted_us` was predicted under `load`."""
         self._steps = steps
         self._predicted = predicted_us
         twins = twins_of(steps.traces()["train"])
-        self._averages = LatencyAverages(self._predicted, self._channel.spec["latency_weight"], twins)
+        self._averages = LatencyAverages(self._predicted, self._channel.spec["latency_weight"], twins, load)
 
     def end(self) -> None:
         self._steps = None
@@ -72,7 +77,8 @@ class LatencyReports:
         if not measurement.samples or np.array_equal(measurement.readings_us[-1], self._last):
             return
         self._last, measured, averages = measurement.readings_us[-1], measurement.latency_us, self._averages
-        averages.add(self._last)
+        averages.add(self._last, self.utilisation)
         header = {"samples": averages.measurements, "total_us": averages.total_us, "load": self.utilisation}
+        header["average_load"] = round(averages.load, 3)
         columns = (self._predicted, np.where(measured > 0, measured, np.nan), averages.latency_us)
         self._channel.send(FrameType.LATENCY, header, [column.astype("<f4").tobytes() for column in columns])

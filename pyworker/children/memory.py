@@ -69,6 +69,8 @@ class MemoryClient:
         self._sent: dict[str, Trace] = {}  # in the last TRACE, by graph
         self._steps: PlannedSteps | None = None
         self._compiling: deque[tuple[int, Future[None]]] = deque()  # plans that are being compiled
+        self._predicted_load = 0.0  # of the device by others, that latencies were predicted for
+        channel.load = load  # reported while the job waits for memory
         self._compression = CompressionClient(channel, job.device, job.settings.compression)
         self._latencies = LatencyReports(channel, load)
 
@@ -78,14 +80,14 @@ class MemoryClient:
         """Request the memory of a job without plans, and wait until it is granted."""
         needed = state_bytes(self.job.model, self.job.settings)
         sizes = {"persistent_bytes": needed, "vanilla_bytes": None, "operator": None, "fingerprint": None}
-        self._send_trace(sizes | {"least_bytes": self._channel.spec["memory_budget"] or needed}, {})
+        self._send_trace(sizes | {"load": None, "least_bytes": self._channel.spec["memory_budget"] or needed}, {})
         self._await_grant()
 
     def admit(self, graphs: Graphs) -> PlannedSteps:
         """Have the graphs planned, and return their steps under the first plan that they fit into."""
         self._rows = {name: rows_of(graph) for name, graph in graphs.named().items()}
         graphs = self._with_latencies(graphs)
-        self._announce(graphs.traces())
+        self._announce(graphs.traces(), self._predicted_load)
         grant = self._await_grant()
         device = self._make_device(grant)
         self._compression.learn_codecs(self.listen)
@@ -96,12 +98,12 @@ class MemoryClient:
             grant, device = self._newest, self._make_device(self._newest)
         while grown or (steps := self._begin_steps(graphs, device, grant)) is None:
             grown = False
-            self._announce(graphs.traces())
+            self._announce(graphs.traces(), self._predicted_load)
             grant = self._await_grant()
             device = self._make_device(grant)
         self._steps = steps
         self._compression.begin(steps)
-        self._latencies.begin(steps, graphs.train.trace.latency_us)
+        self._latencies.begin(steps, graphs.train.trace.latency_us, self._predicted_load)
         return steps
 
     def leave(self) -> dict[int, Trace]:
@@ -146,7 +148,7 @@ class MemoryClient:
 
     def _with_latencies(self, graphs: Graphs) -> Graphs:
         """Return the graphs with latencies predicted for the load that the device has now."""
-        load = self._load.read()
+        self._predicted_load = load = self._load.read()
         return graphs.with_traces({name: self.predicted(trace, load) for name, trace in graphs.traces().items()})
 
     def predicted(self, trace: Trace, load: float = 0.0) -> Trace:
@@ -188,8 +190,8 @@ class MemoryClient:
 
     # ---- frames up ----
 
-    def _announce(self, traces: dict[str, Trace]) -> None:
-        """Send the graphs as TRACE, to be planned."""
+    def _announce(self, traces: dict[str, Trace], load: float) -> None:
+        """Send the graphs as TRACE, to be planned; their latencies are those under `load`."""
         least = {name: least_bytes(trace) for name, trace in traces.items()}
         hungriest = traces[max(least, key=lambda name: least[name])]
         first = traces["train"]
@@ -199,6 +201,7 @@ class MemoryClient:
             "least_bytes": max(least.values()),
             "operator": JobPlanner(hungriest, self.profile).largest_operator(),
             "fingerprint": first.fingerprint,
+            "load": round(load, 3),
         }
         self._send_trace(header, traces)
 
@@ -284,7 +287,7 @@ class MemoryClient:
         traces = steps.traces()
         if not any((trace.workspace_bytes > self._sent[name].workspace_bytes).any() for name, trace in traces.items()):
             raise shortage
-        self._announce(traces)
+        self._announce(traces, self._latencies.average_load)
         while True:
             try:
                 grant = self._await_grant()

@@ -3,13 +3,16 @@
 It keeps the traces of the jobs that the scheduler has sent, and cached results of planning them; anything else
 comes with each request. The frames (docs/internals.md, "Memory"):
 
-- TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
-- LATENCY: the job's latencies now, float32[operators] in µs.
+- TRACE: a job's trace of the training step, in one buffer. Replaces the one before. `load`: that of the device by
+  others, that its latencies stand for (0 … 1; null: not known).
+- LATENCY: the job's latencies now, float32[operators] in µs, and their `load`.
 - SPARSITY: statistics of the job's tensors: int32 tensor, float32 for each field of Statistics.
-- SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
-  `traced` instead of the trace; `given` null or {`known`, `granted_bytes`, `link_share`}) → for each job in this order,
-  the rows and order of its plan if that is known, and of the plan that a search has found for it (`found`). Traces of
-  the device's jobs that are not among `jobs` are dropped.
+- SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields; `latency_models`: whether models
+  come with it), `jobs` (those of JobState; `traced` instead of the trace; `load` that others put on the device now,
+  null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the device's latency models if they are
+  new; for each job in this order, the rows and order of its plan if that is known, and of the plan that a search has
+  found for it (`found`). Traces of the device's jobs that are not among `jobs` are dropped. Jobs are planned with their
+  latencies under the load now (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
   [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
@@ -26,10 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from pg_tensile.errors import TraceError
+from pg_tensile.errors import MeasurementError, TraceError
 from pg_tensile.planning.compression.codec_times import CodecTimes
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.latency import model_bytes
+from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
@@ -53,6 +58,8 @@ class Planner:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._traces: dict[int, Trace] = {}
+        self._loads: dict[int, float | None] = {}  # that the traces' latencies stand for
+        self._current_loads: dict[str, CurrentLoad] = {}  # by device that has latency models
         self._faults: dict[int, str] = {}  # reasons why traces cannot be used
         self._devices: dict[int, str] = {}
         self._statistics: dict[int, dict[int, Statistics]] = {}  # by job and tensor
@@ -74,6 +81,7 @@ class Planner:
     def _keep_trace(self, frame: Frame) -> None:
         self._forget(frame.job)
         self._devices[frame.job] = frame.header["device"]
+        self._loads[frame.job] = frame.header.get("load")
         try:
             self._traces[frame.job] = Trace.from_bytes(bytes(frame.buffers[0]))
         except TraceError as error:
@@ -84,6 +92,7 @@ class Planner:
         latency_us = np.frombuffer(frame.buffers[0], "<f4").astype(np.float64)
         if trace is None or len(latency_us) != trace.operator_count:
             return  # of a trace that was replaced meanwhile
+        self._loads[frame.job] = frame.header.get("load")
         measured = np.isfinite(latency_us) & (latency_us >= 0)
         self._traces[frame.job] = trace.with_latencies(np.where(measured, latency_us, trace.latency_us))
 
@@ -93,7 +102,7 @@ class Planner:
         self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
 
     def _forget(self, job: int) -> None:
-        for by_job in (self._traces, self._faults, self._devices, self._statistics):
+        for by_job in (self._traces, self._loads, self._faults, self._devices, self._statistics):
             by_job.pop(job, None)
 
     # ---- requests and answers ----
@@ -110,8 +119,13 @@ class Planner:
             for job in jobs
             if job["traced"] and job["job"] not in self._traces
         }
-        plans = iter(frame.buffers)
-        states = [self._state(job, plans) for job in jobs]
+        buffers_in = iter(frame.buffers)
+        if request["device"].get("latency_models"):
+            self._keep_models(name, next(buffers_in))
+        states = [self._state(job, request["device"], buffers_in) for job in jobs]
+        if name in self._current_loads:
+            traces = [trace for job, trace in self._traces.items() if self._devices[job] == name]
+            self._current_loads[name].keep({trace.fingerprint for trace in traces})
         held = sum(state.given.granted_bytes for state in states if state.given and state.job in faults)
         held += sum(state.overhead_bytes for state in states if state.job in faults)
         device = _device(request["device"], held)
@@ -131,14 +145,28 @@ class Planner:
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
 
-    def _state(self, job: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
-        fields = {key: value for key, value in job.items() if key not in ("traced", "given", "found")}
+    def _keep_models(self, device: str, models: Buffer) -> None:
+        try:
+            self._current_loads[device] = CurrentLoad(model_bytes.decode(bytes(models)))
+        except MeasurementError:  # damaged: executors, which predict with them, report it
+            self._current_loads.pop(device, None)
+
+    def _trace_now(self, job: int, device: dict[str, Any], load: float | None) -> Trace:
+        """Return the job's trace with its latencies under the load that others put on the device now."""
+        trace, before, current_load = self._traces[job], self._loads.get(job), self._current_loads.get(device["name"])
+        if load is None or before is None or current_load is None:
+            return trace
+        return current_load.at(trace, DeviceProfile(**device["profile"]), before, load)
+
+    def _state(self, job: dict[str, Any], device: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
+        fields = {key: value for key, value in job.items() if key not in ("traced", "load", "given", "found")}
         given = None
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
             given = Given(_plan(plans) if known else None, granted, share)
         searched = _plan(plans) if job.get("found") else None
-        trace = self._traces.get(job["job"]) if job["traced"] else None
+        traced = job["traced"] and job["job"] in self._traces
+        trace = self._trace_now(job["job"], device, job.get("load")) if traced else None
         statistics = self._statistics.get(job["job"], {})
         return JobState(trace=trace, given=given, found=searched, statistics=statistics, **fields)
 
@@ -150,6 +178,7 @@ def _plan(buffers: Iterator[Buffer]) -> Plan:
 
 
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
+    fields = {key: value for key, value in fields.items() if key != "latency_models"}
     ending = fields["ending_bytes"] + held_bytes
     times = fields.get("codec_times")
     objects = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}

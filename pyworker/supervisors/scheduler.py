@@ -110,7 +110,7 @@ class Scheduler:
         changed = self._changed_latencies(view)
         reasons += [f"latency of job {job} has changed by {change:.0%}" for job, change in changed.items()]
         if reasons and await self._planner.start():
-            self._planner.send_request(view, "; ".join(reasons), set(changed))
+            self._planner.send_request(view, "; ".join(reasons))
 
     def _changed_latencies(self, view: DeviceView) -> dict[int, float]:
         """Return jobs whose latency has changed beyond the threshold, with the change (TENSILE, section IV-E)."""

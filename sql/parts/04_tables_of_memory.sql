@@ -21,7 +21,8 @@ CREATE TABLE tensile.traces (
     traces           bytea[] NOT NULL,
     rejected         bigint,
     refusal          jsonb,
-    captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+    captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    load             float8
 );
 COMMENT ON TABLE tensile.traces IS
     'captured graphs of each job''s training iteration, with their memory requirements';
@@ -39,6 +40,8 @@ COMMENT ON COLUMN tensile.traces.largest_operator IS 'operator that requires the
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and row counts of the graphs in column traces';
 COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the executor could not use';
 COMMENT ON COLUMN tensile.traces.refusal IS 'error for a job that cannot be given memory; null: none';
+COMMENT ON COLUMN tensile.traces.load IS
+    'share of the time, 0 to 1, that other processes kept the device busy, for which its latencies were predicted';
 
 CREATE TABLE tensile.operators (
     job       bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -88,14 +91,15 @@ COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesse
 COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
 
 CREATE TABLE tensile.latencies (
-    job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
-    predicted real[] NOT NULL,
-    measured  real[] NOT NULL,
-    average   real[] NOT NULL,
-    samples   int NOT NULL,
-    total_us  float8 NOT NULL,
-    load      float8,
-    at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+    job          bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    predicted    real[] NOT NULL,
+    measured     real[] NOT NULL,
+    average      real[] NOT NULL,
+    samples      int NOT NULL,
+    total_us     float8 NOT NULL,
+    load         float8,
+    at           timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    average_load float8
 );
 COMMENT ON TABLE tensile.latencies IS
     'operator latencies of each job in microseconds, as arrays by operator; see view latency';
@@ -106,6 +110,7 @@ COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
 COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
 COMMENT ON COLUMN tensile.latencies.load IS
     'share of the time that other processes kept the device busy, 0 to 1';
+COMMENT ON COLUMN tensile.latencies.average_load IS 'load that the moving averages stand for, 0 to 1';
 
 -- The plan table in shared memory has the same events, but only while the job has a worker. Reports on ended jobs
 -- and the client's plan() read them here, together with the figures of the same generation.

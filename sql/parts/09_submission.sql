@@ -124,7 +124,7 @@ BEGIN
     PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
             tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
-            tensile._check_compression(policy, options),
+            tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
             tensile._check_can_start(caller);
     IF m.architecture IS NULL THEN
         m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
@@ -237,6 +237,20 @@ BEGIN
             MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
                              options->>'compression'),
             HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
+    END IF;
+END $$;
+
+-- The limit is one of the paper's algorithm; other policies would ignore it.
+CREATE FUNCTION tensile._check_swap_share(policy text, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    chosen text := coalesce(policy, current_setting('pg_tensile.policy'));
+BEGIN
+    IF chosen <> 'tensile' AND options ? 'swap_share' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', chosen),
+            HINT = 'Use policy => ''tensile'', or leave the option out.';
     END IF;
 END $$;
 

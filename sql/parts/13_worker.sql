@@ -138,17 +138,17 @@ BEGIN
     END IF;
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
-        least_bytes bigint, operator text, graphs jsonb);
+        least_bytes bigint, operator text, graphs jsonb, load float8);
     INSERT INTO tensile.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes, persistent_bytes,
-                                     parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces)
+                                     parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
-                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces)
+                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load)
         ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
             policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
             persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
             vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
-            refusal = NULL, captured_at = clock_timestamp();
+            refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load;
     IF h.profile <> 'null' THEN
         PERFORM tensile._check_profile(h.device, h.profile);
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
@@ -245,13 +245,14 @@ $$;
 CREATE FUNCTION tensile._job_latency(header jsonb, predicted real[], measured real[], average real[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile.latencies (job, predicted, measured, average, samples, total_us, load)
-        SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load
-        FROM tensile.traces t, jsonb_to_record($1) AS h (samples int, total_us float8, load float8)
+    INSERT INTO tensile.latencies (job, predicted, measured, average, samples, total_us, load, average_load)
+        SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load
+        FROM tensile.traces t,
+             jsonb_to_record($1) AS h (samples int, total_us float8, load float8, average_load float8)
         WHERE t.job = tensile._my_job()
         ON CONFLICT (job) DO UPDATE SET predicted = EXCLUDED.predicted, measured = EXCLUDED.measured,
             average = EXCLUDED.average, samples = EXCLUDED.samples, total_us = EXCLUDED.total_us, load = EXCLUDED.load,
-            at = clock_timestamp();
+            average_load = EXCLUDED.average_load, at = clock_timestamp();
     SELECT tensile._notify(tensile._my_job());
 $$;
 

@@ -94,6 +94,9 @@ def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> 
     job = submit(db, "m", query=query)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
+    loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile.latencies l USING (job) WHERE job = %s"
+    for load in db.execute(loads, (job,)).fetchone() or (None, None):
+        assert load is not None and 0 <= load <= 1
 
 
 @pytest.mark.long

@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import model_bytes
+from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
 from tests.server.stage import SCHEDULER, processes, set_the_stage, terminate
 from tests.server.support import Wait, alive, children, register, state, value
 from tests.unit.handmade import network
+from tests.unit.slowed import slowed_by_load
 
 NETWORK = network(12, latency_us=20.0)
 LEAST = least_bytes(NETWORK)
@@ -54,13 +58,14 @@ class Job:
         data: bytes | None = None,
         device: str = "cpu",
         described: dict[str, Any] | None = None,
+        policy: str = "joint",
     ) -> None:
         """Store the trace as the worker does on a TRACE frame, with `data` instead of its own and the device
         `described` in another way."""
         self.trace, self.revision = trace, self.revision + 1
-        header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": "joint"}
+        header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": policy}
         header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
-        header |= {"least_bytes": claim if trace is None else least_bytes(trace)}
+        header |= {"least_bytes": claim if trace is None else least_bytes(trace), "load": 0.0}
         if trace is None:
             header |= {"policy": "none", "graphs": []}
         sent = "" if trace is None else f"'\\x{(data or trace.to_bytes()).hex()}'"
@@ -71,8 +76,12 @@ class Job:
         assert self.trace is not None
         latency_us = (self.trace.latency_us * factor).astype(np.float32)
         array = "ARRAY[" + ",".join(map(str, latency_us.tolist())) + "]::real[]"
-        header = json.dumps({"samples": 3, "total_us": float(latency_us.sum()), "load": 0})
+        header = json.dumps({"samples": 3, "total_us": float(latency_us.sum()), "load": 0, "average_load": 0.0})
         self.order(f"SELECT tensile._job_latency('{header}', {array}, {array}, {array})")
+
+    def report_load(self, load: float) -> None:
+        """Report the load of the device by others, as an executor does."""
+        self.order(f"SELECT tensile._report('waiting', {'NULL, ' * 11} {load})")
 
     def plan(self, after: int = 0) -> dict[str, Any]:
         """Wait for a plan after generation `after`, validate it and return it with its grant."""
@@ -214,6 +223,44 @@ def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
     assert len([line for line in play.log("planned") if line[1] == second_job.number]) == 2
 
 
+def test_jobs_of_policy_tensile_are_planned_together_each_with_its_swap_share(play):
+    slow = network(12, latency_us=2000.0)
+    limited = play.job(policy="tensile", options='{"swap_share": 0.4}')
+    other = play.job(policy="tensile")
+    limited.send_trace(slow, policy="tensile")
+    alone = limited.follow()
+    other.send_trace(slow, policy="tensile")
+    plans = [limited.follow(alone["generation"]), other.follow()]
+    limits = {1: rounds.Limits(swap_share=0.4), 2: rounds.Limits()}
+    device = DeviceProfile(**profile())
+    expected = rounds.plan_limited(dict.fromkeys(limits, slow), device, budget(play), limits)
+    assert [plan["plan"] for plan in plans] == [plan.with_bytes(slow) for plan in expected.values()]
+    assert 0 < len(expected[1]) < len(expected[2])
+    assert not play.log("note")
+
+
+def test_when_a_job_comes_latencies_are_those_under_the_load_then(play):
+    """The first job was planned, and has measured, without load."""
+    models = slowed_by_load(NETWORK, RTX_A6000)
+    sql = "INSERT INTO tensile.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
+    play.conn.execute(sql, (model_bytes.encode(models),))
+    first_job, second_job = play.job(), play.job()
+    first_job.send_trace()
+    first = first_job.follow()
+    first_job.send_latency(1.1)  # less than another plan would need
+    first_job.report_load(0.8)
+    second_job.report_load(0.3)
+    second_job.send_trace()
+    first_job.follow(first["generation"])
+    second_job.follow()
+    us = "SELECT vanilla_us FROM tensile.footprints WHERE job = %s"
+    for job, factor, load in ((first_job, 1.1, 0.8), (second_job, 1.0, 0.3)):
+        measured = NETWORK.with_latencies((NETWORK.latency_us * factor).astype(np.float32))
+        expected = CurrentLoad(models).at(measured, RTX_A6000, 0.0, load).latency_us.sum()
+        assert expected > 1.05 * measured.latency_us.sum()
+        assert value(play.conn, us, job.number) == pytest.approx(expected, rel=1e-3)
+
+
 def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):
     huge = network(4, activation_bytes=64 << 20)
     job = play.job()
@@ -272,10 +319,10 @@ def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     first = job.follow()
     job.send_latency(1.1)
     job.send_latency(1.15)
-    assert come() == f"job {job.number + 1} has come"
-    job.send_latency(1.3)
+    assert come() == f"job {job.number + 1} has come"  # which is checked with the newest latency
+    job.send_latency(1.15 * 1.3)
     assert play.await_log("scheduled", 3)[2] == f"latency of job {job.number} has changed by 30%"
-    job.send_latency(1.2)  # close to the latency that was checked last
+    job.send_latency(1.3)  # close to the latency that was checked last
     assert come() == f"job {job.number + 2} has come"
     assert (
         len([line for line in play.log("planned") if line[1] == job.number]) == 1

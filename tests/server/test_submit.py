@@ -194,6 +194,9 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
             '"auto", "zvc"',
         ),
         ({"policy": "none", "options": Jsonb({"compression": "auto"})}, "22023", 'compression "auto"', "'joint'"),
+        ({"policy": "tensile", "options": Jsonb({"swap_share": 1.5})}, "22023", 'key "swap_share"', "at most 1"),
+        ({"policy": "tensile", "options": Jsonb({"swap_share": "all"})}, "22023", 'key "swap_share"', "number"),
+        ({"options": Jsonb({"swap_share": 0.5})}, "22023", 'requires the policy "tensile"', "'tensile'"),
         ({"options": Jsonb({"deploy": "yes"})}, "22023", 'key "deploy" in the options: "yes"', "true or false"),
     ],
 )

@@ -251,6 +251,7 @@ def _planned(
         overhead_bytes=request.overhead_bytes,
         most_bytes=request.memory_budget,
         max_slowdown=request.max_slowdown,
+        swap_share=1.0 if request.swap_share is None else request.swap_share,
     )
     room = admission.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)

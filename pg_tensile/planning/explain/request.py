@@ -16,6 +16,7 @@ class Request(NamedTuple):
     `workspaces` that the traces have them, and `approximate` is the reason why the numbers are not the device's.
     `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
     (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
+    `swap_share` is the option of policy tensile, None if it is not given.
     `patience` is that of early stopping in epochs, None without it.
     `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
     `max_slowdown` is the promised factor on the time of a step without a plan.
@@ -45,6 +46,7 @@ class Request(NamedTuple):
     approximate: str | None = None
     choice: Mapping[str, Any] | None = None
     compression: str | None = None
+    swap_share: float | None = None
     learning_rate: float | None = None
     patience: int | None = None
     split: Mapping[str, Any] | None = None

@@ -2,9 +2,14 @@
 
 Each operator has an exponential moving average of what is typical of its and its twins' last three measurements
 (twins.py), so that a single outlier of any size has no effect, and a lasting change shows with its second measurement.
+
+The averages stand for a load of the device (load.py): that of the measurements, each weighted as it is in the averages'
+sum.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,8 +35,10 @@ class LatencyAverages:
     45.0
     """
 
-    def __init__(self, predicted_us: ArrayLike, weight: float = WEIGHT, twins: Int32s | None = None) -> None:
-        """Start from `predicted_us` [operators], each from 0 to 10¹².
+    def __init__(
+        self, predicted_us: ArrayLike, weight: float = WEIGHT, twins: Int32s | None = None, load: float = 0.0
+    ) -> None:
+        """Start from `predicted_us` [operators], each from 0 to 10¹², predicted for `load` (0 … 1).
 
         `twins` are the operators' groups, as of `twins_of`; by default no operator has a twin. Raises MeasurementError.
         """
@@ -47,6 +54,8 @@ class LatencyAverages:
         self._weight = weight
         self._recent = np.full((_RECENT, operators), np.nan)
         self._count = np.zeros(operators, np.int64)  # of measurements of the operator or a twin
+        self._load = load
+        self._recent_loads: deque[float] = deque(maxlen=_RECENT)
 
     @property
     def latency_us(self) -> NDArray[np.float64]:
@@ -59,12 +68,17 @@ class LatencyAverages:
         return float(self._latency.sum())
 
     @property
+    def load(self) -> float:
+        """Load of the device by others that the averages stand for, 0 … 1."""
+        return self._load
+
+    @property
     def measurements(self) -> int:
         """Number of measurements of the operator that was measured least often; those of twins count."""
         return int(self._count.min(initial=_MOST)) if len(self._count) else 0
 
-    def add(self, measured_us: ArrayLike) -> None:
-        """Add one measurement of each operator, [operators].
+    def add(self, measured_us: ArrayLike, load: float | None = None) -> None:
+        """Add one measurement of each operator, [operators], made under `load` (0 … 1; None: not known).
 
         Values that no operator can take (negative, NaN, days) are ignored, and so is 0, which stands for an operator
         that was not measured. Raises MeasurementError if the number of values is not that of the operators.
@@ -80,6 +94,11 @@ class LatencyAverages:
         weight = np.where(replaces, 1.0, np.maximum(self._weight, 1 / (self._count + 1)))[changed]
         typical = typical_us(self._recent, self._twins, follow=True)[changed]
         self._latency[changed] += weight * (typical - self._latency[changed])
+        if load is not None:
+            self._recent_loads.append(load)
+            part = float((weight * typical).sum()) / (self.total_us or 1.0)  # of the sum that the measurement makes up
+            recent = sorted(self._recent_loads)
+            self._load += part * (recent[(len(recent) - 1) // 2] - self._load)
 
     def _of_twins(self, numbers: NDArray[np.generic]) -> Floats:
         """Return for each operator the sum of `numbers`, one for each operator, over it and its twins."""

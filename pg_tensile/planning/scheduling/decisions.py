@@ -52,7 +52,7 @@ class JobState:
     is not yet admitted. A `stuck` job's executor pauses until it receives another plan. A `pinned` job keeps its grant,
     because its executor rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
     those of the tensors whose zeros have been counted. A `choosing` job may return with a smaller batch, so it is
-    refused rather than kept waiting for others to end.
+    refused rather than kept waiting for others to end. `swap_share` limits the swaps of policy tensile (its `Limits`).
     """
 
     job: int
@@ -73,6 +73,7 @@ class JobState:
     choosing: bool = False
     found: Plan | None = None  # result of a search for a better plan than the policy joint's
     max_slowdown: float | None = None  # promised factor on the time without a plan; None if nothing is promised
+    swap_share: float = 1.0
 
     @property
     def limit_bytes(self) -> int:

@@ -8,6 +8,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
 from pg_tensile.planning.policies.tensile import rounds
+from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import DeviceState
 from pg_tensile.planning.trace.trace import Trace
 
@@ -30,13 +31,15 @@ class PlanCaches:
             self._planners[key] = JobPlanner(trace, device.profile, most_events=device.most_events)
         return self._planners[key].sharing(share)
 
-    def tensile_plans(self, traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int) -> dict[int, Plan]:
+    def tensile_plans(
+        self, traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int, limits: Mapping[int, Limits]
+    ) -> dict[int, Plan]:
         """Return the plans of the paper's algorithm (policy tensile) by job."""
-        key = (tuple((job, identity(trace)) for job, trace in traces.items()), profile, budget_bytes)
+        key = (tuple((job, identity(trace), limits[job]) for job, trace in traces.items()), profile, budget_bytes)
         if key not in self._tensile:
             if len(self._tensile) >= MOST_TENSILE_RESULTS:
                 self._tensile.clear()
-            self._tensile[key] = rounds.plan(traces, profile, budget_bytes)
+            self._tensile[key] = rounds.plan_limited(traces, profile, budget_bytes, limits)
         return self._tensile[key]
 
     def begin_round(self) -> None:

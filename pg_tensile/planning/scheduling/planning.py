@@ -1,10 +1,10 @@
 """Plans for all admitted jobs of a device together.
 
-All jobs are planned without events if that fits; else the policy joint divides the memory, the policy tensile plans its
-jobs within what joint gave them, and plans that searches have found take the place of slower ones. A job whose swaps
-may be compressed is planned as usual, then again with the compressed times of those plans' swaps where compression pays
-(CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows from trace and sparsity,
-not from the job's present plan.
+All jobs are planned without events if that fits. Else, if all have the policy tensile, that divides the memory; if not,
+the policy joint divides it, the policy tensile plans its jobs together within what joint gave them, and plans that
+searches have found take the place of slower ones. A job whose swaps may be compressed is planned as usual, then again
+with the compressed times of those plans' swaps where compression pays (CSWAP, section IV-B); the better plans are used.
+So the choice of compressed tensors follows from trace and sparsity, not from the job's present plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pg_tensile.planning.policies.compression.advisor import choose
 from pg_tensile.planning.policies.joint.share_out import SlowdownError, Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
-from pg_tensile.planning.scheduling.tensile_plans import use_tensile
+from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.text import size
 
@@ -66,6 +66,9 @@ def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Se
     sizes = {job.job: state.size(job, vanilla) for job in traced}
     if sum(sizes.values()) <= budget and all(sizes[job.job] <= job.limit_bytes for job in traced):
         return vanilla
+    together = plan_together(state, traced, budget)
+    if together is not None:
+        return together
     planners = {job.job: state.planner(job.job) for job in traced}
     terms = {}
     for job in traced:
@@ -75,7 +78,7 @@ def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Se
     plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes))
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
     if any(len(plans.chosen[job.job].plan) for job in tensile_jobs):
-        use_tensile(state, tensile_jobs, plans)
+        use_tensile(state, tensile_jobs, plans, budget)
     for job in traced:
         if job.found is not None:
             _use_searched(state, job, job.found, plans, budget)

@@ -16,9 +16,11 @@ JOBS = """
            j.batch_size = 0 AND NOT EXISTS (SELECT FROM tensile.checkpoints c
                                             WHERE c.job = s.job AND c.meta IS NOT NULL) AS choosing,
            (j.options->>'search_time')::float8 AS search_time,
-           (j.options->>'max_slowdown')::float8 AS max_slowdown
+           (j.options->>'max_slowdown')::float8 AS max_slowdown,
+           coalesce((j.options->>'swap_share')::float8, 1) AS swap_share, p.utilisation AS load
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
          LEFT JOIN tensile.sparsities x ON x.job = s.job
+         LEFT JOIN tensile._progress() p ON p.job = s.job
 """
 
 

@@ -51,6 +51,7 @@ class PlannerClient:
         self._pause = 1.0
         self._used_at = time.monotonic()
         self._last_number = 0
+        self._models_sent: dict[str, str] = {}  # by device: when its latency models were calibrated
         self.requests: dict[str, PlanRequest] = {}  # by device; not answered yet
 
     # -- the process --------------------------------------------------------------------------------------------------
@@ -69,6 +70,7 @@ class PlannerClient:
         if self._child is not None:
             await self._child.close()
             self._child = None
+        self._models_sent.clear()
         for record in self._records.values():
             record.sent = False
 
@@ -129,35 +131,51 @@ class PlannerClient:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def send_request(self, view: DeviceView, reason: str, changed: set[int]) -> None:
-        """Request plans for the device's jobs; of those in `changed`, the latencies are sent anew."""
+    def send_request(self, view: DeviceView, reason: str) -> None:
+        """Request plans for the device's jobs, with their newest latencies and the load of the device now."""
         assert self._child is not None
         for job, row in view.jobs.items():
             if row["traced"]:
-                self._send_trace(job, row, job in changed)
+                self._send_trace(job, row)
         self._last_number += 1
-        headers, buffers = [], []
+        headers, buffers = [], self._new_models(view.name)
+        device = self._device_part(view) | {"latency_models": bool(buffers)}
         for job, row in view.jobs.items():
             header, job_buffers = self._job_part(job, row, view.grants.get(job))
             headers.append(header)
             buffers += job_buffers
-        header = {"request": self._last_number, "device": self._device_part(view), "jobs": headers}
+        header = {"request": self._last_number, "device": device, "jobs": headers}
         self._child.queue(FrameType.SCHEDULE, header=header, buffers=buffers)
         self.requests[view.name] = PlanRequest(self._last_number, view, reason)
 
-    def _send_trace(self, job: int, row: dict[str, Any], changed: bool) -> None:
+    def _new_models(self, device: str) -> list[bytes]:
+        """Return the device's latency models if the planner does not have them yet, else nothing."""
+        sql = """
+            SELECT models, calibrated_at::text AS at FROM tensile.latency_models
+            WHERE device = $1 AND calibrated_at::text <> $2
+        """
+        rows = self._server.rows(sql, ["text", "text"], device, self._models_sent.get(device, ""))
+        self._server.commit()
+        for row in rows:
+            self._models_sent[device] = row["at"]
+        return [row["models"] for row in rows]
+
+    def _send_trace(self, job: int, row: dict[str, Any]) -> None:
         """Send what the planner lacks: the training step's trace, and newer latencies and statistics."""
         assert self._child is not None
         record, server = self._records[job], self._server
         if not record.sent:
-            traces = server.rows("SELECT traces[1] AS trace FROM tensile.traces WHERE job = $1", ["int8"], job)
+            traces = server.rows("SELECT traces[1] AS trace, load FROM tensile.traces WHERE job = $1", ["int8"], job)
+            header = {"device": row["device"], "load": traces[0]["load"] if traces else None}
             buffers = [trace["trace"] for trace in traces]
-            self._child.queue(FrameType.TRACE, job, header={"device": row["device"]}, buffers=buffers)
-            record.sent = changed = bool(traces)
+            self._child.queue(FrameType.TRACE, job, header=header, buffers=buffers)
+            record.sent = bool(traces)
             record.planned_us, record.sparsity = None, 0
-        if changed and row["total_us"] is not None:
-            for latencies in server.rows("SELECT average FROM tensile.latencies WHERE job = $1", ["int8"], job):
-                self._child.queue(FrameType.LATENCY, job, buffers=[array("f", latencies["average"]).tobytes()])
+        if row["total_us"] is not None and row["total_us"] != record.planned_us:
+            sql = "SELECT average, average_load AS load FROM tensile.latencies WHERE job = $1"
+            for latencies in server.rows(sql, ["int8"], job):
+                buffers = [array("f", latencies["average"]).tobytes()]
+                self._child.queue(FrameType.LATENCY, job, header={"load": latencies["load"]}, buffers=buffers)
                 record.planned_us = row["total_us"]
         if row["sparsity"] != record.sparsity:
             sql = "SELECT tensors, zero_share, run_share, lz4_share FROM tensile.sparsities WHERE job = $1"
@@ -188,6 +206,8 @@ class PlannerClient:
             "operator": row["largest_operator"] or "",
             "policy": row["policy"],
             "compression": row["compression"],
+            "swap_share": row["swap_share"],
+            "load": row["load"],
             "priority": float(row["own_priority"]),
             "rank": row["priority"],
             "waited_s": row["waited_s"],

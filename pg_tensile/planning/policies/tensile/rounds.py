@@ -6,6 +6,9 @@ are its other idle intervals for which the host copy is current. No transfer mak
 and the budget is still exceeded, the tensor with the largest MSPS (bytes saved per µs of recomputation) is recomputed.
 Memory is kept in `Peaks`: a round updates a few ranges and needs no new analysis.
 
+A job may be limited to a part of its swaps (`swap_share`). Swaps may take longer than planned, because the link and the
+device are shared, so a job that swaps less loses less to the others: the limit acts as a priority.
+
 Every job is planned in its own time, by its operators' latencies, with an equal part of the link.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -36,44 +40,90 @@ OPERATORS_A_ROUND = 1000  # for traces larger than the paper's: one of these rou
 SHORTEST_US = 1e-3  # lower bound of a recomputation's time: MSPS stays finite
 
 
+class Limits(NamedTuple):
+    """Limits of one job besides the budget of all jobs.
+
+    `swap_share`: the bytes of the tensors that it swaps are at most this part, 0 … 1, of the bytes of those that it
+    could swap if the link were idle. The job counts with at least `least_bytes` of device memory, and may take
+    `most_bytes` at most.
+    """
+
+    swap_share: float = 1.0
+    least_bytes: int = 0
+    most_bytes: float = inf
+
+
 @coded
 def plan(
     traces: Mapping[int, Trace],
     profile: DeviceProfile,
     budget_bytes: int | None,
     lanes: int = 2,
+    swap_share: float = 1.0,
 ) -> dict[int, Plan]:
     """Return plans for jobs that run at once, each with an equal part of the link.
 
     `budget_bytes`: device memory for all jobs, workspaces included. Only where swaps do not reach it is anything
     recomputed; if it cannot be met, the plans come as near to it as they can. None means as little as swaps reach.
     `lanes`: 2, or 1 where a transfer out and one in must not overlap either, as in the paper; ValueError for any other
-    number.
+    number. `swap_share`: of each job, as in `Limits`; ValueError outside of 0 … 1.
     """
+    return _plan(traces, profile, budget_bytes, dict.fromkeys(traces, Limits(swap_share)), lanes)
+
+
+@coded
+def plan_limited(
+    traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None, limits: Mapping[int, Limits]
+) -> dict[int, Plan]:
+    """Return plans as `plan` does, with limits for each job. If they cannot be met, the plans come near to them."""
+    return _plan(traces, profile, budget_bytes, limits, 2)
+
+
+def _plan(
+    traces: Mapping[int, Trace],
+    profile: DeviceProfile,
+    budget_bytes: int | None,
+    limits: Mapping[int, Limits],
+    lanes: int,
+) -> dict[int, Plan]:
     link = Link.share(profile, max(len(traces), 1), lanes)
-    jobs = {number: Job(roofline.timed(trace, profile), link) for number, trace in traces.items()}
-    _rounds(list(jobs.values()), budget_bytes)
+    jobs = {number: Job(roofline.timed(trace, profile), link, limits[number]) for number, trace in traces.items()}
+    _rounds(list(jobs.values()), inf if budget_bytes is None else budget_bytes)
     return {number: job.plan() for number, job in jobs.items()}
 
 
-def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
+def _rounds(jobs: list[Job], budget_bytes: float) -> None:
     """Run Algorithm 3, in which a round swaps or recomputes one tensor.
 
-    Within the budget, rounds go on until no swap is found or gains are small; beyond it, as long as anything is found,
-    however little it gains.
+    Within the budget and the jobs' limits, rounds go on until no swap is found or gains are small; beyond them, as long
+    as anything is found, however little it gains.
     """
     together = max(GAIN_ROUNDS, sum(job.columns.operators for job in jobs) // OPERATORS_A_ROUND)
     peaks = [sum(job.peak_bytes for job in jobs)]
     while jobs:
-        fits = budget_bytes is None or peaks[-1] <= budget_bytes
-        if fits and len(peaks) > max(ROUNDS, together):
+        exceeding = _exceeding(jobs, budget_bytes)
+        if not exceeding and len(peaks) > max(ROUNDS, together):
             before = peaks[-1 - together]
             if before - peaks[-1] < SMALL_GAIN * before:
                 return
-        swapped = _take_first(jobs, Job.largest, Job.swap)
-        if not swapped and (fits or not _take_first(jobs, Job.most_valuable, Job.recompute)):
+        if not _take_first(jobs, Job.largest, Job.swap) and not any(
+            _take_first(some, Job.most_valuable, Job.recompute) for some in exceeding
+        ):
             return
         peaks.append(sum(job.peak_bytes for job in jobs))
+
+
+def _exceeding(jobs: list[Job], budget_bytes: float) -> list[list[Job]]:
+    """Return in which jobs to save memory by recomputation: those beyond their limits, then those that fill the budget.
+
+    The list is empty if the memory suffices.
+    """
+    exceeding = []
+    if over := [job for job in jobs if job.peak_bytes > job.limits.most_bytes]:
+        exceeding.append(over)
+    if sum(max(job.peak_bytes, job.limits.least_bytes) for job in jobs) > budget_bytes:
+        exceeding.append([job for job in jobs if job.peak_bytes > job.limits.least_bytes])
+    return exceeding
 
 
 def _take_first(
@@ -105,7 +155,10 @@ class Candidate(NamedTuple):
 class Job:
     """The plan of one job so far, its memory, and the candidates for more."""
 
-    def __init__(self, trace: Trace, link: Link) -> None:
+    def __init__(self, trace: Trace, link: Link, limits: Limits) -> None:
+        if not 0 <= limits.swap_share <= 1:
+            raise ValueError(f"a swap_share is from 0 to 1, not {limits.swap_share}")
+        self.limits = limits
         self.columns = columns = Columns(trace)
         self._peaks = Peaks(np.array(columns.memory) + trace.workspace_bytes)
         self._idle = IdleIntervals(columns)
@@ -113,6 +166,9 @@ class Job:
         self._chains = RecomputeChains(columns, self._idle, self._swapping.swaps)
         self._swap_candidates, self._recompute_candidates = Candidates(columns.operators), Candidates(columns.operators)
         self._recomputes_offered = False
+        self.swappable_bytes = 0  # of the tensors that were candidates for a swap
+        self.swapped_bytes = 0  # of those that are swapped
+        self._swappable: set[int] = set()  # tensors
         self._swapped: set[int] = set()  # tensors
         self._recomputed: set[int] = set()  # tensors
         for tensor in range(len(columns.bytes)):
@@ -136,12 +192,13 @@ class Job:
         return self._swap_candidates.first(self._peaks.maximum()[1])
 
     def swap(self, candidate: Candidate) -> bool:
-        """Swap the tensor at the peak, then in its following idle intervals; return False if the link has no room.
+        """Swap the tensor at the peak, then in its following idle intervals.
 
-        A swap that does not reach the peak is not taken either, but stays a candidate.
+        Returns False if the link has no room for it, or `swap_share` no bytes. A swap that does not reach the peak is
+        not taken either, but stays a candidate.
         """
         interval = candidate.interval
-        swap = self._swapping.find(interval)
+        swap = None if self._exceeds_share(interval.tensor) else self._swapping.find(interval)
         self._swap_candidates.remove(interval)
         if swap is None:
             return False
@@ -158,9 +215,17 @@ class Job:
                     self._take(swap)
         return True
 
+    def _exceeds_share(self, tensor: int) -> bool:
+        """Return whether the job would swap more than its `swap_share` with this tensor (Algorithm 2, line 29)."""
+        more = 0 if tensor in self._swapped else self.columns.bytes[tensor]
+        return self.swapped_bytes + more > self.limits.swap_share * self.swappable_bytes
+
     def _take(self, swap: Swap) -> None:
-        self._swapped.add(swap.interval.tensor)
-        size = self.columns.bytes[swap.interval.tensor]
+        tensor = swap.interval.tensor
+        size = self.columns.bytes[tensor]
+        if tensor not in self._swapped:
+            self._swapped.add(tensor)
+            self.swapped_bytes += size
         for first, last in self._swapping.book(swap):
             self._peaks.add(first, last, -size)
 
@@ -169,6 +234,9 @@ class Job:
         for interval in intervals:
             size = self.columns.bytes[interval.tensor]
             if size and (away := self._swapping.widest(interval)):
+                if interval.tensor not in self._swappable:
+                    self._swappable.add(interval.tensor)
+                    self.swappable_bytes += size
                 self._swap_candidates.insert((-size, -self._swapping.duration_us(interval)), interval, away)
 
     # ---- recomputations ----

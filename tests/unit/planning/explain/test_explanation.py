@@ -219,6 +219,16 @@ def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: flo
     assert said in render(explanation)[-1]
 
 
+def test_the_swap_share_of_a_job_of_policy_tensile_counts(net: Trace) -> None:
+    slow = net.with_latencies(100 * net.latency_us)
+    budget = footprint(net).device_peak_bytes * 9 // 10
+    swapped = [
+        numbers(slow, policy="tensile", memory_budget=budget, swap_share=share)["swapped"]["bytes"]
+        for share in (None, 0.2)
+    ]
+    assert 0 < swapped[1] < 0.5 * swapped[0]
+
+
 def test_an_eager_job_needs_what_it_claims(net: Trace) -> None:
     result = numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
     assert result["start"]["when"] == "now"

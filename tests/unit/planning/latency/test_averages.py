@@ -22,6 +22,24 @@ def test_a_prediction_counts_as_one_measurement():
     assert averages.latency_us[0] == pytest.approx(15.0 + 5.0 / 3)
 
 
+def test_the_load_counts_as_much_as_its_measurement():
+    averages = LatencyAverages([10.0], load=0.2)
+    averages.add([20.0], 0.8)
+    assert averages.load == pytest.approx(0.2 + 0.6 * 10 / 15)  # 10 µs of the 15 are half of the measurement
+    averages.add([20.0])  # under a load that is not known
+    assert averages.load == pytest.approx(0.6)
+
+
+def test_one_measurement_under_another_load_does_not_count():
+    averages = LatencyAverages([10.0, 10.0])
+    for load in (0.0, 0.0, 0.0, 0.9):
+        averages.add([10.0, 10.0], load)
+    assert averages.load == 0.0
+    for _ in range(40):
+        averages.add([20.0, 20.0], 0.9)
+    assert averages.load == pytest.approx(0.9, rel=1e-2)
+
+
 def test_a_lasting_change_is_followed():
     averages = LatencyAverages([10.0, 100.0])
     for _ in range(40):

@@ -254,6 +254,44 @@ def test_the_budget_is_for_all_jobs_together():
     assert plans[2] == NO_EVENTS
 
 
+def test_a_smaller_swap_share_is_a_priority():
+    traces = {1: valley(idle_us=200), 2: valley(idle_us=200)}
+    plans = tensile.plan_limited(traces, SLOW, None, {1: tensile.Limits(swap_share=0.0), 2: tensile.Limits()})
+    assert plans[1] == NO_EVENTS and len(plans[2]) == 2
+
+
+def test_a_tensor_too_large_for_the_swap_share_leaves_it_to_the_next():
+    """Of 90 bytes, 2 has 50 and 1 has 40."""
+    trace = trace_of(
+        (10, {1: CREATE, 2: CREATE}), (200, {}), (10, {3: CREATE}), (200, {}), (10, {1: READ, 2: READ}),
+        sizes=(0, 40, 50, 100),
+    )  # fmt: skip
+    for share, swapped in ((1.0, {1, 2}), (0.9, {2}), (0.5, {1}), (0.4, set())):
+        assert {event.tensor for event in planned(trace, swap_share=share).events} == swapped
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="swap_share"):
+            planned(trace, swap_share=share)
+
+
+def test_a_limit_of_one_job_is_met_by_its_own_tensors():
+    """Recomputing in 1 is cheaper, but 2 is the one with a limit."""
+    traces = {1: recomputable(us=1), 2: recomputable(us=1000)}
+    limits = {1: tensile.Limits(), 2: tensile.Limits(most_bytes=device_peak(traces[2]) - 1)}
+    plans = tensile.plan_limited(traces, SLOW, 1000, limits)
+    assert plans[1] == NO_EVENTS
+    assert [event.kind for event in plans[2].events] == [RECOMPUTE]
+
+
+def test_what_a_job_counts_with_anyway_is_not_saved():
+    """Recomputing in 1 is cheaper, but would free nothing, for 1 counts with more in any case."""
+    traces = {1: recomputable(us=1), 2: recomputable(us=1000)}
+    least = device_peak(traces[1]) + 50
+    limits = {1: tensile.Limits(least_bytes=least), 2: tensile.Limits()}
+    plans = tensile.plan_limited(traces, SLOW, least + device_peak(traces[2]) - 1, limits)
+    assert plans[1] == NO_EVENTS
+    assert [event.kind for event in plans[2].events] == [RECOMPUTE]
+
+
 # ---- recomputation ----
 
 
@@ -376,6 +414,16 @@ def test_plans_are_valid_take_no_more_memory_and_stall_nobody(problem):
         assert RECOMPUTE not in plan.rows["kind"]
 
 
+@given(problems(), st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_no_more_than_the_swap_share_is_swapped(problem, share):
+    trace, profile, _, lanes = problem
+    plan = planned(trace, None, profile, lanes=lanes, swap_share=share)
+    swapped = np.unique(plan.rows["tensor"][plan.rows["kind"] == IN])
+    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes), tensile.Limits())
+    assert trace.tensor_bytes[swapped].sum() <= share * job.swappable_bytes
+
+
 @given(problems(), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_plans_are_the_same_every_time(problem, jobs):
@@ -393,7 +441,7 @@ def test_plans_are_the_same_every_time(problem, jobs):
 @settings(max_examples=50, deadline=None)
 def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(problem):
     trace, profile, budget_bytes, lanes = problem
-    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes))
+    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes), tensile.Limits())
     peaks = [job.peak_bytes]
     for _ in rounds(job, budget_bytes is not None):
         peaks.append(job.peak_bytes)

@@ -19,6 +19,8 @@ from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.tensile import rounds
+from pg_tensile.planning.scheduling import planning
 from pg_tensile.planning.scheduling.decisions import (
     DeviceState,
     Failed,
@@ -110,6 +112,7 @@ def crowds(draw: st.DrawFn) -> tuple[DeviceState, list[JobState]]:
             "policy": policy,
             "most_bytes": limit,
             "overhead_bytes": draw(st.sampled_from((0, 50))),
+            "swap_share": draw(st.sampled_from((1.0, 0.3))),
         }
         fields |= {"priority": float(draw(st.integers(-20, 20))), "waited_s": draw(st.floats(0, 600))}
         jobs.append(job(number, trace, least_bytes=needs, rank=fields["priority"], **fields))
@@ -314,6 +317,49 @@ def test_the_paper_plans_its_jobs_beside_others():
     assert not schedule.notes
     assert planned(schedule, 1).stall_us == pytest.approx(0, abs=1)  # which joint would not promise
     assert len(planned(schedule, 1).plan) > 0
+
+
+def test_the_paper_divides_the_budget_among_its_jobs(monkeypatch):
+    """Without joint, whose levels would give equal jobs equal losses: the paper recomputes what saves most per µs."""
+    traces = {1: network(20, latency_us=20.0), 2: network(20, latency_us=200.0)}
+    budget = middle(*traces.values(), part=0.6)
+    monkeypatch.setattr(planning, "share_out", None)
+    schedule = decide(device(budget), *(job(number, trace, policy="tensile") for number, trace in traces.items()))
+    expected = rounds.plan(traces, RTX_A6000, budget)
+    for number, trace in traces.items():
+        decision = planned(schedule, number)
+        assert decision.plan == expected[number].with_bytes(trace)
+        assert decision.link_share == 1 / 2
+    assert {EventKind.RECOMPUTE, EventKind.SWAP_IN} <= {*planned(schedule, 1).plan.rows["kind"]}
+    assert sum(planned(schedule, number).granted_bytes for number in traces) <= budget
+    assert not schedule.notes
+
+
+def test_the_paper_plans_its_jobs_together_within_what_others_leave():
+    traces = {n: network(20, latency_us=2000.0) for n in (1, 2, 3)}
+    budget = middle(*traces.values(), part=0.6)
+    policies = {1: "tensile", 2: "tensile", 3: "joint"}
+    schedule = decide(device(budget), *(job(n, trace, policy=policies[n]) for n, trace in traces.items()))
+    left = budget - max(planned(schedule, 3).planned_bytes, least_bytes(traces[3]))
+    swapping = sum(planned(schedule, n).out_bytes > 0 for n in traces)
+    two = {n: trace for n, trace in traces.items() if policies[n] == "tensile"}
+    expected = rounds.plan(two, RTX_A6000.with_share(2 / swapping), left)
+    assert all(planned(schedule, n).plan == expected[n].with_bytes(trace) for n, trace in two.items())
+
+
+def test_a_budget_of_its_own_and_a_swap_share_limit_one_of_the_papers_jobs(monkeypatch):
+    """Each has an effect that is not there without it, and needs no division by joint."""
+    monkeypatch.setattr(planning, "share_out", None)
+    trace = network(20, latency_us=2000.0)
+    state = device(middle(trace, trace, part=0.9))
+    plain, other = job(1, trace, policy="tensile"), job(2, trace, policy="tensile")
+    free = decide(state, plain, other)
+    own = planned(free, 1).planned_bytes - 1
+    limited = decide(state, replace(plain, most_bytes=own), other)
+    assert planned(limited, 1).granted_bytes <= own and not limited.notes
+    still = decide(state, replace(plain, swap_share=0.0), other)
+    assert planned(free, 1).out_bytes > 0 and planned(still, 1).out_bytes == 0
+    assert planned(still, 2).out_bytes > 0 and not still.notes
 
 
 def test_where_the_paper_finds_no_plan_that_fits_joint_does():

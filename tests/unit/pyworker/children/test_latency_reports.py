@@ -33,7 +33,7 @@ class Job:
         monkeypatch.setattr(latency_reports.time, "monotonic", lambda: self.now)
         channel = SimpleNamespace(spec={"latency_weight": 0.2}, send=self._send)
         self.reports = LatencyReports(channel, SimpleNamespace(read=lambda: self.load))  # type: ignore[arg-type]
-        self.reports.begin(self, self.trace.latency_us)  # type: ignore[arg-type]
+        self.reports.begin(self, self.trace.latency_us, QUIET)  # type: ignore[arg-type]
 
     def _send(self, type: object, header: dict[str, Any], buffers: list[bytes]) -> None:
         self.sent.append(header)
@@ -72,6 +72,7 @@ def test_a_quiet_machine_is_measured_at_intervals(job: Job) -> None:
     job.pass_time(4)
     assert gaps(job.measured_at) == [MEASURE_INTERVAL_S] * 4
     assert [header["load"] for header in job.sent] == [QUIET] * 4
+    assert [header["average_load"] for header in job.sent] == [QUIET] * 4
 
 
 def test_what_was_measured_beside_others_is_measured_again(job: Job) -> None:
@@ -91,6 +92,7 @@ def test_a_lasting_load_counts_after_some_attempts(job: Job) -> None:
     job.pass_time(1 + MOST_EARLY * EARLY_INTERVAL_S)
     assert gaps(job.measured_at) == [MEASURE_INTERVAL_S] + [EARLY_INTERVAL_S] * MOST_EARLY
     assert [header["load"] for header in job.sent] == [LOADED]
+    assert QUIET < job.sent[0]["average_load"] <= LOADED
     job.pass_time(3)
     assert gaps(job.measured_at)[-3:] == [MEASURE_INTERVAL_S] * 3
     assert len(job.sent) == 4
@@ -118,7 +120,7 @@ def test_a_lasting_change_shows_with_its_second_report(job: Job) -> None:
 
 
 def test_twins_replace_their_prediction_with_the_first_report(job: Job) -> None:
-    job.reports.begin(job, np.full(job.trace.operator_count, 1000.0))  # type: ignore[arg-type]
+    job.reports.begin(job, np.full(job.trace.operator_count, 1000.0), QUIET)  # type: ignore[arg-type]
     job.pass_time(1)
     of_layers = job.averages[0][job.trace.target.codes == job.trace.target.values.index("layer")]
     np.testing.assert_allclose(of_layers, 10.0, rtol=1e-3)

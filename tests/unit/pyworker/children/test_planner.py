@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
@@ -26,6 +27,7 @@ from pyworker.version import VERSION
 from pyworker.wire import Frame, FrameType
 from tests.repository import REPOSITORY
 from tests.unit.handmade import network
+from tests.unit.slowed import slowed_by_load
 
 
 class Process:
@@ -55,8 +57,12 @@ class Process:
         assert frame is not None, "the planner does not answer"
         return frame
 
-    def trace(self, job: int, data: bytes, device: str = "cpu") -> None:
-        self.connection.send(FrameType.TRACE, job, header={"device": device}, buffers=[data])
+    def trace(self, job: int, data: bytes, device: str = "cpu", load: float | None = None) -> None:
+        self.connection.send(FrameType.TRACE, job, header={"device": device, "load": load}, buffers=[data])
+
+    def latency(self, job: int, latency_us: np.ndarray, load: float | None = None) -> None:
+        data = latency_us.astype(np.float32).tobytes()
+        self.connection.send(FrameType.LATENCY, job, header={"load": load}, buffers=[data])
 
     def schedule(self, budget: int, *jobs: dict[str, Any], rows: tuple[bytes, ...] = (), **fields: Any) -> Frame:
         device = {"name": "cpu", "profile": asdict(RTX_A6000), "budget_bytes": budget, "inference_bytes": 0}
@@ -122,12 +128,38 @@ def test_what_was_given_is_kept_and_newer_latencies_count(planner):
     assert decisions(planner.schedule(middle(trace), running, rows=(rows, b""))) == {4: "kept"}
     slower = (trace.latency_us * 100).astype(np.float32)
     slower[3] = np.nan  # not measured: as it was
-    planner.connection.send(FrameType.LATENCY, 4, buffers=[slower.tobytes()])
-    planner.connection.send(FrameType.LATENCY, 4, buffers=[slower[1:].tobytes()])  # of another trace: no matter
+    planner.latency(4, slower)
+    planner.latency(4, slower[1:])  # of another trace: no matter
     frame = planner.schedule(middle(trace), running, rows=(rows, b""))
     assert decisions(frame) == {4: "planned"}
     expected = np.nansum(slower) + trace.latency_us[3]
     assert frame.header["totals_us"]["4"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_jobs_are_planned_for_the_load_that_the_device_has_now(planner):
+    """By the models, load makes latencies longer: predicted ones, and measured ones unless measured under that load."""
+    trace = network(8)
+    models = slowed_by_load(trace, RTX_A6000)
+    trace = trace.with_latencies(models.predict(trace, RTX_A6000, 0.0))
+
+    def total_us(load: float | None, *rows: bytes, **device: Any) -> float:
+        frame = planner.schedule(1 << 40, job(4, least_bytes(trace), load=load), rows=rows, **device)
+        return float(frame.header["totals_us"]["4"])
+
+    alone, loaded = (models.predict(trace, RTX_A6000, load).sum() for load in (0.0, 1.0))
+    assert loaded > 1.2 * alone
+    planner.trace(4, trace.to_bytes(), load=0.0)
+    assert total_us(1.0) == pytest.approx(alone)  # no models yet
+    data = model_bytes.encode(models)
+    assert total_us(1.0, data, latency_models=True) == pytest.approx(loaded)
+    assert total_us(0.04) == total_us(None) == pytest.approx(alone)
+    planner.latency(4, 10 * trace.latency_us, 0.0)
+    assert total_us(1.0) == pytest.approx(10 * loaded, rel=1e-4)
+    planner.latency(4, 3 * trace.latency_us, 0.95)
+    assert total_us(1.0) == pytest.approx(3 * alone, rel=1e-4)
+    assert total_us(1.0, data[:-5], latency_models=True) == pytest.approx(3 * alone, rel=1e-4)
+    planner.latency(4, trace.latency_us, 0.0)
+    assert total_us(1.0) == pytest.approx(alone, rel=1e-4)  # the models were damaged
 
 
 def test_a_damaged_trace_concerns_its_job_alone(planner):
