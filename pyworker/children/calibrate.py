@@ -76,7 +76,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
         "samples": len(calibration.samples),
         "error": held_out_error(calibration.samples, profile),
         "codecs": codecs,
-        "targets": sorted({target for graph in captured for target in graph.trace.target}),
+        "targets": sorted({target for graph in captured for target in graph.trace.target.values}),
     }
     channel.send_state("latency_models", model_bytes.encode(models), meta)
     channel.send(FrameType.DONE, {"stopped": False, "warnings": warnings})

@@ -63,7 +63,6 @@ class Workload(NamedTuple):
 
 def _array_of(architecture: Any) -> ArrayInput | None:
     """Return the array that an architecture reads, as far as it says itself how large that is."""
-    from pg_tensile.execution.data.texts import TextEncoder
     from pg_tensile.execution.models.cnn import CNNArchitecture
     from pg_tensile.execution.models.pretrained import PretrainedArchitecture
     from pg_tensile.execution.models.transformer import TransformerArchitecture

@@ -99,16 +99,15 @@ def test_a_new_server_calibrates_itself(fresh_cluster: Callable[..., Any], wait_
         assert nice(executor) == 19
         assert value(conn, "SELECT xact_start IS NULL FROM pg_stat_activity WHERE pid = %s", worker)
         finish(conn, job, "5 min")
-        device, by, torch, targets = conn.execute(
-            "SELECT device, job, torch, targets FROM tensile.latency_models"
-        ).fetchone() or (None,) * 4
+        device, by, torch, targets = (
+            conn.execute("SELECT device, job, torch, targets FROM tensile.latency_models").fetchone() or (None,) * 4
+        )
         assert (device, by) == ("cpu", job)
         assert re.match(r"\d+\.\d+", torch or "")
         assert "aten.addmm.default" in (targets or ())
-        finished = "SELECT reason, details->>'kinds' FROM tensile.scheduler_log WHERE event = 'calibration' AND job = %s"
-        assert conn.execute(finished, (job,)).fetchall() == [
-            ("finished", str(value(conn, "SELECT kinds FROM tensile.latency_models")))
-        ]
+        events = "SELECT reason, (details->>'kinds')::int FROM tensile.scheduler_log WHERE event = 'calibration'"
+        kinds = value(conn, "SELECT kinds FROM tensile.latency_models")
+        assert conn.execute(events).fetchall() == [("finished", kinds)]
         finish(conn, submit(conn, "m", MLP))
         assert value(conn, "SELECT torch FROM tensile.traces WHERE job <> %s", job) == torch
         assert not any("PyTorch" in cause for _, cause in conn.execute(DUE).fetchall())
@@ -169,8 +168,9 @@ def test_failures_are_logged_once_and_end_the_attempts(idle: Any, conn: Connecti
         assert 'device "cpu" failed' in lines[0]
         given_up = value(conn, AUTOMATIC)
         assert state(conn, given_up) == "failed"
-        job = submit(conn, "m", SMALL_MLP.obj)
-        assert value(conn, "SELECT wait_for_job(%s)", job) == "failed"
+        job = submit(conn, "m", SMALL_MLP.obj)  # the controller has its turns
+        settle(conn, wait_until, job)
+        assert state(conn, job) == "failed"
         assert value(conn, AUTOMATIC) == given_up
     finally:
         switch(conn, "python", python)
@@ -209,8 +209,8 @@ def trained(db: Connection) -> Iterator[int]:
     job = value(
         db,
         "INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, optimizer, validation, seed,"
-        " priority, options, settings, state, ended_at) VALUES (%s, 'm', current_user, '', 'y', 1, 'sgd', 0, 0, 0, '{}',"
-        " '{}', 'finished', now()) RETURNING id",
+        " priority, options, settings, state, ended_at)"
+        " VALUES (%s, 'm', current_user, '', 'y', 1, 'sgd', 0, 0, 0, '{}', '{}', 'finished', now()) RETURNING id",
         model,
     )
     for insert in (
@@ -220,7 +220,7 @@ def trained(db: Connection) -> Iterator[int]:
         " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{}', '2.1')",
         "operators (job, operator, target) VALUES (%s, 0, 'aten.relu.default')",
     ):
-        db.execute("INSERT INTO tensile." + insert, (job,))  # type: ignore[arg-type]
+        db.execute("INSERT INTO tensile." + insert, (job,))
     db.execute("INSERT INTO tensile.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
         "INSERT INTO tensile.latency_models (device, models, kinds, samples, calibrated_at, torch, targets)"
@@ -250,7 +250,8 @@ def trained(db: Connection) -> Iterator[int]:
             [],
         ),
         (
-            "UPDATE tensile.operators SET target = 'aten.erfc.default'; UPDATE tensile.model_versions SET weight_bytes = NULL",
+            "UPDATE tensile.operators SET target = 'aten.erfc.default';"
+            " UPDATE tensile.model_versions SET weight_bytes = NULL",
             [],
         ),
         ("UPDATE tensile.latency_models SET torch = NULL, targets = NULL", []),
@@ -259,7 +260,7 @@ def trained(db: Connection) -> Iterator[int]:
 def test_which_devices_are_to_be_calibrated(
     db: Connection, trained: int, change: str, due: list[tuple[str, str]]
 ) -> None:
-    db.execute(change)  # type: ignore[arg-type]
+    db.execute(change)
     assert db.execute(DUE).fetchall() == due
 
 
