@@ -60,7 +60,7 @@ ALTER TABLE tensile.jobs ADD automatic bool NOT NULL DEFAULT false;
 DROP INDEX tensile.jobs_one_calibration;
 CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (automatic)
     WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
-ALTER TABLE tensile.latency_models ADD torch text, ADD targets text[];
+ALTER TABLE tensile.latency_models ADD torch text, ADD known_kinds text[];
 ALTER TABLE tensile.traces ADD torch text;
 
 -- The owner's functions alone call these checks.

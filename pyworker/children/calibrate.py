@@ -11,6 +11,7 @@ itself is the same, at the lowest priority.
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from concurrent.futures import Future
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.latency.features import Sample
     from pg_tensile.planning.latency.mlp import LatencyModels
+    from pg_tensile.planning.trace.trace import Trace
     from pyworker.children.channel import Channel
 
 CAPTURING = 0.25  # share of the time, at most
 CODECS = 0.1  # share of the time, in addition
 MEMORY = 0.25  # share of the device's memory, at most
+FIRST_TYPE = re.compile(r"\[?([a-z]+[0-9]+)\[")  # of a signature
 HELD_OUT = 5  # one call in HELD_OUT measures the error of models that have not seen it
 
 
@@ -76,7 +79,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
         "samples": len(calibration.samples),
         "error": held_out_error(calibration.samples, profile),
         "codecs": codecs,
-        "targets": sorted({target for graph in captured for target in graph.trace.target.values}),
+        "known_kinds": sorted(set().union(*(operator_kinds(graph.trace) for graph in captured))),
     }
     channel.send_state("latency_models", model_bytes.encode(models), meta)
     channel.send(FrameType.DONE, {"stopped": False, "warnings": warnings})
@@ -162,6 +165,20 @@ def _capture(
     if not captured:
         raise MeasurementError("no training step could be captured", detail="; ".join(warnings))
     return captured, list(dict.fromkeys(warnings))
+
+
+def operator_kinds(trace: Trace) -> set[str]:
+    """Return the kinds of the trace's operators, which tensile._operator_kind() derives in the same way.
+
+    A kind is a target and the type of the first operand. The kinds of the latency models distinguish more, but another
+    layout or flag of a known operator is not worth another calibration.
+    """
+    calls = zip(trace.target.codes.tolist(), trace.signature.codes.tolist(), strict=True)
+    kinds = set()
+    for target, signature in set(calls):
+        dtype = FIRST_TYPE.match(trace.signature.values[signature])
+        kinds.add(" ".join([trace.target.values[target], *(dtype.groups() if dtype else ())]))
+    return kinds
 
 
 # ---- how good it is --------------------------------------------------------------------------------------------------

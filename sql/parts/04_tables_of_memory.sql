@@ -250,7 +250,7 @@ CREATE TABLE tensile.latency_models (
     job           bigint REFERENCES tensile.jobs ON DELETE SET NULL,
     calibrated_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     torch         text,
-    targets       text[]
+    known_kinds   text[]
 );
 COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
 COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks in a binary format without code';
@@ -259,8 +259,8 @@ COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators 
 COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on held-out operators';
 COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
 COMMENT ON COLUMN tensile.latency_models.torch IS 'version of PyTorch that has executed the operators';
-COMMENT ON COLUMN tensile.latency_models.targets IS
-    'kinds of operators known at the calibration: those to be measured, and those of jobs until then';
+COMMENT ON COLUMN tensile.latency_models.known_kinds IS
+    'operators and the types of their first operands: those to be measured, and those of jobs until then';
 
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,

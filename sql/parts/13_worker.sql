@@ -323,10 +323,10 @@ AS $$
     SELECT m.device, m.models FROM tensile.latency_models m;
 $$;
 
--- Store the result of a calibration. `targets`: the kinds of the operators that were to be measured. Those of jobs count
--- as known as well, because a kind that cannot be measured must not cause another calibration.
+-- Store the result of a calibration. `known_kinds`: those of the operators that were to be measured. Those of jobs count as
+-- known as well, because a kind that cannot be measured must not cause another calibration.
 CREATE FUNCTION tensile._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int, error float8,
-                                        targets text[], torch text) RETURNS void
+                                        known_kinds text[], torch text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -337,15 +337,16 @@ BEGIN
     INSERT INTO tensile.device_profiles (device, profile) VALUES ($1, $2)
         ON CONFLICT ON CONSTRAINT device_profiles_pkey
         DO UPDATE SET profile = EXCLUDED.profile, measured_at = clock_timestamp();
-    INSERT INTO tensile.latency_models (device, models, kinds, samples, error, job, targets, torch)
+    INSERT INTO tensile.latency_models (device, models, kinds, samples, error, job, known_kinds, torch)
         VALUES ($1, $3, $4, $5, $6, tensile._my_job(),
                 ARRAY(SELECT unnest($7) UNION
-                      SELECT o.target FROM tensile.operators o JOIN tensile.traces t ON t.job = o.job
+                      SELECT tensile._operator_kind(o.target, o.signature)
+                      FROM tensile.operators o JOIN tensile.traces t ON t.job = o.job
                       WHERE t.device = $1 ORDER BY 1),
                 $8)
         ON CONFLICT ON CONSTRAINT latency_models_pkey
         DO UPDATE SET models = EXCLUDED.models, kinds = EXCLUDED.kinds, samples = EXCLUDED.samples,
-            error = EXCLUDED.error, job = EXCLUDED.job, targets = EXCLUDED.targets, torch = EXCLUDED.torch,
+            error = EXCLUDED.error, job = EXCLUDED.job, known_kinds = EXCLUDED.known_kinds, torch = EXCLUDED.torch,
             calibrated_at = clock_timestamp();
     PERFORM tensile._log('calibration', tensile._my_job(), NULL, $1, 'finished',
                          jsonb_build_object('kinds', $4, 'samples', $5, 'error', $6));

@@ -52,6 +52,14 @@ AS $$
     SELECT 30, 60, 240
 $$;
 
+-- Kind of an operator: its target and the type of its first operand, as far as it has one.
+-- pyworker/children/calibrate.py has the same rule.
+CREATE FUNCTION tensile._operator_kind(target text, signature text) RETURNS text
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT concat_ws(' ', $1, substring($2 FROM '^\[?([a-z]+[0-9]+)\['))
+$$;
+
 -- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose jobs
 -- have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an executor
 -- knows which device "auto" is, so any calibration will do for it.
@@ -70,20 +78,21 @@ AS $$
            CASE WHEN l.device IS NULL THEN 'it has not been calibrated'
                 WHEN newest.torch <> l.torch
                 THEN format('it was calibrated with PyTorch %s, and jobs use %s', l.torch, newest.torch)
-                ELSE 'jobs have new kinds of operators: ' || new.targets END
+                ELSE 'jobs have new kinds of operators: ' || new.kinds END
     FROM tensile.device_profiles p
          LEFT JOIN tensile.latency_models l ON l.device = p.device
          LEFT JOIN LATERAL (SELECT t.torch FROM tensile.traces t
                             WHERE t.device = p.device AND t.captured_at > l.calibrated_at AND t.torch IS NOT NULL
                             ORDER BY t.captured_at DESC LIMIT 1) newest ON true
-         LEFT JOIN LATERAL (SELECT string_agg(DISTINCT o.target, ', ' ORDER BY o.target) AS targets
+         LEFT JOIN LATERAL (SELECT string_agg(DISTINCT k.kind, ', ' ORDER BY k.kind) AS kinds
                             FROM tensile.traces t
                                  JOIN tensile.model_versions v ON v.job = t.job AND v.weight_bytes IS NOT NULL
                                  JOIN tensile.operators o ON o.job = t.job
+                                 CROSS JOIN LATERAL tensile._operator_kind(o.target, o.signature) k (kind)
                             WHERE t.device = p.device AND t.captured_at > l.calibrated_at
-                              AND o.target <> ALL (l.targets)) new ON true
+                              AND k.kind <> ALL (l.known_kinds)) new ON true
     WHERE NOT EXISTS (SELECT FROM unknown) -- which may be the same device
-      AND (l.device IS NULL OR newest.torch <> l.torch OR new.targets IS NOT NULL)
+      AND (l.device IS NULL OR newest.torch <> l.torch OR new.kinds IS NOT NULL)
 $$;
 
 -- Submit the calibration of a device for the controller. Earlier ones without a result have no further use.

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pyworker.children.calibrate import operator_kinds
+from pyworker.children.calibration_workloads import capture_workload, standard_workloads
 from tests.server.support import (
     MLP,
     SMALL_MLP,
@@ -99,17 +102,17 @@ def test_a_new_server_calibrates_itself(fresh_cluster: Callable[..., Any], wait_
         assert nice(executor) == 19
         assert value(conn, "SELECT xact_start IS NULL FROM pg_stat_activity WHERE pid = %s", worker)
         finish(conn, job, "5 min")
-        device, by, torch, targets = (
-            conn.execute("SELECT device, job, torch, targets FROM tensile.latency_models").fetchone() or (None,) * 4
+        device, by, version, kinds = (
+            conn.execute("SELECT device, job, torch, known_kinds FROM tensile.latency_models").fetchone() or (None,) * 4
         )
         assert (device, by) == ("cpu", job)
-        assert re.match(r"\d+\.\d+", torch or "")
-        assert "aten.addmm.default" in (targets or ())
+        assert re.match(r"\d+\.\d+", version or "")
+        assert "aten.addmm.default f32" in (kinds or ())
         events = "SELECT reason, (details->>'kinds')::int FROM tensile.scheduler_log WHERE event = 'calibration'"
-        kinds = value(conn, "SELECT kinds FROM tensile.latency_models")
-        assert conn.execute(events).fetchall() == [("finished", kinds)]
+        models = value(conn, "SELECT kinds FROM tensile.latency_models")
+        assert conn.execute(events).fetchall() == [("finished", models)]
         finish(conn, submit(conn, "m", MLP))
-        assert value(conn, "SELECT torch FROM tensile.traces WHERE job <> %s", job) == torch
+        assert value(conn, "SELECT torch FROM tensile.traces WHERE job <> %s", job) == version
         assert not any("PyTorch" in cause for _, cause in conn.execute(DUE).fetchall())
 
 
@@ -218,13 +221,13 @@ def trained(db: Connection) -> Iterator[int]:
         " SELECT model, 1, id, 'binary', '{}', '{}', 1 FROM tensile.jobs WHERE id = %s",
         "traces (job, device, revision, policy, overhead_bytes, least_bytes, graphs, traces, torch)"
         " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{}', '2.1')",
-        "operators (job, operator, target) VALUES (%s, 0, 'aten.relu.default')",
+        "operators (job, operator, target, signature) VALUES (%s, 0, 'aten.relu.default', 'f32[2,3]')",
     ):
         db.execute("INSERT INTO tensile." + insert, (job,))
     db.execute("INSERT INTO tensile.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
-        "INSERT INTO tensile.latency_models (device, models, kinds, samples, calibrated_at, torch, targets)"
-        " VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default}')"
+        "INSERT INTO tensile.latency_models (device, models, kinds, samples, calibrated_at, torch, known_kinds)"
+        " VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default f32}')"
     )
     yield int(job)
     db.execute("DELETE FROM tensile.latency_models; DELETE FROM tensile.device_profiles")
@@ -242,7 +245,11 @@ def trained(db: Connection) -> Iterator[int]:
         ),
         (
             "UPDATE tensile.operators SET target = 'aten.erfc.default'",
-            [("cpu", "jobs have new kinds of operators: aten.erfc.default")],
+            [("cpu", "jobs have new kinds of operators: aten.erfc.default f32")],
+        ),
+        (
+            "UPDATE tensile.operators SET signature = 'bf16[2,3]'",
+            [("cpu", "jobs have new kinds of operators: aten.relu.default bf16")],
         ),
         (
             "UPDATE tensile.operators SET target = 'aten.erfc.default';"
@@ -254,7 +261,7 @@ def trained(db: Connection) -> Iterator[int]:
             " UPDATE tensile.model_versions SET weight_bytes = NULL",
             [],
         ),
-        ("UPDATE tensile.latency_models SET torch = NULL, targets = NULL", []),
+        ("UPDATE tensile.latency_models SET torch = NULL, known_kinds = NULL", []),
     ],
 )
 def test_which_devices_are_to_be_calibrated(
@@ -278,3 +285,16 @@ def test_the_default_device_is_to_be_calibrated(
         db.execute("ALTER SYSTEM RESET pg_tensile.device")
         db.execute("SELECT pg_reload_conf()")
         wait_until(lambda: value(db, "SHOW pg_tensile.device") == "cpu")
+
+
+def test_server_and_executor_agree_on_the_kinds_of_operators(db: Connection) -> None:
+    for workload in list(standard_workloads())[:8:2]:
+        trace = capture_workload(workload, torch.device("cpu")).trace
+        columns = [
+            [operator.target for operator in trace.operators],
+            [operator.signature for operator in trace.operators],
+        ]
+        sql = "SELECT DISTINCT tensile._operator_kind(t, s) FROM unnest(%s::text[], %s::text[]) o (t, s)"
+        kinds = operator_kinds(trace)
+        assert {kind for (kind,) in db.execute(sql, columns).fetchall()} == kinds
+        assert "aten.addmm.default f32" in kinds

@@ -141,7 +141,7 @@ class JobResults:
             meta["kinds"],
             meta["samples"],
             meta["error"],
-            meta["targets"],
+            meta["known_kinds"],
             self._child.torch,
         )
         if meta["codecs"] is not None:
