@@ -118,7 +118,8 @@ DECLARE
     state text;
 BEGIN
     UPDATE tensile.jobs j SET options = j.options || jsonb_build_object('stop', _stop_calibration.reason)
-        WHERE j.id = job AND j.automatic AND j.ended_at IS NULL AND NOT j.options ? 'stop'
+        WHERE j.id = job AND j.automatic AND j.ended_at IS NULL
+          AND (NOT j.options ? 'stop' OR j.state IN ('queued', 'interrupted')) -- no worker could be started after all
         RETURNING j.state INTO state;
     IF state IN ('queued', 'interrupted') THEN
         PERFORM tensile._end_job(job, 'cancelled');
