@@ -38,12 +38,12 @@ AUTOMATIC = "SELECT max(id) FROM tensile.jobs WHERE automatic"
 DUE = "SELECT device, cause FROM tensile._uncalibrated()"
 
 
-def hurry(conn: Connection, device_seconds: int) -> None:
+def hurry(conn: Connection, device_seconds: int, idle_s: float = 0.2, pause_s: float = 0.1) -> None:
     """Let automatic calibrations begin at once, and again soon, and measure for `device_seconds`."""
     conn.execute(
         "CREATE OR REPLACE FUNCTION tensile._automatic_calibration_times("
         " OUT idle_s float8, OUT pause_s float8, OUT device_seconds int) LANGUAGE sql IMMUTABLE"
-        f" AS 'SELECT 0.2, 0.1, {device_seconds}'"
+        f" AS 'SELECT {idle_s}, {pause_s}, {device_seconds}'"
     )
 
 
@@ -66,6 +66,16 @@ def measuring(conn: Connection, wait_until: Wait, after: int = 0) -> int:
     return int(wait_until(current, 120, "an automatic calibration"))
 
 
+def await_turn(conn: Connection, wait_until: Wait, job: int) -> None:
+    """Wake the controller as a change of the job does, and wait until it has had a turn since."""
+    before = value(conn, "SELECT clock_timestamp()")
+    conn.execute("SELECT tensile._notify(%s)", (job,))
+    turn = (
+        "SELECT state = 'idle' AND state_change > %s FROM pg_stat_activity WHERE backend_type = 'pg_tensile controller'"
+    )
+    wait_until(lambda: value(conn, turn, before))
+
+
 @pytest.fixture(scope="module")
 def idle(new_cluster: Callable[..., Any]) -> Iterator[Any]:
     """A cluster with one slot for jobs, in which an automatic calibration would begin at once, and measure for long."""
@@ -77,15 +87,21 @@ def idle(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def conn(idle: Any, wait_until: Wait) -> Iterator[Connection]:
-    """A connection to `idle` with automatic calibrations, for this test."""
+def off(idle: Any, wait_until: Wait) -> Iterator[Connection]:
+    """A connection to `idle`, in which automatic calibrations are off and may be switched on."""
     with idle.connect() as conn:
-        switch(conn, "auto_calibrate", "on")
         yield conn
         switch(conn, "auto_calibrate", "off")
         wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0)
         wait_until(lambda: no_workers(conn))
         conn.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models")
+
+
+@pytest.fixture
+def conn(off: Connection) -> Connection:
+    """A connection to `idle` with automatic calibrations, for this test."""
+    switch(off, "auto_calibrate", "on")
+    return off
 
 
 @pytest.mark.long
@@ -147,37 +163,40 @@ def test_whoever_ends_it_nothing_is_left(conn: Connection, wait_until: Wait) -> 
     settle(conn, wait_until, third)
     assert (state(conn, third), reason(conn, third)) == ("cancelled", "pg_tensile.auto_calibrate was switched off")
     assert not alive(executor)
-    finish(conn, submit(conn, "m", SMALL_MLP.obj))  # the controller has had its turns since
+    for _ in range(2):  # the first turn may have begun before
+        await_turn(conn, wait_until, third)
     assert value(conn, AUTOMATIC) == third
     assert value(conn, "SELECT count(*) FROM tensile.latency_models") == 0
     assert conn.execute(DUE).fetchall() == [("cpu", "it has not been calibrated")]
 
 
 @pytest.mark.long
-def test_failures_are_logged_once_and_end_the_attempts(idle: Any, conn: Connection, wait_until: Wait) -> None:
+def test_failures_are_logged_once_and_end_the_attempts(idle: Any, off: Connection, wait_until: Wait) -> None:
     """Until a setting changes. Long: an interpreter is started four times."""
-    python = value(conn, "SHOW pg_tensile.python")
-    conn.execute("ALTER SYSTEM SET pg_tensile.python = '/nonexistent'")
-    conn.execute("SELECT pg_reload_conf()")
+    hurry(off, 600, idle_s=0, pause_s=0)
+    python = value(off, "SHOW pg_tensile.python")
     failures = "SELECT array_agg(reason ORDER BY id) FROM tensile.scheduler_log WHERE event = 'calibration'"
-    conn.execute("DELETE FROM tensile.scheduler_log")
+    off.execute("DELETE FROM tensile.scheduler_log")
+    off.execute("ALTER SYSTEM SET pg_tensile.python = '/nonexistent'")
+    switch(off, "auto_calibrate", "on")
     try:
-        wait_until(lambda: "not tried again" in "".join(value(conn, failures) or ()))
-        once, last = value(conn, failures)
+        wait_until(lambda: "not tried again" in "".join(value(off, failures) or ()))
+        once, last = value(off, failures)
         assert once.startswith('cannot start "/nonexistent"')
         assert last.startswith(once + "; it is not tried again")
         lines = [line for line in idle.log().splitlines() if "automatic calibration" in line]
         assert len(lines) == 2
         assert 'device "cpu" failed' in lines[0]
-        given_up = value(conn, AUTOMATIC)
-        assert state(conn, given_up) == "failed"
-        job = submit(conn, "m", SMALL_MLP.obj)  # the controller has its turns
-        settle(conn, wait_until, job)
-        assert state(conn, job) == "failed"
-        assert value(conn, AUTOMATIC) == given_up
+        given_up = value(off, AUTOMATIC)
+        assert state(off, given_up) == "failed"
+        settle(off, wait_until, given_up)
+        for _ in range(2):  # the first turn may have begun before
+            await_turn(off, wait_until, given_up)
+        assert value(off, AUTOMATIC) == given_up
     finally:
-        switch(conn, "python", python)
-    measuring(conn, wait_until, after=given_up)
+        hurry(off, 600)
+        switch(off, "python", python)
+    measuring(off, wait_until, after=given_up)
 
 
 @pytest.mark.long
