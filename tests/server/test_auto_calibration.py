@@ -210,7 +210,7 @@ def test_the_extension_can_be_dropped_and_the_server_stopped(
         switch(conn, "auto_calibrate", "on")
         job = measuring(conn, wait_until)
     cluster.stop("fast")
-    assert not cluster.processes()
+    wait_until(lambda: not cluster.processes())
     cluster.start()
     with cluster.connect() as conn:
         again = measuring(conn, wait_until, after=job)
