@@ -96,6 +96,7 @@ class Cluster:
             {
                 "shared_preload_libraries": "pg_tensile",
                 "pg_tensile.python": child_python(),
+                "pg_tensile.auto_calibrate": "off",  # it would disturb tests and benchmarks
                 "unix_socket_directories": str(self.folder),
                 "listen_addresses": "localhost" if self.tcp else "",
                 "port": self.port,

@@ -17,6 +17,7 @@ cat >"$folder/temp.conf" <<'CONF'
 shared_preload_libraries = 'pg_tensile'
 pg_tensile.database = 'contrib_regression'
 max_worker_processes = 24
+pg_tensile.auto_calibrate = off
 CONF
 as_server_user=()
 if [ "$(id -u)" = 0 ]; then

@@ -59,6 +59,14 @@ ALTER TABLE tensile.latencies ADD average_load float8;
 -- The predictor's models are in shared memory.
 DROP TABLE tensile._loaded_models;
 
+-- Automatic calibrations
+ALTER TABLE tensile.jobs ADD automatic bool NOT NULL DEFAULT false;
+DROP INDEX tensile.jobs_one_calibration;
+CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (automatic)
+    WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
+ALTER TABLE tensile.latency_models ADD torch text, ADD known_kinds text[];
+ALTER TABLE tensile.traces ADD torch text;
+
 -- The owner's functions alone call these checks.
 REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
 

@@ -60,6 +60,7 @@ static int	tensile_search_time = 30;
 static int	tensile_search_processes = 0;
 static int	tensile_nice = 0;
 static int	tensile_child_memory = 0;
+static bool tensile_auto_calibrate = true;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},
@@ -288,6 +289,12 @@ define_plan_settings(void)
 							"search_time takes precedence.",
 							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL,
 							NULL);
+	DefineCustomBoolVariable("pg_tensile.auto_calibrate",
+							 "Calibrates a device while the server is idle, if it has not been "
+							 "calibrated.",
+							 "A job that is submitted interrupts it. It is repeated when jobs "
+							 "have brought new kinds of operators or another PyTorch.",
+							 &tensile_auto_calibrate, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.search_processes",
 							"Sets how many processes search for a better plan at once.",
 							"0 means one for each processor core.",

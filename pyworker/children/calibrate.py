@@ -1,28 +1,29 @@
 """The executor of `tensile.calibrate()`: measures the device, then operators on it, and trains its latency models.
 
-Phases: the device's profile; capturing training steps to measure (those of models that were trained, and a standard set
-of the built-in architectures, so that a fresh database is calibrated as well); device memory, requested like that of a
-job without plans; the steps' operators, alone and beside other processes; the models, once without some of the calls,
-which gives their error, and once with all. Capturing takes a quarter of the time at most; the cost of compressing swaps
-is measured in addition (compression.py). STATE frames with the models follow, then DONE. STOP is honoured between two
-visits to a graph, and then nothing is kept.
+Phases: the device's profile; capturing training steps to measure (those of registered models, and a standard set of the
+built-in architectures, so that a fresh database is calibrated as well; calibration_workloads.py); device memory,
+requested like that of a job without plans; the steps' operators, alone and beside other processes; the models, once
+without some of the calls, which gives their error, and once with all. Capturing takes a quarter of the time at most;
+the cost of compressing swaps is measured in addition (compression.py). STATE frames with the models follow, then DONE.
+STOP is honoured between two visits to a graph, and then nothing is kept. A calibration that the server has begun by
+itself is the same, at the lowest priority.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, count, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pg_tensile.errors import MeasurementError, TensileError
-from pg_tensile.execution.data.preprocessing import ArrayInput, ModelInputs, Task, row_layout
+from pyworker.children.calibration_workloads import Workload, capture_workload, workloads
 from pyworker.children.job import overhead_bytes
 from pyworker.wire import FrameType
 
@@ -33,33 +34,14 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.latency.features import Sample
     from pg_tensile.planning.latency.mlp import LatencyModels
+    from pg_tensile.planning.trace.trace import Trace
     from pyworker.children.channel import Channel
 
 CAPTURING = 0.25  # share of the time, at most
 CODECS = 0.1  # share of the time, in addition
 MEMORY = 0.25  # share of the device's memory, at most
+FIRST_TYPE = re.compile(r"\[?([a-z]+[0-9]+)\[")  # of a signature
 HELD_OUT = 5  # one call in HELD_OUT measures the error of models that have not seen it
-
-
-class Workload(NamedTuple):
-    """Training step to measure."""
-
-    architecture: dict[str, Any]
-    inputs: ModelInputs
-    outputs: int
-    task: Task
-    batch_size: int
-    optimizer: str
-    options: dict[str, Any]
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Workload:
-        """Return the workload of a model as tensile._calibration_workloads() returns it."""
-        inputs = value["inputs"]
-        arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
-        bins = tuple(tuple(map(float, range(edges))) for edges in inputs["edges"])  # only their number matters
-        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays, bins)
-        return Workload(**(value | {"inputs": sizes, "task": Task(value["task"])}))
 
 
 def run(channel: Channel, libraries: Future[None]) -> None:
@@ -80,8 +62,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     _report(channel, 0, 0)
     profile = measure(device)
     started = time.monotonic()
-    trained = [Workload.from_json(workload) for workload in spec["workloads"]]
-    captured, warnings = _capture(channel, trained, device, started + CAPTURING * seconds)
+    captured, warnings = _capture(channel, spec["workloads"], device, started + CAPTURING * seconds)
     with closing(open_device(device, profile)) as runtime:
         captured_s = time.monotonic() - started
         limit_bytes = _claim(channel, device, profile, int(MEMORY * profile.memory_bytes))
@@ -98,6 +79,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
         "samples": len(calibration.samples),
         "error": held_out_error(calibration.samples, profile),
         "codecs": codecs,
+        "known_kinds": sorted(set().union(*(operator_kinds(graph.trace) for graph in captured))),
     }
     channel.send_state("latency_models", model_bytes.encode(models), meta)
     channel.send(FrameType.DONE, {"stopped": False, "warnings": warnings})
@@ -152,115 +134,51 @@ def _measure_codecs(channel: Channel, device: torch.device, seconds: float) -> d
 
 
 def _capture(
-    channel: Channel, trained: list[Workload], device: torch.device, deadline: float
+    channel: Channel, models: list[dict[str, Any]], device: torch.device, deadline: float
 ) -> tuple[list[Captured], list[str]]:
-    """Return the steps captured until the deadline, at least one, and the reasons why others could not be."""
+    """Return the steps captured until the deadline, at least one, and the reasons why others could not be.
+
+    `models` is what tensile._calibration_workloads() returns.
+    """
     captured: list[Captured] = []
     warnings: list[str] = []
-    for workload in workloads(trained):
+    registered: list[Workload] = []
+
+    def warn(kind: str, error: TensileError) -> None:
+        warnings.append(f"a model of type {kind} was not measured: {error.message}")
+
+    for model in models:
+        try:
+            workload = Workload.from_json(model) if "inputs" in model else Workload.untrained(model["architecture"])
+        except TensileError as error:
+            warn(model["architecture"]["type"], error)
+        else:
+            registered += [workload] if workload else []
+    for workload in workloads(registered):
         if captured and time.monotonic() > deadline:
             break
         _report(channel, 0, 0)
         try:
             captured.append(capture_workload(workload, device))
         except TensileError as error:
-            warnings.append(f"a model of type {workload.architecture['type']} was not measured: {error.message}")
+            warn(workload.architecture["type"], error)
     if not captured:
         raise MeasurementError("no training step could be captured", detail="; ".join(warnings))
     return captured, list(dict.fromkeys(warnings))
 
 
-def workloads(trained: list[Workload]) -> Iterator[Workload]:
-    """Yield the workloads of trained models, then variants of these and the standard ones, in turns.
+def operator_kinds(trace: Trace) -> set[str]:
+    """Return the kinds of the trace's operators, which tensile._operator_kind() derives in the same way.
 
-    A variant has half or twice the batch size.
+    A kind is a target and the type of the first operand. The kinds of the latency models distinguish more, but another
+    layout or flag of a known operator is not worth another calibration.
     """
-    yield from trained
-    variants = [
-        workload._replace(batch_size=size)
-        for factor in (0.5, 2.0)
-        for workload in trained
-        if (size := int(workload.batch_size * factor)) > 0
-    ]
-    for pair in zip_longest(variants, standard_workloads()):
-        yield from filter(None, pair)
-
-
-def capture_workload(workload: Workload, device: torch.device) -> Captured:
-    """Return the workload's training step, captured for the device. Raises ArchitectureError, CaptureError."""
-    from pg_tensile.execution import models
-    from pg_tensile.execution.training.graphs import Sizes, capture_step
-    from pg_tensile.execution.training.settings import Settings
-
-    model = models.build(models.parse(workload.architecture), workload.inputs, workload.outputs)
-    options = {key: workload.options[key] for key in ("weight_decay", "momentum", "clip") if key in workload.options}
-    settings = Settings(1, workload.batch_size, workload.optimizer, **options)
-    sizes = Sizes(workload.batch_size, 0, tuple(row_layout(workload.inputs, workload.task)))
-    return capture_step(model, settings, workload.task, sizes, device)
-
-
-def standard_workloads() -> Iterator[Workload]:
-    """Yield the built-in architectures over a range of widths and batch sizes, in turns."""
-    for workload in chain.from_iterable(zip(_tables(), _images(), _texts(), strict=True)):
-        yield from (workload, workload._replace(batch_size=workload.batch_size // 2))
-
-
-def _tables() -> Iterator[Workload]:
-    table = ModelInputs(24, (50, 200, 1000), ())
-    wide = ModelInputs(200, (), ())
-    shapes: list[tuple[list[int], str, ModelInputs, int, int, str]] = [
-        ([128, 64], "relu", table, 1, 256, "adamw"),
-        ([512, 256], "gelu", wide, 10, 256, "adamw"),
-        ([64], "tanh", table, 1, 64, "sgd"),
-        ([1024, 1024], "relu", wide, 1, 128, "adam"),
-        ([256, 128, 64], "silu", table, 5, 1024, "adamw"),
-        ([32, 16], "relu", table, 1, 32, "adamw"),
-        ([2048, 512], "relu", wide, 100, 512, "adamw"),
-        ([128, 64], "relu", table, 3, 4096, "adamw"),
-    ]
-    for index, (hidden, activation, inputs, outputs, batch, optimizer) in enumerate(shapes):
-        norm = ("none", "batch", "layer")[index % 3]
-        architecture = {"type": "mlp", "hidden": hidden, "activation": activation, "norm": norm, "dropout": 0.1}
-        yield _workload(architecture, inputs, outputs, batch, optimizer)
-
-
-def _images() -> Iterator[Workload]:
-    shapes: list[tuple[list[int], list[int], str, int, int]] = [
-        ([16, 32], [1, 28, 28], "none", 10, 64),
-        ([32, 64, 128], [3, 32, 32], "batch", 10, 32),
-        ([16, 32], [1, 8, 8], "batch", 10, 128),
-        ([64, 128], [3, 32, 32], "none", 100, 16),
-        ([16, 32, 64], [3, 64, 64], "batch", 2, 16),
-        ([8, 16], [1, 28, 28], "none", 10, 256),
-        ([64, 128, 256, 256], [3, 64, 64], "batch", 10, 8),
-        ([32, 32], [1, 16, 16], "layer", 10, 512),
-    ]
-    for channels, shape, norm, outputs, batch in shapes:
-        architecture = {"type": "cnn", "channels": channels, "shape": shape, "norm": norm}
-        yield _workload(architecture, ModelInputs(0, (), (ArrayInput(int(np.prod(shape)), 0),)), outputs, batch)
-
-
-def _texts() -> Iterator[Workload]:
-    shapes = [
-        (64, 2, 32, 1000, 2, 32),
-        (128, 2, 64, 5000, 5, 16),
-        (32, 1, 16, 500, 2, 128),
-        (256, 2, 64, 5000, 2, 8),
-        (64, 4, 128, 2000, 10, 16),
-        (128, 1, 32, 20000, 2, 64),
-        (256, 1, 128, 1000, 2, 32),
-        (64, 2, 32, 1000, 2, 256),
-    ]
-    for dim, layers, length, vocabulary, outputs, batch in shapes:
-        architecture = {"type": "transformer", "dim": dim, "layers": layers, "heads": 4, "dropout": 0.1}
-        yield _workload(architecture, ModelInputs(4, (), (ArrayInput(length, vocabulary),)), outputs, batch)
-
-
-def _workload(
-    architecture: dict[str, Any], inputs: ModelInputs, outputs: int, batch: int, optimizer: str = "adamw"
-) -> Workload:
-    task = Task.MULTICLASS if outputs > 2 else Task.BINARY
-    return Workload(architecture, inputs, outputs if outputs > 2 else 1, task, batch, optimizer, {})
+    calls = zip(trace.target.codes.tolist(), trace.signature.codes.tolist(), strict=True)
+    kinds = set()
+    for target, signature in set(calls):
+        dtype = FIRST_TYPE.match(trace.signature.values[signature])
+        kinds.add(" ".join([trace.target.values[target], *(dtype.groups() if dtype else ())]))
+    return kinds
 
 
 # ---- how good it is --------------------------------------------------------------------------------------------------

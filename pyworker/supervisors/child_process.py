@@ -60,17 +60,17 @@ class Child:
         threads: int,
         timeout: float = 0,
         environment: Mapping[str, str] | None = None,
-        nice: bool = True,
+        nice: int | None = None,
     ) -> None:
         """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
-        has further variables; `nice` says whether pg_tensile.nice applies.
+        has further variables. `nice` lowers its priority, by default by pg_tensile.nice.
         """
         self._server = server
         self._name = name
         limits = {
-            NICE_VARIABLE: str(server.number("pg_tensile.nice") if nice else 0),
+            NICE_VARIABLE: str(server.number("pg_tensile.nice") if nice is None else nice),
             MEMORY_VARIABLE: str(server.number("pg_tensile.child_memory") << 20),
             MODEL_PATH_VARIABLE: server.setting("pg_tensile.model_path"),
         }
@@ -81,6 +81,7 @@ class Child:
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
+        self.torch: str | None = None  # its version of PyTorch
         self._silence: tuple[float, float] | None = None  # start of the current time-out, and busy_seconds then
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ class Child:
             )
         if not frame.header.get("torch"):
             raise self._unusable(f'the Python of the {self._name}, "{self._python}", has no PyTorch')
+        self.torch = str(frame.header["torch"])
 
     def _unusable(self, message: str) -> Failure:
         hint = "Set pg_tensile.python to a Python 3.11 or later that has PyTorch and that the server's user can run."

@@ -2,9 +2,10 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
 wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free. From time to time, ended jobs are deleted (pg_tensile.job_retention). All its
-state is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
-controller (Server.loop).
+order of the queue while slots are free. Between them, it begins and stops automatic calibrations
+(auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state is in the
+catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the controller
+(Server.loop).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pyworker.supervisors.auto_calibration import AutoCalibration
 from pyworker.supervisors.job.end import TERMINATED
 from pyworker.supervisors.server import Server
 
@@ -38,6 +40,7 @@ class Controller:
         self._launch_after = 0.0  # after a failed launch: the earliest time of the next
         self._launch_pause = BUSY
         self._deletion_after = 0.0
+        self._calibration = AutoCalibration(server)
 
     async def run(self) -> None:
         await self._server.loop(self._turn)
@@ -45,9 +48,10 @@ class Controller:
     async def _turn(self) -> float:
         """Reap, launch and delete expired jobs; return the seconds until the next turn."""
         self._reap()
+        pause = self._calibration.turn()
         self._launch()
         self._delete_expired()
-        return self._pause()
+        return min(pause, self._pause())
 
     # -- reaping ------------------------------------------------------------------------------------------------------
 

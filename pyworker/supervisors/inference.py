@@ -87,7 +87,7 @@ class Inference:
         threads = server.number("pg_tensile.threads") or cores()
         cache = server.number("pg_tensile.model_cache") << 20
         environment = {MODEL_CACHE_VARIABLE: str(cache), SOCKET_VARIABLE: str(self._socket)}
-        self._child = Child(server, "predictor", threads=threads, environment=environment, nice=False)
+        self._child = Child(server, "predictor", threads=threads, environment=environment, nice=0)
         born = time.monotonic()
         try:
             await self._child.start()

@@ -38,6 +38,7 @@ from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError
 
 TICK = 1.0  # seconds between two checks for cancel_job and of the model
+LOWEST_PRIORITY = 19  # nice value of automatic calibrations
 STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
 
 
@@ -68,7 +69,8 @@ class Worker:
         self._last_check = time.monotonic()
         self._threads = choose_threads(server, row["options"], row["running"])
         timeout = float(server.number("pg_tensile.executor_timeout"))
-        self._child = Child(server, "executor", threads=self._threads, timeout=timeout)
+        nice = LOWEST_PRIORITY if row["automatic"] else None
+        self._child = Child(server, "executor", threads=self._threads, timeout=timeout, nice=nice)
         self._memory = JobMemory(server, self._child, job, timeout)
         self._results = JobResults(server, self._child, job, row)
         self._end = JobEnd(server)

@@ -138,11 +138,12 @@ CREATE TABLE tensile.jobs (
     split_by         text,
     validation_query text,
     max_time         interval,
+    automatic        bool NOT NULL DEFAULT false,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
 CREATE UNIQUE INDEX jobs_one_per_model ON tensile.jobs (model) WHERE ended_at IS NULL;
-CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (kind)
+CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (automatic)
     WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
 CREATE INDEX jobs_open ON tensile.jobs (id) WHERE ended_at IS NULL;
 CREATE INDEX jobs_of_model ON tensile.jobs (model);
@@ -150,6 +151,8 @@ COMMENT ON TABLE tensile.jobs IS
     'training and calibration jobs; visible to their owners and to members of pg_read_all_stats';
 COMMENT ON COLUMN tensile.jobs.kind IS
     'train, or calibrate: a measurement of operators for the latency models of a device';
+COMMENT ON COLUMN tensile.jobs.automatic IS
+    'true for a calibration that the server has begun by itself; another job interrupts it';
 COMMENT ON COLUMN tensile.jobs.state IS
     'queued, starting, running, waiting (for device memory), finished, failed, cancelled, or interrupted (to '
     'be continued)';

@@ -22,13 +22,15 @@ CREATE TABLE tensile.traces (
     rejected         bigint,
     refusal          jsonb,
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    load             float8
+    load             float8,
+    torch            text
 );
 COMMENT ON TABLE tensile.traces IS
     'captured graphs of each job''s training iteration, with their memory requirements';
 COMMENT ON COLUMN tensile.traces.fingerprint IS
     'fingerprint of the graph: the same for equal graphs; null: not captured';
 COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+COMMENT ON COLUMN tensile.traces.torch IS 'version of PyTorch that has captured the graphs';
 COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
 COMMENT ON COLUMN tensile.traces.traces IS 'graphs in the library''s binary format';
 COMMENT ON COLUMN tensile.traces.revision IS
@@ -251,7 +253,9 @@ CREATE TABLE tensile.latency_models (
     samples       int NOT NULL,
     error         float8,
     job           bigint REFERENCES tensile.jobs ON DELETE SET NULL,
-    calibrated_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+    calibrated_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    torch         text,
+    known_kinds   text[]
 );
 COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
 COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks in a binary format without code';
@@ -259,6 +263,9 @@ COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for 
 COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with their own model';
 COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on held-out operators';
 COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
+COMMENT ON COLUMN tensile.latency_models.torch IS 'version of PyTorch that has executed the operators';
+COMMENT ON COLUMN tensile.latency_models.known_kinds IS
+    'operators and the types of their first operands: those to be measured, and those of jobs until then';
 
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,
@@ -288,7 +295,7 @@ COMMENT ON TABLE tensile.scheduler_log IS
     'decisions of the memory scheduler and their reasons; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
     'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch '
-    'size (chosen)';
+    'size (chosen), calibration (finished, or an automatic one has failed)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'number of the job; null: a whole device, visible to members of pg_read_all_stats only';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';

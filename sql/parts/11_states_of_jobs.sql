@@ -17,7 +17,8 @@ BEGIN
     RETURN m;
 END $$;
 
--- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state.
+-- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state. The failure
+-- of an automatic calibration, which is tried again, is logged by the controller, once.
 CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -26,7 +27,7 @@ AS $$
         || coalesce(' seconds=' || round(extract(epoch FROM j.ended_at - j.started_at), 3), '')
         || coalesce(' sqlstate=' || j.sqlstate, '')
         || coalesce(' reason="' || coalesce(j.error, j.reason) || '"', ''))
-    FROM tensile.jobs j WHERE j.id = $1
+    FROM tensile.jobs j WHERE j.id = $1 AND NOT (j.automatic AND $2 = 'failed')
 $$;
 
 -- Notify sessions that LISTEN to pg_tensile. Any role may listen, so the payload has only the job's number and state.
@@ -53,7 +54,8 @@ BEGIN
     END IF;
     UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
             reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL
-                          WHEN o.cancel_requested THEN 'cancelled by cancel_job' ELSE _end_job.reason END,
+                          WHEN o.cancel_requested THEN 'cancelled by cancel_job'
+                          ELSE coalesce(o.options->>'stop', _end_job.reason) END,
             sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
             traceback = _end_job.traceback, warnings = _end_job.warnings
         WHERE id = job AND ended_at IS NULL
@@ -108,7 +110,8 @@ BEGIN
 END $$;
 
 -- Interrupt a job, which will continue from its last checkpoint. With `retry` the interruption counts towards
--- pg_tensile.max_retries, and the next attempt is delayed by 1, 2, 4 ... s, at most an hour.
+-- pg_tensile.max_retries, and the next attempt is delayed by 1, 2, 4 ... s, at most an hour. An automatic calibration
+-- ends: the controller begins another one when the server is idle.
 CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -122,6 +125,13 @@ BEGIN
         RETURN;
     ELSIF j.cancel_requested THEN
         PERFORM tensile._end_job(job, 'cancelled');
+        RETURN;
+    ELSIF j.automatic THEN
+        IF retry AND NOT j.options ? 'stop' THEN
+            PERFORM tensile._end_job(job, 'failed', '58000', reason, NULL, NULL, traceback);
+        ELSE
+            PERFORM tensile._end_job(job, 'cancelled', reason => reason);
+        END IF;
         RETURN;
     ELSIF retry AND failures > current_setting('pg_tensile.max_retries')::int THEN
         PERFORM tensile._end_job(job, 'failed', '58000', reason,

@@ -10,7 +10,8 @@ CREATE VIEW tensile._open_jobs WITH (security_invoker = true) AS
                 THEN j.priority OPERATOR(pg_catalog.+) (
                      extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) j.submitted_at)
                      OPERATOR(pg_catalog./) a.seconds)
-                ELSE j.priority END::pg_catalog.float8 AS aged_priority
+                ELSE j.priority END::pg_catalog.float8 AS aged_priority,
+           j.automatic
     FROM tensile.jobs j,
          (SELECT extract(epoch FROM pg_catalog.current_setting('pg_tensile.ageing')::pg_catalog.interval)) a (seconds)
     WHERE j.ended_at IS NULL;

@@ -23,7 +23,8 @@ BEGIN
     RETURN to_jsonb(j) - '{owner,owner_name,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
         || jsonb_build_object('attempt', j.attempts, 'max_time_s', extract(epoch FROM j.max_time),
                'running', (SELECT count(*) FROM tensile.jobs o
-                           WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')),
+                           WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
+                             AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end
                'architecture', (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model),
                'checkpoint', (SELECT c.meta FROM tensile.checkpoints c WHERE c.job = j.id
                               ORDER BY c.generation DESC LIMIT 1));
@@ -32,7 +33,8 @@ END $$;
 CREATE FUNCTION tensile._job_status() RETURNS text
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN j.model IS NULL AND j.kind = 'train' THEN 'no_model' WHEN j.cancel_requested THEN 'cancel'
+    SELECT CASE WHEN j.model IS NULL AND j.kind = 'train' THEN 'no_model'
+                WHEN j.cancel_requested OR j.automatic AND j.options ? 'stop' THEN 'cancel'
                 WHEN t.refusal IS NOT NULL THEN 'refused' ELSE 'ok' END
     FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id WHERE j.id = tensile._my_job()
 $$;
@@ -138,17 +140,18 @@ BEGIN
     END IF;
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
-        least_bytes bigint, operator text, graphs jsonb, load float8);
+        least_bytes bigint, operator text, graphs jsonb, load float8, torch text);
     INSERT INTO tensile.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes, persistent_bytes,
-                                     parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load)
+                                     parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load,
+                                     torch)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
-                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load)
+                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch)
         ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
             policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
             persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
             vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
-            refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load;
+            refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch;
     IF h.profile <> 'null' THEN
         PERFORM tensile._check_profile(h.device, h.profile);
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
@@ -321,9 +324,10 @@ AS $$
     SELECT m.device, m.models FROM tensile.latency_models m;
 $$;
 
--- Store the result of a calibration.
-CREATE FUNCTION tensile._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int, error float8)
-    RETURNS void
+-- Store the result of a calibration. `known_kinds`: those of the operators that were to be measured. Those of jobs count as
+-- known as well, because a kind that cannot be measured must not cause another calibration.
+CREATE FUNCTION tensile._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int, error float8,
+                                        known_kinds text[], torch text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -334,11 +338,19 @@ BEGIN
     INSERT INTO tensile.device_profiles (device, profile) VALUES ($1, $2)
         ON CONFLICT ON CONSTRAINT device_profiles_pkey
         DO UPDATE SET profile = EXCLUDED.profile, measured_at = clock_timestamp();
-    INSERT INTO tensile.latency_models (device, models, kinds, samples, error, job)
-        VALUES ($1, $3, $4, $5, $6, tensile._my_job())
+    INSERT INTO tensile.latency_models (device, models, kinds, samples, error, job, known_kinds, torch)
+        VALUES ($1, $3, $4, $5, $6, tensile._my_job(),
+                ARRAY(SELECT unnest($7) UNION
+                      SELECT tensile._operator_kind(o.target, o.signature)
+                      FROM tensile.operators o JOIN tensile.traces t ON t.job = o.job
+                      WHERE t.device = $1 ORDER BY 1),
+                $8)
         ON CONFLICT ON CONSTRAINT latency_models_pkey
         DO UPDATE SET models = EXCLUDED.models, kinds = EXCLUDED.kinds, samples = EXCLUDED.samples,
-            error = EXCLUDED.error, job = EXCLUDED.job, calibrated_at = clock_timestamp();
+            error = EXCLUDED.error, job = EXCLUDED.job, known_kinds = EXCLUDED.known_kinds, torch = EXCLUDED.torch,
+            calibrated_at = clock_timestamp();
+    PERFORM tensile._log('calibration', tensile._my_job(), NULL, $1, 'finished',
+                         jsonb_build_object('kinds', $4, 'samples', $5, 'error', $6));
 END $$;
 
 CREATE FUNCTION tensile._job_end(state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,

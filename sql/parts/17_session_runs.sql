@@ -108,7 +108,7 @@ BEGIN
                                         OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]')
                            AS ahead
                 FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
-                WHERE t.device = d.name) r);
+                WHERE t.device = d.name AND NOT j.automatic) r);
 END $$;
 
 -- For the supervisor, which reads as the caller, whose row_security may be off

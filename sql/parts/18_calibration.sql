@@ -3,7 +3,18 @@
 ------------------------------------------------------------------------------------------------------------------------
 
 -- A calibration is a job without a model and a query, and with its own kind of executor. The options in its row
--- have the time that it may take.
+-- have the time that it may take; those of an automatic one also its device, the cause, and why it is to stop, if it is.
+-- Null if there is one already.
+CREATE FUNCTION tensile._submit_calibration(owner_name name, options jsonb, automatic bool) RETURNS bigint
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.jobs (kind, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+                              learning_rate, validation, seed, priority, options, settings, automatic)
+        VALUES ('calibrate', '(calibration)', $1, '', '', 1, 1, '', 0, 0, 0, 0, $2, '{}', $3)
+        ON CONFLICT DO NOTHING
+        RETURNING id
+$$;
+
 CREATE FUNCTION tensile._calibrate(caller oid, device_seconds int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -15,14 +26,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('device_seconds is out of range: %s', device_seconds), HINT = 'Use 1 to 86400.';
     END IF;
-    INSERT INTO tensile.jobs (kind, model_name, owner_name, query, target, epochs, batch_size, optimizer,
-                              learning_rate, validation, seed, priority, options, settings)
-        VALUES ('calibrate', '(calibration)', pg_get_userbyid(caller), '', '', 1, 1, '', 0, 0, 0, 0,
-                jsonb_build_object('seconds', device_seconds), '{}')
-        ON CONFLICT DO NOTHING
-        RETURNING id INTO job;
+    job := tensile._submit_calibration(pg_get_userbyid(caller), jsonb_build_object('seconds', device_seconds), false);
     IF job IS NULL THEN
-        job := (SELECT j.id FROM tensile.jobs j WHERE j.kind = 'calibrate' AND j.ended_at IS NULL);
+        job := (SELECT j.id FROM tensile.jobs j
+                WHERE j.kind = 'calibrate' AND NOT j.automatic AND j.ended_at IS NULL);
         RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = 'the device is already being calibrated',
             DETAIL = format('Job %s is calibrating it.', job),
             HINT = 'Wait with wait_for_job until that job has ended, or stop it with cancel_job.';
@@ -36,8 +43,93 @@ COMMENT ON FUNCTION tensile.calibrate(int) IS
     'submit a job that measures operators on the device, so that latencies are predicted well before anything '
     'has run';
 
+-- Times of automatic calibrations. idle_s: how long the server must have been idle; a user's next statement, and the next
+-- job of a script, come sooner and find the device free. pause_s: least time after an interruption or a failure until
+-- the next attempt, doubled each time. device_seconds: that of calibrate().
+CREATE FUNCTION tensile._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8, OUT device_seconds int)
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 30, 60, 240
+$$;
+
+-- Kind of an operator: its target and the type of its first operand, as far as it has one.
+-- pyworker/children/calibrate.py has the same rule.
+CREATE FUNCTION tensile._operator_kind(target text, signature text) RETURNS text
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT concat_ws(' ', $1, substring($2 FROM '^\[?([a-z]+[0-9]+)\['))
+$$;
+
+-- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose jobs
+-- have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an executor
+-- knows which device "auto" is, so any calibration will do for it.
+CREATE FUNCTION tensile._uncalibrated() RETURNS TABLE (device text, cause text)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH unknown AS (
+        SELECT d.device
+        FROM current_setting('pg_tensile.device') s (setting)
+             CROSS JOIN LATERAL (
+                 SELECT CASE WHEN setting ~ ':|^auto$|^cpu$' THEN setting ELSE setting || ':0' END) d (device)
+        WHERE NOT EXISTS (SELECT FROM tensile.latency_models l WHERE d.device IN (l.device, 'auto')))
+    SELECT u.device, 'it has not been calibrated' FROM unknown u
+    UNION ALL
+    SELECT p.device,
+           CASE WHEN l.device IS NULL THEN 'it has not been calibrated'
+                WHEN newest.torch <> l.torch
+                THEN format('it was calibrated with PyTorch %s, and jobs use %s', l.torch, newest.torch)
+                ELSE 'jobs have new kinds of operators: ' || new.kinds END
+    FROM tensile.device_profiles p
+         LEFT JOIN tensile.latency_models l ON l.device = p.device
+         LEFT JOIN LATERAL (SELECT t.torch FROM tensile.traces t
+                            WHERE t.device = p.device AND t.captured_at > l.calibrated_at AND t.torch IS NOT NULL
+                            ORDER BY t.captured_at DESC LIMIT 1) newest ON true
+         LEFT JOIN LATERAL (SELECT string_agg(DISTINCT k.kind, ', ' ORDER BY k.kind) AS kinds
+                            FROM tensile.traces t
+                                 JOIN tensile.model_versions v ON v.job = t.job AND v.weight_bytes IS NOT NULL
+                                 JOIN tensile.operators o ON o.job = t.job
+                                 CROSS JOIN LATERAL tensile._operator_kind(o.target, o.signature) k (kind)
+                            WHERE t.device = p.device AND t.captured_at > l.calibrated_at
+                              AND k.kind <> ALL (l.known_kinds)) new ON true
+    WHERE NOT EXISTS (SELECT FROM unknown) -- which may be the same device
+      AND (l.device IS NULL OR newest.torch <> l.torch OR new.kinds IS NOT NULL)
+$$;
+
+-- Submit the calibration of a device for the controller. Earlier ones without a result have no further use.
+CREATE FUNCTION tensile._calibrate_automatically(device text, cause text, device_seconds int) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    options jsonb := jsonb_build_object('seconds', device_seconds, 'device', device, 'cause', cause);
+    job bigint;
+BEGIN
+    DELETE FROM tensile.jobs j WHERE j.automatic AND j.ended_at IS NOT NULL
+        AND NOT EXISTS (SELECT FROM tensile.latency_models l WHERE l.job = j.id);
+    job := tensile._submit_calibration(current_user, options, true);
+    PERFORM tensile._log_event(job, 'submitted');
+    RETURN job;
+END $$;
+
+-- Stop an automatic calibration. Its worker kills the executor at once.
+CREATE FUNCTION tensile._stop_calibration(job bigint, reason text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    state text;
+BEGIN
+    UPDATE tensile.jobs j SET options = j.options || jsonb_build_object('stop', _stop_calibration.reason)
+        WHERE j.id = job AND j.automatic AND j.ended_at IS NULL
+          AND (NOT j.options ? 'stop' OR j.state IN ('queued', 'interrupted')) -- no worker could be started after all
+        RETURNING j.state INTO state;
+    IF state IN ('queued', 'interrupted') THEN
+        PERFORM tensile._end_job(job, 'cancelled');
+    ELSIF FOUND THEN
+        PERFORM tensile._notify_stop(job);
+    END IF;
+END $$;
+
 -- Training steps to measure, for the job's worker: those of the models trained last, with the settings of their
--- training
+-- training, then the architectures of models that were never trained
 CREATE FUNCTION tensile._calibration_workloads() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -48,6 +140,12 @@ BEGIN
                 'outputs', CASE v.task WHEN 'multiclass' THEN jsonb_array_length(v.preprocessing->'labels') ELSE 1 END,
                 'batch_size', v.batch_size, 'optimizer', v.optimizer, 'options', v.options)
                 ORDER BY v.created_at DESC), '[]')
+            || (SELECT coalesce(jsonb_agg(jsonb_build_object('architecture', m.architecture) ORDER BY m.id DESC), '[]')
+                FROM (SELECT n.id, n.architecture FROM tensile.models n
+                      WHERE n.architecture IS NOT NULL
+                        AND NOT EXISTS (SELECT FROM tensile.model_versions v
+                                        WHERE v.model = n.id AND v.weight_bytes IS NOT NULL)
+                      ORDER BY n.id DESC LIMIT 20) m)
             FROM (SELECT o.*, coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer, j.options,
                          row_number() OVER (PARTITION BY o.model ORDER BY o.version DESC) AS age
                   FROM tensile.model_versions o JOIN tensile.jobs j ON j.id = o.job

@@ -26,7 +26,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
     tensile._job_codec_times(text, jsonb, float8),
     tensile._job_profiles(), tensile._job_latency_models(),
-    tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
+    tensile._calibrate_done(text, jsonb, bytea, int, int, float8, text[], text),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),

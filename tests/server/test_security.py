@@ -70,7 +70,7 @@ WORKERS_ONLY = {
     "_session_feed": "0",
     "_session_wait": "-1, 0, false",
     "_session_weights": "1, 0",
-    "_calibrate_done": "'cpu', '{}', '', 1, 1, 0",
+    "_calibrate_done": "'cpu', '{}', '', 1, 1, 0, '{}', ''",
     "_job_end": "'finished'",
     "_job_interrupt": "'x', false",
     "_step": "0, -1, 0, false",

@@ -329,7 +329,7 @@ CALIBRATION = (
     " learning_rate, validation, seed, priority, options, settings)"
     " VALUES ('calibrate', '', 'alice', '', '', 1, 1, 'sgd', 1, 0, 0, 0, '{}', '{}') RETURNING id"
 )
-DONE = "tensile._calibrate_done('cpu', '{\"rate\": 1}', '\\x0102', 3, 400, 0.1)"
+DONE = "tensile._calibrate_done('cpu', '{\"rate\": 1}', '\\x0102', 3, 400, 0.1, '{}', '2.1')"
 
 
 def test_only_a_calibration_writes_latency_models(stage: Stage, traced: int) -> None:

@@ -77,7 +77,7 @@ class JobMemory:
             profile["in_bytes_per_s"],
             header["overhead_bytes"],
         )
-        values = (self._server.json(header), traces, tables[0] if tables else None)
+        values = (self._server.json(header | {"torch": self._child.torch}), traces, tables[0] if tables else None)
         sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()

@@ -134,13 +134,15 @@ class JobResults:
         self._report_saving()
         meta = self._calibration
         self._server.call(
-            "tensile._calibrate_done(text,jsonb,bytea,int4,int4,float8)",
+            "tensile._calibrate_done(text,jsonb,bytea,int4,int4,float8,text[],text)",
             meta["device"],
             meta["profile"],
             b"".join(self._latency_models),
             meta["kinds"],
             meta["samples"],
             meta["error"],
+            meta["known_kinds"],
+            self._child.torch,
         )
         if meta["codecs"] is not None:
             self._keep_codecs(meta["codecs"])

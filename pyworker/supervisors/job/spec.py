@@ -35,6 +35,7 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         **{key: row[key] for key in COPIED},
         "validation_query": row["validation_query"] is not None,  # the rows carry the flag column
         **_settings(server, threads),
+        **({"device": row["options"]["device"]} if row["automatic"] else {}),
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],
     }
