@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from benchmarks.command import Row
-from benchmarks.experiments.cases import QUICK_SAVED
-from benchmarks.experiments.networks import PAPER, SMALL_RESNET, Network
+from benchmarks.experiments.networks import PAPER, Network
 from benchmarks.experiments.paper import PUBLISHED
 from benchmarks.scenarios import Check, end
 from benchmarks.together.simulated import slowed
-from pg_tensile.planning.device.profile import DeviceProfile, named_profile
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
@@ -27,6 +26,7 @@ from pg_tensile.tools.bench.report import versions
 from pg_tensile.tools.bench.simulated import captured, with_estimates
 from pg_tensile.tools.cli.bench import parse
 
+BATCH = 16
 TIMES = (1, 2, 3, 5, 10)
 MOST, PRECISION = 256.0, 0.02  # of `enough`
 
@@ -61,6 +61,7 @@ def rows_of(network: Network, batch: int, profile: DeviceProfile, papers: float)
     published = PUBLISHED.get(("table2", network.title, "tensile"))
     for times, share in saved.items():
         yield {
+            "experiment": "slower",
             "case": network.title,
             "times": times,
             "msr": share,
@@ -82,16 +83,17 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     return checked
 
 
+TITLES = [network.title for network in PAPER]
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="slower", description=__doc__.partition("\n")[0])
-    parser.add_argument("--profile", default="RTX_A6000", type=named_profile)
-    parser.add_argument("--case", required=True, choices=[network.title for network in (*PAPER, SMALL_RESNET)])
-    parser.add_argument("--batch", type=int, default=16)
-    asked = parser.parse_args(arguments)
-    network = next(network for network in (*PAPER, SMALL_RESNET) if network.title == asked.case)
-    published = PUBLISHED.get(("table3", network.title, "tensile"))
-    papers = QUICK_SAVED / 100 if published is None or published.msr is None else published.msr
-    return end(rows_of(network, asked.batch, asked.profile, papers), checks)
+    parser.add_argument("--case", required=True, choices=TITLES)
+    title = parser.parse_args(arguments).case
+    network = next(network for network in PAPER if network.title == title)
+    saved = PUBLISHED["table3", title, "tensile"].msr
+    assert saved is not None
+    return end(rows_of(network, BATCH, RTX_A6000, saved), checks)
 
 
 if __name__ == "__main__":

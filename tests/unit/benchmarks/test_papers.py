@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_papers, scenarios
-from benchmarks.bench_papers import SECTIONS, SIZE, papers_cells, rival_checks, row_checks, shown
+from benchmarks.bench_papers import SIZE, pivoted, rival_checks, row_checks, shown, split_title
 from benchmarks.experiments import suite
+from benchmarks.experiments.accudnn import largest
 from benchmarks.experiments.cases import METHODS, SIMULATED, Case, papers_budget, phases, single_tasks
 from benchmarks.experiments.networks import PAPER, RESNET50, SMALL_RESNET, VGG16
 from benchmarks.experiments.paper import PUBLISHED, Published
+from benchmarks.experiments.sections import SECTIONS, papers_cells
 from benchmarks.experiments.slower import smallest
 from pg_tensile.errors import OptionError
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -61,7 +63,10 @@ def test_sections_can_be_run_alone(quick):
     assert len({scenario.name for scenario in found}) == len(found)
     for section in SECTIONS:
         alone = [scenario for scenario in found if section.name in scenario.name]
-        assert alone and all(section.name in (scenario.section, *scenario.arguments) for scenario in alone)
+        assert all(section.name in (scenario.section, *scenario.arguments) for scenario in alone)
+        assert alone or (quick and section.program is not None)
+        if section.program is not None and not quick:
+            assert [scenario.title for scenario in alone] == section.program.TITLES
     if not quick:
         titles = {scenario.title for scenario in found if scenario.section == "fig6"}
         assert titles == {f"{count} × {network.title}" for network in PAPER for count in (1, 2, 3, 4)}
@@ -131,6 +136,14 @@ def test_there_may_be_no_multiple():
     assert smallest(lambda times: times >= 20, most=16) is None
 
 
+@pytest.mark.parametrize("most", [1, 2, 33, 1000])
+def test_the_largest_batch_is_found(most):
+    found = largest(lambda size: size <= most)
+    assert 0.97 * most <= found <= most
+    assert largest(lambda size: size <= most, most=20) == min(most, 20)
+    assert largest(lambda size: False) == 0
+
+
 # ---- what must hold, and the document -------------------------------------------------------------------------------
 
 
@@ -148,6 +161,8 @@ def test_joint_is_compared_with_methods_that_save_as_much_in_the_same_case():
         ("vdnn", True),
         ("capuchin", False),
     ]
+    early = row("joint", 0.43, 1.10, budget="57%", early_update=True)
+    assert [check.holds for check in rival_checks([early, *rows[1:]])] == [True, False, False]
 
 
 def test_rows_are_checked_against_budget_bound_and_paper():
@@ -160,6 +175,21 @@ def test_rows_are_checked_against_budget_bound_and_paper():
     assert held(case="DenseNet-121") == [True, False]  # the paper's EOR is 1.1678
     first = row("joint", 0.43, 1.2, experiment="table2", first_eor=1.5, least_eor=None)
     assert [check.holds for check in row_checks(first)] == [False]  # 1.3924 in the paper's first iteration
+
+
+def test_figures_have_a_column_for_each_variant():
+    assert split_title("3 × VGG-16") == ("VGG-16", "3") and split_title("A, batch 4") == ("A", "batch 4")
+    section = next(section for section in SECTIONS if section.name == "fig6")
+    rows = [
+        row("vdnn", 0.3, 1.9, case="1 × VGG-16"),
+        row("vdnn", 0.3, 1.5, case="3 × VGG-16"),
+        row("lru", 0.1, 1.0, case="1 × VGG-16", error="too large"),
+    ]
+    assert list(pivoted(section, rows)) == [
+        ("VGG-16", "`vdnn`", "30.0% at 1.90", "", "30.0% at 1.50", ""),
+        ("VGG-16", "`lru`", "no plan", "", "", ""),
+    ]
+    assert all(len(cells) == len(section.headings) for cells in pivoted(section, rows))
 
 
 def test_tables_have_the_papers_numbers_and_reasons():
