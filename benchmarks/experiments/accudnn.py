@@ -59,14 +59,14 @@ TABLE = {
 }
 
 
-def largest(holds: Callable[[int], bool], most: int = MOST, grain: float = GRAIN) -> int:
-    """Return the largest number from 1 to `most` that holds, at most `grain` of it too small; 0 if 1 does not hold.
+def largest(holds: Callable[[int], bool], least: int = 1, most: int = MOST, grain: float = GRAIN) -> int:
+    """Return the largest number from `least` to `most` that holds, at most `grain` of it too small.
 
-    Numbers below one that holds are taken to hold, too.
+    0 if `least` does not hold. Numbers between it and one that holds are taken to hold, too.
     """
-    if not holds(1):
+    if not holds(least):
         return 0
-    low, high = 1, 2
+    low, high = least, 2 * least
     while high <= most and holds(high):
         low, high = high, 2 * high
     high = min(high, most + 1)
@@ -105,7 +105,12 @@ class Bed:
 def rows_of(network: Network, published: Published) -> Iterator[Row]:
     """Yield a row for each policy."""
     bed = Bed(network)
-    batches = {policy: largest(partial(bed.fits, policy)) for policy in POLICIES}
+    # A small batch's copies may take longer than its operators, so plans are tried from vanilla's largest batch upwards.
+    batches = {"none": largest(partial(bed.fits, "none"))}
+    for policy in POLICIES[1:]:
+        batches[policy] = largest(partial(bed.fits, policy), max(batches["none"], 1)) or largest(
+            partial(bed.fits, policy)
+        )
     for policy, batch in batches.items():
         us = bed.us(policy, batch) if batch else None
         of_paper = {

@@ -142,6 +142,7 @@ def test_the_largest_batch_is_found(most):
     assert 0.97 * most <= found <= most
     assert largest(lambda size: size <= most, most=20) == min(most, 20)
     assert largest(lambda size: False) == 0
+    assert 97 <= largest(lambda size: size == 1 or 40 <= size <= 100, least=50) <= 100
 
 
 # ---- what must hold, and the document -------------------------------------------------------------------------------
