@@ -118,7 +118,7 @@ help:
 	@echo 'make bench-tables    its time, predictions, intervals and memory on a large table'
 	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
 	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
-	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); about a quarter of an hour'
+	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
 	@echo 'make clean           remove what was compiled'

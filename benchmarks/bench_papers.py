@@ -120,7 +120,9 @@ def eor_of(row: Row) -> float:
 def tables(results: Results) -> list[str]:
     lines = []
     for section in SECTIONS:
-        rows = [row for row in rows_of(results, section.name) if row.get("policy") != "none"]
+        rows = rows_of(results, section.name)
+        if section.program is None:
+            rows = [row for row in rows if row["policy"] != "none"]
         if rows:
             lines += [f"### {title_of(section.name)}", "", section.words.strip(), ""]
             lines += table(section.headings, (pivoted if section.columns else shown)(section, rows))

@@ -105,7 +105,7 @@ class Bed:
 def rows_of(network: Network, published: Published) -> Iterator[Row]:
     """Yield a row for each policy."""
     bed = Bed(network)
-    # A small batch's copies may take longer than its operators, so plans are tried from vanilla's largest batch upwards.
+    # A small batch's copies may take longer than its operators, so plans are tried from vanilla's largest batch on.
     batches = {"none": largest(partial(bed.fits, "none"))}
     for policy in POLICIES[1:]:
         batches[policy] = largest(partial(bed.fits, policy), max(batches["none"], 1)) or largest(

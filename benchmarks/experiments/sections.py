@@ -149,7 +149,7 @@ phase. The predictions are wrong by {ERROR:.0%} in the median, which `make bench
 The paper's EOR in its cold start includes the time of its predictions, which alone takes longer there than many steps
 take here. The simulator has only the plan, and says what wrong latencies cost, so both phases are much closer to each
 other than in the paper. DenseNet-121's updated plan is the one place where the paper's EOR is lower: its platform hides
-the copies of what is recomputed here. The bound says that no plan reaches the paper's by much here.
+the copies of what is recomputed here. The bound does not rule it out here.
 """,
         (*SINGLE, *PAPERS),
         single_cells,
@@ -183,10 +183,10 @@ the budget, and plans with the latencies of the jobs in turns.
         """
 One to four jobs with the same network at once, as in the table before: what is saved, at which EOR. The paper's figure
 has no numbers in its text, which says that with more jobs vDNN's EOR falls, Capuchin's rises dramatically, and
-TENSILE's stays much more stable. `vdnn` and `tensile` do the same here; `capuchin`'s EOR rises to two or three jobs,
-and falls again on most networks, because operators in turns hide more of each copy. With several jobs, plans with
-early updates are behind those without: they swap more and recompute less, and count on an equal part of the link at any
-time, where in the simulator transfers of other jobs come first now and then.
+TENSILE's stays much more stable. `vdnn` and `tensile` do the same here; `capuchin`'s EOR rises up to three jobs on
+all networks but VGG-16, and with four on DenseNet-121 only. With several jobs, plans with early updates are behind
+those without, except on VGG-16: they swap more and recompute less, and count on an equal part of the link at any time,
+where in the simulator transfers of other jobs come first now and then.
 """,
         ("", "method", *(f"{count} at once" for count in JOBS)),
         None,
@@ -197,8 +197,9 @@ time, where in the simulator transfers of other jobs come first now and then.
         """
 Policies without a budget, which choose what they save: `tensile` what hides behind operators, `joint` what costs at
 most 2 % of the time. The paper's text says that savings and CBR rise with the batch, except for DenseNet with 32 and
-64. Here only VGG-16's rise. For the others, the time of operators and the bytes of activations grow alike, so that the
-share that hides changes little; early updates gain less with larger batches, as gradients become a smaller part.
+64. Here only VGG-16's rise clearly. For the others, the time of operators and the bytes of activations grow alike, so
+that the share that hides changes little; early updates gain less with larger batches, as gradients become a smaller
+part.
 """,
         ("", "method", *(f"batch {size}" for size in BATCHES)),
         None,
@@ -233,9 +234,10 @@ so that our memory is smaller. *Bound* is the share that no plan for the plan's 
         "accudnn",
         f"""
 AccUDNN's table 1 on the profile of an M40: the largest batch within 12 GB at which a step takes at most
-{accudnn.COST - 1:.0%} longer than without a limit. The paper's base is Caffe, which keeps all feature maps;
-ours (`none`) releases every tensor after its last use, so it holds far larger batches from the start, and the plans add
-less to it. Images/s are the roofline's. GoogleNet is not among the networks.
+{accudnn.COST - 1:.0%} longer than without a limit. The paper's base is Caffe, which keeps all feature maps; ours
+(`none`) releases every tensor after its last use, so it holds larger batches from the start, and the plans add less to
+it. Images/s are the roofline's, about twice the paper's for ResNets. The extra time of `accudnn` does not grow evenly
+with the batch, so some larger ones may hold, too. GoogleNet is not among the networks.
 """,
         ("", "method", "batch", "over `none`", "images/s", "paper's batch", "over Caffe", "images/s"),
         accudnn_cells,
