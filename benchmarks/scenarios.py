@@ -71,9 +71,9 @@ class Benchmark(NamedTuple):
     """The parts of one benchmark.
 
     `name` is in the names of its files, its marks in the document and its target of make. `scenarios` takes a kind of
-    device ("host", "cuda") and whether the run is quick; the cheap and the important ones come first, in case time runs
-    out. `planning` takes a device and whether the run is quick, and measures, before the scenarios, what needs no
-    process of its own.
+    device ("host", "cuda", "model") and whether the run is quick; the cheap and the important ones come first, in case
+    time runs out. `planning` takes a device and whether the run is quick, and measures, before the scenarios, what
+    needs no process of its own. `device`: the one that is measured unless another is named.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Benchmark(NamedTuple):
     planning: Callable[[str, bool], list[Row]]
     checks: Callable[[Results], list[Check]]
     tables: Callable[[Results], list[str]]
+    device: str = "host"
 
 
 class Results:
@@ -111,7 +112,7 @@ class Results:
 
     @property
     def kind(self) -> str:
-        return self.data["device"].partition(":")[0]
+        return kind_of(self.data["device"])
 
     @property
     def is_quick(self) -> bool:
@@ -137,9 +138,15 @@ class Results:
         new.replace(self.path)
 
 
+def kind_of(device: str) -> str:
+    """Return the device's kind in the names of files: "model" for simulated ones."""
+    kind = device.partition(":")[0]
+    return "model" if kind == "sim" else kind
+
+
 def torch_device(device: str) -> torch.device:
     try:
-        return choose_device("cpu" if device == "host" else device)
+        return choose_device("cpu" if kind_of(device) in ("host", "model") else device)
     except DeviceError as error:
         raise SystemExit(f"{error.message}\nhint: {error.hint}") from None
 
@@ -313,7 +320,8 @@ def end(rows: Iterable[Row], checks: Callable[[list[Row]], Sequence[Check]]) -> 
 def main(benchmark: Benchmark) -> int:
     """Run the benchmark from the command line, write its results, and return the exit status."""
     parser = argparse.ArgumentParser(prog=f"bench_{benchmark.name}", description=benchmark.description)
-    parser.add_argument("--device", default="host", help="host (default), cuda or cuda:N")
+    what = f"host, cuda, cuda:N or sim:PROFILE ({benchmark.device})"
+    parser.add_argument("--device", default=benchmark.device, help=what)
     parser.add_argument("--quick", action="store_true", help="small models, one round; results to build/")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--keep", action="store_true", help="keep what was measured with other code")
@@ -321,7 +329,7 @@ def main(benchmark: Benchmark) -> int:
     parser.add_argument("--only", default="", help="scenarios with this word in their names")
     parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
     options = parser.parse_args()
-    kind = options.device.partition(":")[0]
+    kind = kind_of(options.device)
     folder = ROOT / "build" if options.quick else RESULTS
     if options.document:
         with tempfile.TemporaryDirectory() as figures:  # discarded: those of the document stay as they are

@@ -17,12 +17,14 @@ from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Case, Run, Si
 from benchmarks.experiments.paper import PUBLISHED, Published
 from benchmarks.figures import plots
 from benchmarks.together.rounds import run_together
+from benchmarks.together.simulated import simulate_together
 from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import check_writable, json_value, table_console
-from pg_tensile.tools.cli.parser import Parser, add, count
+from pg_tensile.tools.cli.bench import LATENCY_ERROR
+from pg_tensile.tools.cli.parser import Parser, add, count, number
 
 SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # device of the experiments that are simulated
 
@@ -30,26 +32,31 @@ SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # device of the experiment
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
-    """Run a case and return one row for each policy."""
-    policies = ("--policies", ",".join(case.policies))
+def run_case(case: Case, device: str, progress: Progress, more: tuple[str, ...] = ()) -> list[Row]:
+    """Run a case and return one row for each policy. `more`: further arguments of the command for each job."""
+    policies = (*more, "--policies", ",".join(case.policies))
     if len(case.jobs) > 1:
         from pg_tensile.tools.cli.bench import parse
 
         jobs = [parse(["bench", *arguments, *policies, "--device", device]) for arguments in case.jobs]
         value = jobs[0]
+        if value.device.kind == "sim":
+            return [asdict(row) for row in simulate_together(jobs, value.policies, progress)]
         return [asdict(row) for row in run_together(jobs, value.policies, value.rounds, value.iterations, progress)]
     done, rows = run_bench([*case.jobs[0], *policies, "--device", device])
     return rows or [{"policy": "none", "label": "none", "error": done.stderr.strip()[-2000:]}]
 
 
-def measure(run: Run, device: DeviceChoice, progress: Progress) -> Iterator[Row]:
-    """Run a case and yield its rows for each experiment that includes them, with the names of experiment and case."""
+def measure(run: Run, device: DeviceChoice, progress: Progress, more: tuple[str, ...] = ()) -> Iterator[Row]:
+    """Run a case and yield its rows for each experiment that includes them, with the names of experiment and case.
+
+    `more`: as for run_case.
+    """
     case = run.case
     if run.simulated and device.kind == "host":
         device = SIMULATED
     progress.say(f"{', '.join(run.wanted)}: {case.title}")
-    rows = [json_value(row | {"first_eor": first_eor(row)}) for row in run_case(case, str(device), progress)]
+    rows = [json_value(row | {"first_eor": first_eor(row)}) for row in run_case(case, str(device), progress, more)]
     for name, policies in run.wanted.items():
         wanted = {(choice.label, str(choice.budget or "")) for choice in parsed(policies)}
         for row in rows:
@@ -134,7 +141,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(parser, "--device", options.parse_device, default=DeviceChoice("host"), metavar="D", help=device)
     parser.add_argument("--quick", action="store_true", help="small networks and batches, one round")
     add(parser, "--batch", count(1), metavar="N", help=f"samples in a batch of a single job ({FULL.batch})")
+    several = f"samples in a batch of one of several jobs ({FULL.together})"
+    add(parser, "--together", count(1), metavar="N", help=several)
     add(parser, "--rounds", count(1), metavar="R", help=f"in which all policies take turns ({FULL.rounds})")
+    add(parser, "--latency-error", number(0.0, "a number above 0"), metavar="E", help=LATENCY_ERROR)
     add(parser, "--case", metavar="TITLE", help="measure only the case with this title, as ResNet-50")
     add(parser, "--json", metavar="FILE", help="write one JSON object a line and policy")
     add(parser, "--plots", metavar="FOLDER", help="draw the figures, PNG and SVG")
@@ -156,9 +166,10 @@ def main(arguments: Sequence[str]) -> int:
     if asked.plots is not None:
         plots.check(asked.plots)
     rows: list[Row] = []
+    more = () if asked.latency_error is None else ("--latency-error", str(asked.latency_error))
     with Progress() as progress:
         for run in wanted:
-            for row in measure(run, asked.device, progress):
+            for row in measure(run, asked.device, progress, more):
                 rows.append(row)
                 if asked.json is not None:
                     with open(asked.json, "a") as file:
@@ -172,7 +183,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def size_of(asked: argparse.Namespace) -> Size:
     size = QUICK if asked.quick else FULL
-    return size._replace(batch=asked.batch or size.batch, rounds=asked.rounds or size.rounds)
+    return size._replace(
+        batch=asked.batch or size.batch,
+        together=asked.together or size.together,
+        rounds=asked.rounds or size.rounds,
+        simulated=asked.device.kind == "sim",
+    )
 
 
 def is_good(row: Row) -> bool:

@@ -147,6 +147,7 @@ class BenchOptions:
     json_path: str | None = None
     latency_models: LatencyModels | None = None
     compression: str = "none"  # of swaps, one of COMPRESSIONS
+    latency_error: float | None = None  # of the roofline on a simulated device; None means that it is exact
 
     @property
     def early_update(self) -> bool:

@@ -28,6 +28,8 @@ from pg_tensile.tools.bench.report import Row, machine, message_of, versions
 from pg_tensile.tools.bench.timeline import timeline
 from pg_tensile.tools.bench.workload import Workload
 
+NOT_SIMULATED = "PyTorch's own means can be executed, but not simulated"  # error of a peer on a simulated device
+
 
 @dataclass(frozen=True)
 class PlannedPolicy:
@@ -55,7 +57,7 @@ def plan_policies(
     planned = []
     for choice in workload.options.policies:
         if choice.is_peer:
-            error = "PyTorch's own means can be executed, but not simulated" if simulated else None
+            error = NOT_SIMULATED if simulated else None
             planned.append(PlannedPolicy(choice, workload.vanilla, None, error=error))
             continue
         progress.say(f"planning: {choice}")

@@ -1,13 +1,16 @@
 """`--device sim:PROFILE`: plans on a simulated device.
 
 Nothing is executed and no tensor has memory, so the step may be larger than this machine. Latencies are the roofline's,
-times and peaks the simulator's.
+times and peaks the simulator's. With a latency error the device's latencies differ from the roofline's, so that plans
+made with `latencies=roofline` are off, as those that are made before anything was measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 
+import numpy as np
 import torch
 
 from pg_tensile.errors import DeviceError, OptionError
@@ -16,6 +19,7 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.simulator.simulator import Timeline
+from pg_tensile.planning.trace.trace import Floats, Trace
 from pg_tensile.text import binary_size
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row, predicted
@@ -39,7 +43,8 @@ def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
     for policy in plan_policies(workload, profile, progress):
         row = planned_row(empty_row(options, policy.choice), workload, policy, profile)
         rows.append(row if row.error else simulated_row(row, workload, policy, profile, vanilla))
-    notes = [f"link: {links(profile)}; latencies are estimates of the roofline"]
+    off = f", which is off by {options.latency_error:.0%} in the median" if options.latency_error else ""
+    notes = [f"link: {links(profile)}; latencies are estimates of the roofline{off}"]
     if vanilla.peak_bytes > profile.memory_bytes:
         notes.append(f"vanilla does not fit into the {binary_size(profile.memory_bytes)} of this device")
     return Report(rows, title_of(options) + ", nothing executed", notes)
@@ -63,12 +68,39 @@ def captured(options: BenchOptions) -> Workload:
 
 
 def with_estimates(workload: Workload, profile: DeviceProfile) -> Workload:
-    """Return the workload with the roofline's latencies in its traces."""
-    graphs = [
-        replace(graph, trace=graph.trace.with_latencies(roofline.estimate(graph.trace, profile)))
-        for graph in (workload.vanilla, workload.early)
-    ]
+    """Return the workload with the roofline's latencies in its traces, times the factors of the latency error."""
+    error, seed = workload.options.latency_error, workload.options.seed
+    factors = Factors(error, seed) if error else None
+    graphs = []
+    for graph in (workload.vanilla, workload.early):
+        estimate = roofline.estimate(graph.trace, profile)
+        latency_us = estimate if factors is None else factors.of(graph.trace) * estimate
+        graphs.append(replace(graph, trace=graph.trace.with_latencies(latency_us)))
     return replace(workload, vanilla=graphs[0], early=graphs[1])
+
+
+class Factors:
+    """Factors between a device's latencies and the estimated ones, log-normal.
+
+    Operators with the same target, work and bytes have the same factor, in all graphs that are asked about. `error`:
+    the median of the estimate's relative error, to the first order.
+    """
+
+    def __init__(self, error: float, seed: int) -> None:
+        self._sigma = error / NormalDist().inv_cdf(0.75)
+        self._random = np.random.default_rng(seed)
+        self._drawn: dict[tuple[str, int, int], float] = {}
+
+    def of(self, trace: Trace) -> Floats:
+        """Return float64[operators]."""
+        targets = [trace.target[operator] for operator in range(trace.operator_count)]
+        calls = zip(targets, trace.flops.tolist(), trace.operator_bytes.tolist(), strict=True)
+        return np.array([self._factor(call) for call in calls])
+
+    def _factor(self, call: tuple[str, int, int]) -> float:
+        if call not in self._drawn:
+            self._drawn[call] = float(self._random.lognormal(0.0, self._sigma))
+        return self._drawn[call]
 
 
 def simulated_row(

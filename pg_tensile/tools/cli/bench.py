@@ -35,6 +35,7 @@ examples:
   pg-tensile bench --model pytorchcv.models.resnet:resnet50 --input float32:3x224x224 --classes 1000 --batch 8
   pg-tensile bench --model net.py:Net --input float32:10 --policies none,swap_all --budget 70% --device sim:RTX_A6000
 """
+LATENCY_ERROR = "sim: median relative error of the roofline, by which plans with latencies=roofline are off"
 
 
 def add_bench(commands: Any) -> None:
@@ -90,6 +91,7 @@ def add_memory(group: Any) -> None:
     add(group, "--compression", options.parse_compression, default="none", metavar="C", help=compression)
     models = "latency models (the column of tensile.latency_models, as a file) for latencies=models"
     add(group, "--latency-models", options.parse_latency_models, metavar="FILE", help=models)
+    add(group, "--latency-error", number(0.0, "a number above 0"), metavar="E", help=LATENCY_ERROR)
     early = "move each parameter's update up to where its gradient is final (vanilla is never reordered)"
     group.add_argument("--early-update", action="store_true", help=early)
 
@@ -129,6 +131,8 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         raise OptionError(f"--policies: {error.message}", error.hint) from None
     if any(choice.latencies == options.MODELS for choice in policies) and arguments.latency_models is None:
         raise OptionError("latencies=models needs --latency-models", "Name the file that has them.")
+    if arguments.latency_error is not None and arguments.device.kind != "sim":
+        raise OptionError("--latency-error is for simulated devices", "Add --device sim:PROFILE.")
     if not arguments.batch and any(choice.budget and choice.budget.percent for choice in policies):
         hint = "Write the budget in bytes, as 4GiB: what share it is depends on the batch."
         raise OptionError("--batch 0 does not go with a share of the vanilla peak", hint)
@@ -157,6 +161,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         timeline=arguments.timeline,
         json_path=arguments.json,
         latency_models=arguments.latency_models,
+        latency_error=arguments.latency_error,
         compression=arguments.compression,
     )
 

@@ -30,6 +30,7 @@ from benchmarks import (
     bench_db,
     bench_finetuning,
     bench_methods,
+    bench_papers,
     bench_planner,
     bench_systems,
     bench_tables,
@@ -42,7 +43,7 @@ from tests.documents import DOCUMENTS, REPOSITORY
 FILES = sorted(RESULTS.glob("*.json"))
 MODULES = {
     module.BENCHMARK.name: module
-    for module in (bench_cold, bench_core, bench_finetuning, bench_methods, bench_systems, bench_tensile)
+    for module in (bench_cold, bench_core, bench_finetuning, bench_methods, bench_papers, bench_systems, bench_tensile)
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 UNITS = {

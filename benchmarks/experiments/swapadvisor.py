@@ -1,0 +1,125 @@
+"""Models several times as large as the GPU (SwapAdvisor, section 6.2), simulated at the paper's sizes.
+
+The wide ResNet, WResNet-152-10 on images of 224 × 224, and RNN-8-8K, eight layers of LSTM cells of width 8192, unrolled
+over time, on the profile of the paper's GPU with its 16 GiB. `ideal` is the time of a step with unlimited memory over
+that of the policy, as in the paper's Figure 6; `bound` what no plan for the same order of operators can exceed. The
+paper does not give the length of its sequences, which is TIMES here, nor its optimizer, which is SGD here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from benchmarks.command import Row
+from benchmarks.experiments.gpus import V100
+from benchmarks.experiments.networks import CV, IMAGE, TEN, Network
+from benchmarks.scenarios import Check, end
+from pg_tensile.planning import bounds
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.order import as_executed
+from pg_tensile.planning.policies import named_policy
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.planned import predicted
+from pg_tensile.tools.bench.report import message_of, versions
+from pg_tensile.tools.bench.workload import prepare, weightless_model
+from pg_tensile.tools.cli.bench import parse
+
+POLICIES = ("lru", "swapadvisor", "joint")  # lru in place of the paper's ODSwap, which prefetches besides
+TIMES = 16
+WIDE = Network(
+    "WResNet-152-10", f"{CV}.resnet:get_resnet", IMAGE, batch=64, kwargs='{"blocks": 152, "width_scale": 10.0}'
+)
+RNN = Network(
+    "RNN-8-8K",
+    "benchmarks.systems.swapadvisor:UnrolledLSTM",
+    (f"float32:{TIMES}x8192",),
+    TEN,
+    256,
+    '{"width": 8192, "layers": 8}',
+)
+# GB in the paper's table 1, and shares of the ideal speed that its text gives
+PUBLISHED = {
+    ("WResNet-152-10", "gb"): "180",
+    ("WResNet-152-10", "swapadvisor"): "95%",
+    ("WResNet-152-10", "lru"): "80%",
+    ("RNN-8-8K", "gb"): "118",
+    ("RNN-8-8K", "swapadvisor"): "70 to 80%",
+    ("RNN-8-8K", "lru"): "below 1%",
+}
+
+
+def trace_of(network: Network) -> Trace:
+    """Capture without weights in memory, which this machine could not hold."""
+    options = parse(["bench", *network.arguments(), "--optimizer", "sgd"])
+    return roofline.timed(prepare(options, weightless_model(options), torch.device("cpu")).vanilla.trace, V100)
+
+
+def rows_of(network: Network) -> Iterator[Row]:
+    """Yield a row for each policy."""
+    trace = trace_of(network)
+    vanilla_us = float(trace.latency_us.sum())
+    for policy in POLICIES:
+        row: Row = {
+            "experiment": "swapadvisor",
+            "case": network.title,
+            "policy": policy,
+            "operators": trace.operator_count,
+            "batch": network.batch,
+            "vanilla_bytes": footprint(trace).device_peak_bytes,
+            "budget_bytes": V100.memory_bytes,
+            "papers_gb": PUBLISHED[network.title, "gb"],
+            "papers_ideal": PUBLISHED.get((network.title, policy), ""),
+            "vanilla_ms": vanilla_us / 1e3,
+            "error": None,
+            "versions": versions(),
+        }
+        began = time.process_time()
+        try:
+            plan = named_policy(policy)({0: trace}, V100, V100.memory_bytes)[0]
+        except Exception as error:
+            yield row | {"error": message_of(error)}
+            continue
+        planning_s = time.process_time() - began
+        timeline = predicted(trace, plan, V100)
+        bound_us = bounds.least_us(as_executed(trace, plan), V100, V100.memory_bytes)
+        yield row | {
+            "planning_s": planning_s,
+            "peak_bytes": timeline.device_peak_bytes,
+            "ideal": vanilla_us / timeline.iteration_us,
+            "bound": vanilla_us / bound_us,
+        }
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    """Check budgets, and that the policies are ahead of swapping on demand."""
+    checked = []
+    good = [row for row in rows if row["error"] is None]
+    on_demand = {row["case"]: row["ideal"] for row in good if row["policy"] == "lru"}
+    for row in good:
+        what = f"{row['case']}, {row['policy']}"
+        peak, budget, least = row["peak_bytes"], row["budget_bytes"], on_demand.get(row["case"], 0.0)
+        checked.append(Check("swapadvisor", f"{what}: peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget))
+        ideal, holds = row["ideal"], row["ideal"] >= least
+        checked.append(Check("swapadvisor", f"{what}: of ideal", f"{ideal:.1%}", f"≥ {least:.1%} (lru)", holds))
+    return checked
+
+
+NETWORKS = (WIDE, RNN)
+TITLES = [network.title for network in NETWORKS]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="swapadvisor", description=__doc__.partition("\n")[0])
+    parser.add_argument("--case", required=True, choices=TITLES)
+    title = parser.parse_args(arguments).case
+    return end(rows_of(next(network for network in NETWORKS if network.title == title)), checks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
