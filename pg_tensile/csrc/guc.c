@@ -290,8 +290,8 @@ define_plan_settings(void)
 							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL,
 							NULL);
 	DefineCustomBoolVariable("pg_tensile.auto_calibrate",
-							 "Calibrates a device while the server is idle, if it has not been "
-							 "calibrated.",
+							 "Sets whether a device that has not been calibrated is calibrated "
+							 "while the server is idle.",
 							 "A job that is submitted interrupts it. It is repeated when jobs "
 							 "have brought new kinds of operators or another PyTorch.",
 							 &tensile_auto_calibrate, true, PGC_SIGHUP, 0, NULL, NULL, NULL);

@@ -270,6 +270,7 @@ def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):
         "budget_bytes": budget(play),
         "least_bytes": least_bytes(huge),
         "operator": "backward",
+        "max_slowdown": None,
     }
     limited = play.job(memory_budget=f"{LEAST // 1024 - 1}kB")
     limited.send_trace()
