@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pg_tensile.planning.bounds import solved_us
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.simulator.simulator import Transfer
 from pg_tensile.tools.report.evaluation import Evaluation, evaluation_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 ERROR_EDGES = np.arange(21) / 20  # bins of the histogram of relative errors; the last one is open
 MOST_EPOCHS = 2000  # whose metrics are kept
+BOUND_LIMIT_S = 10.0  # for the solver
 MOST_TENSORS = 500  # listed: those that move the most bytes
 PACKAGES = ("bokeh", "numpy")
 
@@ -81,6 +84,7 @@ class IterationTotals:
 
     iteration_us: float
     vanilla_us: float
+    bound_us: float | None  # no plan within the same memory takes less; None if the solver took too long
     compute_us: float
     stall_us: float
     repeated_us: float  # of steps that recompute
@@ -200,7 +204,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         progress=json_value(record.progress),
         summary=_summary(record),
         footprint=None if record.planned is None else _footprint(record.planned),
-        iteration=None if iteration is None else _iteration_totals(iteration),
+        iteration=None if iteration is None else _iteration_totals(iteration, record.planned),
         moved=None if iteration is None else _moved_totals(tensors),
         tensors=tensors[:MOST_TENSORS],
         latency=_latency(record.latency),
@@ -264,12 +268,17 @@ def _footprint(planned: Planned) -> Footprint:
     return Footprint(planned.operators.tolist(), planned.planned_bytes.tolist(), planned.vanilla_bytes.tolist())
 
 
-def _iteration_totals(iteration: Iteration) -> IterationTotals:
+def _iteration_totals(iteration: Iteration, planned: Planned | None) -> IterationTotals:
     timeline = iteration.timeline
+    bound_us = None
+    if planned is not None:
+        budget = max(planned.numbers.get("granted_bytes") or 0, timeline.device_peak_bytes)
+        bound_us = solved_us(as_executed(iteration.trace, iteration.plan), planned.profile, budget, BOUND_LIMIT_S)
     repeated = iteration.repeated
     return IterationTotals(
         iteration_us=timeline.iteration_us,
         vanilla_us=iteration.vanilla.iteration_us,
+        bound_us=bound_us,
         compute_us=timeline.compute_us,
         stall_us=timeline.stall_us,
         repeated_us=float((timeline.step_end_us - timeline.step_start_us)[repeated].sum()),

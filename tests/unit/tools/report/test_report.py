@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, Direction
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.text import duration
 from pg_tensile.tools.report import iteration_charts
 from pg_tensile.tools.report.facts import MOST_EPOCHS, MOST_TENSORS
 from pg_tensile.tools.report.iteration import iteration_of
@@ -102,6 +104,10 @@ def test_the_facts_are_those_of_the_plan(swapped):
     assert (shown["out"]["bytes"], shown["in"]["bytes"]) == (numbers["out_bytes"], numbers["in_bytes"])
     assert shown["iteration_us"] == pytest.approx(numbers["iteration_us"])
     assert shown["compute_us"] + shown["stall_us"] == pytest.approx(shown["iteration_us"])
+    budget = max(numbers["granted_bytes"], numbers["planned_bytes"])
+    assert shown["bound_us"] == least_us(swapped.trace, swapped.profile, budget) <= shown["iteration_us"]
+    told = f"no plan within the same memory takes less than {duration(shown['bound_us'])}"
+    assert told in re.sub(r"\s+", " ", render(record(swapped)))
 
 
 def test_the_summary_shows_the_facts(swapped):
