@@ -225,7 +225,8 @@ def explain(
         memory, time, plan = _planned(request, train, memory, time, profile, admission, bound_limit_s)
         least = memory.promised_bytes or memory.least_bytes
     unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
-    start = start_of(request, least, admission, str(memory.largest_operator), unplanned)
+    told = request if memory.promised_bytes else request._replace(max_slowdown=None)
+    start = start_of(told, least, admission, str(memory.largest_operator), unplanned)
     return Explanation(request, profile.name, admission, start, _graph(train), memory, time, plan)
 
 

@@ -124,6 +124,8 @@ def test_a_promised_slowdown_is_told_with_the_memory_that_it_needs(net: Trace) -
     assert f"{size(memory['promised_bytes'], True)}  for a slowdown of at most {2 * lost:.4g}x" in text
     never = explained(net, memory_budget=budget, max_slowdown=1.0)
     assert never.start.when == "never" and "for its max_slowdown of 1, more than its memory_budget" in never.start.why
+    small = explained(net, memory_budget=least_bytes(net) - 1, max_slowdown=1.0)
+    assert small.start.when == "never" and "max_slowdown" not in small.start.why  # no promise would fit
 
 
 def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:
