@@ -148,7 +148,7 @@ def check(state: DeviceState, jobs: list[JobState], schedule: Schedule) -> None:
 
 
 @given(crowd=crowds())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crowd):
     state, jobs = crowd
     check(state, jobs, decide(state, *jobs))
@@ -156,7 +156,7 @@ def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crow
 
 @pytest.mark.long
 @given(crowd=crowds(), lower=st.floats(0.5, 1.5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_was_decided_is_decided_again_until_something_changes(crowd, lower):
     """No flapping: with what was given, the same state asks for nothing; and so it is after every change."""
     state, jobs = crowd
@@ -373,7 +373,7 @@ def test_where_the_paper_finds_no_plan_that_fits_joint_does():
 
 
 @given(crowd=crowds(), promises=st.lists(st.sampled_from((None, 1.0, 1.1, 1.5, 3.0)), min_size=5, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_job_is_slowed_down_by_more_than_it_was_promised(crowd, promises):
     state, jobs = crowd
     jobs = [replace(each, max_slowdown=promise) for each, promise in zip(jobs, promises, strict=False)]
