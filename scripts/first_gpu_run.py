@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("torch", "triton", "numpy", "pytest", "hypothesis", "safetensors", "rich", "nvidia-ml-py")
+NEEDED = ("torch", "triton", "numpy", "scipy", "pytest", "hypothesis", "safetensors", "rich", "nvidia-ml-py")
 TINY = "benchmarks.experiments.tiny"
 POLICIES = "none,joint:budget=100%,joint:budget=60%,joint:budget=40%,joint:device_graphs=true:budget=60%"
 

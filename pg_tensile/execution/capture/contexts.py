@@ -38,9 +38,26 @@ def surroundings(device_type: str) -> Iterator[None]:
         stack.enter_context(torch.autocast(device_type, enabled=False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(traceable_encoder_layers())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+@contextmanager
+def traceable_encoder_layers() -> Iterator[None]:
+    """Let PyTorch's encoder layers predict by their single operators where that for a whole layer cannot be traced.
+
+    That is so before PyTorch 2.12. Results differ by rounding."""
+    if torch.ops.aten._transformer_encoder_layer_fwd.default.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta):
+        yield
+        return
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

@@ -61,6 +61,17 @@ _LIBRARIES_OUT_OF_MEMORY = (
 )
 
 
+def _begin_capture() -> torch.accelerator.Graph | torch.cuda.CUDAGraph:
+    """Begin to capture a graph; before 2.12, PyTorch has those of CUDA only."""
+    if hasattr(torch.accelerator, "Graph"):
+        graph = torch.accelerator.Graph(capture_error_mode="thread_local")
+        graph.capture_begin()
+        return graph
+    cuda_graph = torch.cuda.CUDAGraph()
+    cuda_graph.capture_begin(capture_error_mode="thread_local")
+    return cuda_graph
+
+
 class AcceleratorTransfer:
     """A `device.Transfer` on an accelerator. It refers to source and target until the compute stream waits for it."""
 
@@ -226,16 +237,15 @@ class AcceleratorDevice:
                     caller.wait_event(end)
 
     @contextlib.contextmanager
-    def capturing(self) -> Iterator[torch.accelerator.Graph]:
+    def capturing(self) -> Iterator[torch.accelerator.Graph | torch.cuda.CUDAGraph]:
         """Capture the work given to the device inside, within `iteration`, as a graph instead of executing it.
 
         The graph has memory of its own, for which cached memory is given back first. Raises RuntimeError if some of the
         work cannot be captured."""
         torch.accelerator.empty_cache()
-        graph = torch.accelerator.Graph(capture_error_mode="thread_local")
         self._capturing = True
         try:
-            graph.capture_begin()
+            graph = _begin_capture()
             try:
                 yield graph
             except BaseException:

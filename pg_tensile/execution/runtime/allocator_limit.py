@@ -8,6 +8,7 @@ own. With a limit it does that when the limit is reached.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -24,9 +25,16 @@ def use_expandable_segments() -> None:
     """Let the allocator's segments grow, as the plans assume, unless PYTORCH_ALLOC_CONF says something about it.
 
     Segments of fixed sizes would take still more of the device for plans that swap."""
-    settings = torch._C._accelerator_getAllocatorSettings()
+    settings = _allocator_settings()
     if _EXPANDABLE not in settings:
         torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (settings, f"{_EXPANDABLE}:True"))))
+
+
+def _allocator_settings() -> str:
+    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        return torch._C._accelerator_getAllocatorSettings()
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # PyTorch before 2.12 tells only what the environment says
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 class AllocatorLimit:

@@ -46,7 +46,7 @@ class CapturedIteration(NamedTuple):
     """A captured iteration, and what has to stay as it was when it was captured."""
 
     key: Key
-    device_graph: torch.accelerator.Graph
+    device_graph: torch.accelerator.Graph | torch.cuda.CUDAGraph
     inputs: list[torch.Tensor]  # fixed memory for what the placeholder receives, in the order of `Captured.given`
     outputs: list[torch.Tensor]  # fixed memory for what the output operator returns
     homes: dict[int, torch.Tensor]  # host memory of each persistent tensor, by key, that is not always on the device

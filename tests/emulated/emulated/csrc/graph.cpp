@@ -1,6 +1,9 @@
 #include "graph.h"
 
+#if __has_include(<ATen/core/GraphImplInterface.h>)
 #include <ATen/core/GraphImplInterface.h>
+#define HAS_GRAPHS // since PyTorch 2.12
+#endif
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -54,6 +57,7 @@ void Capture::forbid(Capture* capture, const char* what) {
   TORCH_CHECK(false, what, " is not permitted while its stream is capturing");
 }
 
+#ifdef HAS_GRAPHS
 namespace {
 
 struct Graph final : at::GraphImplInterface {
@@ -156,10 +160,13 @@ struct Graph final : at::GraphImplInterface {
 };
 
 } // namespace
+#endif
 
 } // namespace emulated
 
+#ifdef HAS_GRAPHS
 namespace at {
 // The name of the device in capitals
 REGISTER_GRAPH_IMPL(EMULATED, emulated::Graph)
 } // namespace at
+#endif

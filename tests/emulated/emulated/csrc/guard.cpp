@@ -66,7 +66,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     synchronize(stream_of(stream));
   }
-  bool isStreamCapturing(const c10::Stream& stream) const override {
+  bool isStreamCapturing(const c10::Stream& stream) const {  // overrides since PyTorch 2.12
     return stream_of(stream).capture != nullptr;
   }
   void synchronizeDevice(const DeviceIndex device) const override {
