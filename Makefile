@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
-	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers bench-tables bench-allocator bench-planner bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-systems bench-answers bench-tables bench-allocator bench-planner bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -117,6 +117,7 @@ help:
 	@echo 'make bench-answers   the default of train_model against gradient boosting, on eleven real tables'
 	@echo 'make bench-tables    its time, predictions, intervals and memory on a large table'
 	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
+	@echo 'make bench-gpu      methods on a GPU at sizes that keep it busy (needs PyTorch for CUDA); under ten minutes'
 	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
@@ -167,6 +168,10 @@ first-gpu-run:
 
 first-gpu-run-server: venv deploy
 	@$(VENV_PYTHON) -m scripts.first_gpu_run --server
+
+# Needs a GPU and PyTorch for it, as test-cuda does.
+bench-gpu:
+	@$(child_python) -m benchmarks.bench_gpu $(BENCH)
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv

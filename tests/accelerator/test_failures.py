@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from functools import partial
 from typing import Any
@@ -29,14 +30,15 @@ CHUNK = CHUNK_BYTES[TYPE]
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make the coder fail at the chunk with the number in the list, from 1; nothing fails while it is empty."""
+    """Make the coder fail at the chunk with the number in the list, from 1 after it has warmed up; nothing fails while
+    the list is empty."""
     backend = backend_of(TYPE)
-    make, chunks = backend.coder, [0]
+    make, chunks = backend.coder, [-math.inf]
     number: list[int] = []
 
     def coder(device: torch.device) -> Any:
         wrapped = make(device)
-        encode = wrapped.encode
+        encode, warm_up = wrapped.encode, wrapped.warm_up
 
         def counted(*arguments: Any) -> Any:
             chunks[0] += 1
@@ -44,7 +46,12 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise RuntimeError("this chunk cannot be coded")
             return encode(*arguments)
 
+        def warmed_up() -> None:
+            warm_up()
+            chunks[0] = 0
+
         monkeypatch.setattr(wrapped, "encode", counted, raising=False)
+        monkeypatch.setattr(wrapped, "warm_up", warmed_up, raising=False)
         return wrapped
 
     monkeypatch.setattr(backend, "coder", coder)
@@ -136,6 +143,7 @@ def test_a_device_that_is_collected_leaves_no_thread_and_no_memory(device):
     gc.collect()
     assert threads() == before
     torch.accelerator.synchronize()
+    backend_of(TYPE).release_library_memory()
     assert torch.accelerator.memory_allocated(DEVICE) == 0
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import rnn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -23,7 +24,7 @@ from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture.captured import Call, Slot, Value, flat_results
 from pg_tensile.execution.capture.fakes import fake_call
 from pg_tensile.execution.capture.schema import is_random, mutates
-from pg_tensile.execution.capture.sources import running_line
+from pg_tensile.execution.capture.sources import is_running, running_line
 from pg_tensile.planning.trace.trace import Phase
 
 aten = torch.ops.aten
@@ -156,6 +157,8 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func in AS_VIEWS:
             return self._change_layout(func, args, kwargs)
+        if func is aten.set_.source_Storage and is_running(rnn.__file__):
+            return args[0]  # asked on CUDA whether the weights are one piece of memory; left empty, it means no
         slots: list[int] = []
         template_args, call_args = self._operands(args, slots)
         template_kwargs, call_kwargs = {}, {}

@@ -37,6 +37,14 @@ def running_line() -> str:
     return ""
 
 
+def is_running(path: str) -> bool:
+    """Return whether a function of a source file runs now, called by the model or by what it calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return frame is not None
+
+
 def failing_line(traceback: TracebackType | None) -> str | None:
     """Return the line of the model nearest to where an error was raised; None if the traceback has no such line."""
     line = None

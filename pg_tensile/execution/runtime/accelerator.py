@@ -435,6 +435,7 @@ class AcceleratorDevice:
 
         Returns its bytes. Raises DeviceError if there is not enough, or the allocator keeps no record of it."""
         device = self.torch_device
+        torch.empty(1, device=device)  # PyTorch's allocator keeps no record before its first use
         if "requested_bytes.all.current" not in torch.accelerator.memory_stats(device):
             hint = "Leave `backend:cudaMallocAsync` out of PYTORCH_CUDA_ALLOC_CONF."
             raise DeviceError(f"PyTorch's own allocator is not in use on {device}", hint)

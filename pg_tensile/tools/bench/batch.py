@@ -78,7 +78,7 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
     torch_device = chosen_device(options)
     model = build_model(options)
     if torch_device.type != "cpu":
-        make_deterministic(torch_device.type, strict=True)  # before anything is captured or executed
+        make_deterministic(torch_device.type)  # before anything is captured or executed
     profile = devices.measure(torch_device)
     if options.link_gbps is not None:
         profile = profile.with_link(options.link_gbps * GB)
@@ -97,7 +97,7 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
 
     def probing(budget: int | None) -> Probing:
         predict = Predictor(traces.trace_at, profile, budget, curves.predict)
-        device = open_device(torch_device, profile, budget, strict=True)
+        device = open_device(torch_device, profile, budget)
         return Probing(lambda size: workload(size).early, build_model(options), device, predict, traces, curves)
 
     if torch_device.type == "cpu" and options.link_gbps is None:  # an RTX A6000's balance, as set_link's

@@ -29,6 +29,7 @@ from benchmarks import (
     bench_core,
     bench_db,
     bench_finetuning,
+    bench_gpu,
     bench_methods,
     bench_papers,
     bench_planner,
@@ -43,7 +44,16 @@ from tests.documents import DOCUMENTS, REPOSITORY
 FILES = sorted(RESULTS.glob("*.json"))
 MODULES = {
     module.BENCHMARK.name: module
-    for module in (bench_cold, bench_core, bench_finetuning, bench_methods, bench_papers, bench_systems, bench_tensile)
+    for module in (
+        bench_cold,
+        bench_core,
+        bench_finetuning,
+        bench_gpu,
+        bench_methods,
+        bench_papers,
+        bench_systems,
+        bench_tensile,
+    )  # fmt: skip
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 UNITS = {

@@ -427,6 +427,21 @@ def test_corrected_fake_results_look_like_real_ones():
     assert tried == {*KERNELS, *CPU_KERNELS, *LAYOUTS, *REDUCED_IN_PLACE} - updates
 
 
+def test_the_question_whether_recurrent_weights_are_one_piece_of_memory_is_answered_with_no(monkeypatch):
+    run, answers = torch._VF.lstm, []
+
+    def asking(*arguments: Any) -> Any:
+        weight = arguments[2][0]
+        answer = weight.new_empty(0).set_(weight.untyped_storage()).numel()
+        answers.extend([answer] if isinstance(weight, FakeTensor) else [])
+        return run(*arguments)
+
+    monkeypatch.setattr(torch._VF, "lstm", asking, raising=False)
+    captured = capture(*ZOO["lstm"].make())
+    assert answers and not any(answers)
+    assert not any("aten.set_" in str(operator) for operator in captured.operators)
+
+
 def test_sizes_that_only_show_in_execution_can_be_filled_in():
     captured = capture(*ZOO["lstm"].make())
     assert captured.unknown_sizes

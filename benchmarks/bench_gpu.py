@@ -1,0 +1,145 @@
+"""`make bench-gpu`: methods side by side on a GPU, at sizes that keep it busy. How it runs: scenarios.py.
+
+Each network trains with the policy `none`, with `joint` and with other methods within 65, 50 and 35 % of the memory
+that `none` takes, and with PyTorch's own means of saving memory, all in interleaved rounds of one run. `joint` has to
+be no slower than each policy that needs as much memory or more, and the simulator has to know the time of each step.
+Needs PyTorch for CUDA; PostgreSQL is not needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from benchmarks.experiments.networks import (
+    BERT,
+    DENSENET121,
+    GPT2,
+    INCEPTION3,
+    MIXER,
+    RESNET50,
+    SMALL_RESNET,
+    UNET,
+    VGG16,
+    VIT,
+    Network,
+)  # fmt: skip
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main
+from benchmarks.tables import table
+
+SECTION = "gpu"
+BUDGETS = "65%,50%,35%"
+POLICIES = "none,joint,tensile,capuchin,peer:checkpoint,peer:save_on_cpu"
+ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "3", "--light")
+QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
+NOISE = 0.03  # of a ratio of two times measured in the same rounds
+FIDELITY = 0.12  # most deviation of a simulated time
+TYPICAL = 0.05  # and in the median
+
+NETWORKS = (
+    RESNET50._replace(batch=128),
+    VGG16._replace(batch=64),
+    GPT2._replace(batch=32, inputs=("int64<50257:256",)),
+    VIT._replace(batch=256),
+    BERT._replace(batch=128),
+    UNET._replace(batch=128),
+    DENSENET121._replace(batch=64),
+    MIXER._replace(batch=256),
+    INCEPTION3._replace(batch=64),
+)
+
+
+def scenarios(_device: str, quick: bool) -> list[Scenario]:
+    networks, rounds = ((SMALL_RESNET,), QUICK) if quick else (NETWORKS, ROUNDS)
+    return [scenario(network, rounds) for network in networks]
+
+
+def scenario(network: Network, rounds: tuple[str, ...]) -> Scenario:
+    asked = ("--early-update", "--policies", POLICIES, "--budget", BUDGETS)
+    return Scenario(SECTION, f"{network.title}, batch {network.batch}", (*network.arguments(), *rounds, *asked))
+
+
+def checks(results: Results) -> list[Check]:
+    found = results.rows(SECTION)
+    checked = [check for title, row in found for check in row_checks(title, row)]
+    for title, group in groupby(found, lambda pair: pair[0]):
+        checked += rival_checks(title, [row for _, row in group if row["error"] is None])
+    off = sorted(abs(deviation(row["simulated_ms"], row["step_ms_median"])) for _, row in found if is_simulated(row))
+    if off:
+        median, most = off[len(off) // 2], off[-1]
+        checked.append(
+            Check(SECTION, "simulated time, median", f"{median:.1%} off", f"≤ {TYPICAL:.0%}", median <= TYPICAL)
+        )
+        checked.append(
+            Check(SECTION, "simulated time, worst", f"{most:.1%} off", f"≤ {FIDELITY:.0%}", most <= FIDELITY)
+        )
+    return checked
+
+
+def is_simulated(row: Row) -> bool:
+    return row["error"] is None and row.get("simulated_ms") is not None and row.get("step_ms_median") is not None
+
+
+def row_checks(title: str, row: Row) -> Iterator[Check]:
+    """Check that results are those of eager PyTorch to the bit, and that the peak is within the budget."""
+    if row["error"] is not None or row["policy"].startswith("peer"):
+        return
+    what = name_of(title, row)
+    same = "identical" if row["bit_identical"] else "different"
+    yield Check(SECTION, f"{what}: results", same, "identical", row["bit_identical"] is True)
+    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
+    if budget is not None:
+        yield Check(SECTION, f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+
+
+def rival_checks(title: str, rows: Sequence[Row]) -> Iterator[Check]:
+    """Check that `joint` is no slower than each policy that has a plan for the same budget."""
+    joint = {row["budget"]: row["step_ms_median"] for row in rows if row["policy"] == "joint"}
+    for row in rows:
+        if row["policy"] in ("none", "joint") or row["budget"] is None:
+            continue
+        mine, its = joint.get(row["budget"]), row["step_ms_median"]
+        found = "no plan" if mine is None else f"{mine:.1f} ms"
+        holds = mine is not None and mine <= its * (1 + NOISE)
+        yield Check(SECTION, f"{name_of(title, row)}: joint beside it", found, f"≤ {its:.1f} ms", holds)
+
+
+def name_of(title: str, row: Row) -> str:
+    return f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+
+
+def tables(results: Results) -> list[str]:
+    """Return the time of a step beside that without a plan, the least possible one, and the peak of each row."""
+    headings = (
+        "network", "method", "memory", "peak, MiB", "step, ms", "times `none`", "bound", "simulated, ms", "moved, MiB",
+        "recomputed", "results",
+    )  # fmt: skip
+    return table(headings, [cells(title, row, len(headings)) for title, row in results.rows(SECTION)])
+
+
+def cells(title: str, row: Row, width: int) -> tuple[str, ...]:
+    start = (title, f"`{row['label']}`", row["budget"] or "")
+    if row["error"] is not None:
+        return (*start, row["error"].splitlines()[0], *[""] * (width - 4))
+    peak, step = row["device_peak_bytes"] or row["allocator_peak_bytes"], row["step_ms_median"]
+    return (
+        *(*start, "" if peak is None else f"{peak / 2**20:.0f}", f"{step:.1f}"),
+        f"{step / row['vanilla_step_ms_median']:.3f}",
+        *("" if row.get(name) is None else f"{row[name]:.{digits}f}" for name, digits in SHOWN),
+        *(f"{((row['bytes_out'] or 0) + (row['bytes_in'] or 0)) / 2**20:.0f}", f"{row['recomputes'] or 0:,}"),
+        {True: "identical", False: "different", None: ""}[row["bit_identical"]],
+    )
+
+
+SHOWN = (("least_eor", 3), ("simulated_ms", 1))
+
+
+def no_planning(_device: str, _quick: bool) -> list[Row]:
+    return []
+
+
+BENCHMARK = Benchmark("gpu", "Methods on a GPU.", scenarios, no_planning, checks, tables, "cuda")
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))
