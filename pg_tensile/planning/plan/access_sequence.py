@@ -159,7 +159,7 @@ class AccessSequence:
         current host copy."""
         items, states = self._items, self._states
         end = states.last & self.trace.persistent[items.tensor]
-        back = ~self._off_device[items.tensor] & ~self.passive
+        back = ~self._off_device[items.tensor] & (not self.passive)
         return end & (states.after == Location.ABSENT) & (back | ~states.current_after)
 
     def _uncopied(self) -> Bools:
