@@ -209,6 +209,8 @@ def main() -> int:
     parser.add_argument("jobs", nargs="*", metavar="MIX", help=f"of {', '.join(MIXES)}; all by default")
     parser.add_argument("--device", default="cpu", help="pg_tensile.device: cpu, or cuda for a GPU")
     options = parser.parse_args()
+    if unknown := set(options.jobs) - set(MIXES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     rows = []
     with fresh_cluster({"pg_tensile.device": options.device}) as cluster:
         with cluster.connect() as conn:
