@@ -108,7 +108,7 @@ help:
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
 	@echo 'make bench           all methods side by side: the paper'"'"'s tables and figures, the limits (BENCH="--quick", "--device cuda")'
 	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
-	@echo 'make bench-jobs      several jobs on one device, together against one after another'
+	@echo 'make bench-jobs      several jobs on one device, together against one after another (BENCH="--device cuda")'
 	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
 	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
 	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
