@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
+from benchmarks.bench_jobs import MIXES, NETWORKS, WORK
 from benchmarks.bench_tensile import planning, planning_checks, planning_table
 from benchmarks.scenarios import RESULTS as FOLDER
 from benchmarks.scenarios import Check, measured_on, verdicts, write_document
@@ -95,7 +95,7 @@ def outside(cluster: Cluster, networks: Sequence[str]) -> float:
     with tempfile.NamedTemporaryFile(suffix=".pt") as weights:
         began = time.perf_counter()
         for seed, name in enumerate(networks):
-            job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
+            job = json.dumps([cluster.dsn(), NETWORKS[name], WORK.epochs, WORK.batch_size, seed])
             command = [child_python(), "-c", SCRIPT, job, weights.name]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         return time.perf_counter() - began
@@ -105,7 +105,7 @@ def inside(conn: Connection, networks: Sequence[str]) -> float:
     """Return the seconds of the jobs, all at once."""
     began = time.perf_counter()
     jobs = [
-        conn.execute(f"SELECT train_model('{name} {seed}', {arguments(seed)})").fetchone()
+        conn.execute(f"SELECT train_model('{name} {seed}', {WORK.arguments(seed)})").fetchone()
         for seed, name in enumerate(networks)
     ]
     for job in jobs:
@@ -119,7 +119,7 @@ def jobs_per_hour(cluster: Cluster) -> list[dict[str, Any]]:
     rows = []
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-        conn.execute(IMAGES)
+        conn.execute(WORK.images)
         for seed, name in {pair for networks in ONE_TO_FOUR.values() for pair in enumerate(networks)}:
             conn.execute("SELECT register_model(%s, %s)", (f"{name} {seed}", json.dumps(NETWORKS[name])))
         for count, networks in ONE_TO_FOUR.items():

@@ -4,9 +4,9 @@ Two, three and four jobs train at once, of one network and of several (ResNet-20
 network on images of 32 × 32), first on a device with room for all of them, then on one with so little memory that they
 do not fit together without plans: `TIGHT` of the sum of what their tensors take alone, and what each process takes
 besides (nothing on the CPU). Reported are the time of all jobs together as a ratio of the same jobs one after another
-on the device with room, medians of `ROUNDS` rounds; the largest values of the ledger and of the executors' own records,
+on the device with room, medians of several rounds; the largest values of the ledger and of the executors' own records,
 from continual samples of tensile.devices; and whether every job made the same weights, to the bit, as it did alone. The
-last line is JSON. `--device cuda` trains on a GPU.
+last line is JSON. `--device cuda` trains deeper networks on a GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ from benchmarks.server.sampling import sampled
 from benchmarks.tables import show_table
 from scripts.cluster import Cluster
 
-ROUNDS = 3
 TIGHT = 0.6
-ROWS, EPOCHS, BATCH_SIZE = 320, 4, 32
 SAMPLE_S = 0.02
-IMAGES = f"""
-CREATE TABLE images AS
-SELECT r AS id, r % 10 AS label, (SELECT array_agg(sin(r * 0.37 + i * 0.011 * (1 + r % 10))::float4)
-                                  FROM generate_series(1, 3 * 32 * 32) i) AS image
-FROM generate_series(1, {ROWS}) r
-"""
 SOURCE = """
 def build(n_inputs, n_outputs):
     import torch
@@ -55,6 +47,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet-20": {"type": "python", "source": SOURCE.format(module="resnet_cifar", name="resnet20_cifar10")},
     "SE-ResNet-20": {"type": "python", "source": SOURCE.format(module="seresnet_cifar", name="seresnet20_cifar10")},
     "CNN": {"type": "cnn", "channels": [32, 64], "shape": [3, 32, 32]},
+    "ResNet-110": {"type": "python", "source": SOURCE.format(module="resnet_cifar", name="resnet110_cifar10")},
+    "SE-ResNet-110": {"type": "python", "source": SOURCE.format(module="seresnet_cifar", name="seresnet110_cifar10")},
 }
 MIXES = {
     "2 alike": ("ResNet-20", "ResNet-20"),
@@ -63,7 +57,43 @@ MIXES = {
     "4 mixed": ("ResNet-20", "SE-ResNet-20", "CNN", "ResNet-20"),
 }
 
+GPU_MIXES = {
+    "2 alike": ("ResNet-110", "ResNet-110"),
+    "2 mixed": ("ResNet-110", "SE-ResNet-110"),
+}
+
 Connection = psycopg.Connection[Any]
+
+
+class Work(NamedTuple):
+    """What each job does."""
+
+    rows: int
+    epochs: int
+    batch_size: int
+    rounds: int
+
+    @property
+    def images(self) -> str:
+        """SQL that makes the table of images."""
+        return f"""
+            CREATE TABLE images AS
+            SELECT r AS id, r % 10 AS label,
+                (SELECT array_agg(sin(r * 0.37 + i * 0.011 * (1 + r % 10))::float4)
+                 FROM generate_series(1, 3 * 32 * 32) i) AS image
+            FROM generate_series(1, {self.rows}) r
+            """
+
+    def arguments(self, seed: int) -> str:
+        """SQL of the arguments of train_model after the model."""
+        return (
+            f"'SELECT label, image FROM images', 'label', epochs => {self.epochs}, batch_size => {self.batch_size},"
+            f""" seed => {seed}, validation => 0, options => '{{"task": "classification", "keep": "last"}}'"""
+        )
+
+
+WORK = Work(rows=320, epochs=4, batch_size=32, rounds=3)
+GPU_WORK = Work(rows=4096, epochs=10, batch_size=512, rounds=2)
 
 
 class Outcome(NamedTuple):
@@ -97,15 +127,8 @@ class Watch:
             self.budget = budget
 
 
-def arguments(seed: int) -> str:
-    return (
-        f"'SELECT label, image FROM images', 'label', epochs => {EPOCHS}, batch_size => {BATCH_SIZE}, seed => {seed},"
-        """ validation => 0, options => '{"task": "classification", "keep": "last"}'"""
-    )
-
-
-def submit(conn: Connection, model: str, seed: int) -> int:
-    row = conn.execute(f"SELECT train_model('{model}', {arguments(seed)})").fetchone()
+def submit(conn: Connection, work: Work, model: str, seed: int) -> int:
+    row = conn.execute(f"SELECT train_model('{model}', {work.arguments(seed)})").fetchone()
     assert row is not None
     return int(row[0])
 
@@ -121,23 +144,26 @@ def digest(conn: Connection, job: int) -> str:
     return str(row[0])
 
 
-def train(cluster: Cluster, conn: Connection, models: Sequence[str], together: bool) -> Outcome:
+def train(cluster: Cluster, conn: Connection, work: Work, models: Sequence[str], together: bool) -> Outcome:
+    while conn.execute("SELECT 1 FROM tensile.devices WHERE jobs > 0").fetchone():
+        time.sleep(0.01)  # those of the round before leave the ledger a little after their end
     with cluster.connect() as observer:
         watch, started = Watch(observer), time.perf_counter()
         with sampled(watch.look, SAMPLE_S):
             if together:
-                jobs = [submit(conn, model, seed) for seed, model in enumerate(models)]
+                jobs = [submit(conn, work, model, seed) for seed, model in enumerate(models)]
                 weights = [digest(conn, job) for job in jobs]
             else:
-                weights = [digest(conn, submit(conn, model, seed)) for seed, model in enumerate(models)]
+                weights = [digest(conn, submit(conn, work, model, seed)) for seed, model in enumerate(models)]
         seconds = time.perf_counter() - started
     return Outcome(seconds, tuple(weights), watch.granted, watch.in_use, watch.budget)
 
 
-def size(conn: Connection, model: str) -> Size:
+def size(conn: Connection, work: Work, model: str) -> Size:
     options = """'{"task": "classification", "format": "json"}'"""
     sql = (
-        f"SELECT explain_training('{model}', {arguments(0)})".rpartition(" options => ")[0] + f" options => {options})"
+        f"SELECT explain_training('{model}', {work.arguments(0)})".rpartition(" options => ")[0]
+        + f" options => {options})"
     )
     row = conn.execute(sql).fetchone()
     assert row is not None
@@ -152,22 +178,22 @@ def set_memory(cluster: Cluster, conn: Connection, megabytes: int) -> None:
         time.sleep(0.01)
 
 
-def compare(cluster: Cluster, title: str, networks: Sequence[str]) -> dict[str, Any]:
-    """Measure one mix of jobs `ROUNDS` times: one after another, together, and together on a small device."""
+def compare(cluster: Cluster, work: Work, title: str, networks: Sequence[str]) -> dict[str, Any]:
+    """Measure one mix of jobs in several rounds: one after another, together, and together on a small device."""
     models = [f"{name} {number}" for number, name in enumerate(networks)]
     with cluster.connect() as conn:
         for model, name in zip(models, networks, strict=True):
             conn.execute("SELECT register_model(%s, %s, replace => true)", (model, json.dumps(NETWORKS[name])))
-        sizes = [size(conn, model) for model in models]
+        sizes = [size(conn, work, model) for model in models]
         alone = sum(size.vanilla for size in sizes)
         tight = int(TIGHT * alone + sum(size.overhead for size in sizes)) >> 20
         rounds = []
-        for _ in range(ROUNDS):
+        for _ in range(work.rounds):
             set_memory(cluster, conn, 0)
-            outcomes = {"after another": train(cluster, conn, models, False)}
-            outcomes["together"] = train(cluster, conn, models, True)
+            outcomes = {"after another": train(cluster, conn, work, models, False)}
+            outcomes["together"] = train(cluster, conn, work, models, True)
             set_memory(cluster, conn, tight)
-            outcomes["tight"] = train(cluster, conn, models, True)
+            outcomes["tight"] = train(cluster, conn, work, models, True)
             rounds.append(outcomes)
     return summary(title, alone, rounds)
 
@@ -201,7 +227,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         mebibytes = [f"{row[key] / 2**20:.0f}" for key in ("budget_bytes", "most_granted_bytes", "most_in_use_bytes")]
         times = [f"{row['seconds_one_after_another']:.1f}", f"{row['together']:.2f}", f"{row['tight']:.2f}"]
         lines.append((row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO"))
-    show_table(f"jobs together, times the same jobs one after another ({ROUNDS} rounds)", headings, lines, width=120)
+    show_table("jobs together, times the same jobs one after another", headings, lines, width=120)
 
 
 def main() -> int:
@@ -209,16 +235,17 @@ def main() -> int:
     parser.add_argument("jobs", nargs="*", metavar="MIX", help=f"of {', '.join(MIXES)}; all by default")
     parser.add_argument("--device", default="cpu", help="pg_tensile.device: cpu, or cuda for a GPU")
     options = parser.parse_args()
-    if unknown := set(options.jobs) - set(MIXES):
+    mixes, work = (GPU_MIXES, GPU_WORK) if options.device.startswith("cuda") else (MIXES, WORK)
+    if unknown := set(options.jobs) - set(mixes):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     rows = []
     with fresh_cluster({"pg_tensile.device": options.device}) as cluster:
         with cluster.connect() as conn:
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-            conn.execute(IMAGES)
-        for title, networks in MIXES.items():
+            conn.execute(work.images)
+        for title, networks in mixes.items():
             if not options.jobs or title in options.jobs:
-                rows.append(compare(cluster, title, networks))
+                rows.append(compare(cluster, work, title, networks))
                 show(rows)
     print(json.dumps(rows))
     fits = all(row["most_granted_bytes"] <= row["budget_bytes"] for row in rows)

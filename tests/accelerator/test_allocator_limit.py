@@ -35,7 +35,8 @@ def memory_bytes() -> int:
 
 
 def limit_bytes() -> int:
-    return round(module().get_per_process_memory_fraction(DEVICE) * memory_bytes())
+    """Return the limit that the allocator applies: the product rounded down, where it is not whole already."""
+    return round(module().get_per_process_memory_fraction(DEVICE) * memory_bytes() - 0.25)
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,8 @@ class AllocatorLimit:
         fraction, budgets = 1.0, list(self._budgets.values())
         if budgets and None not in budgets:
             _, total = torch.accelerator.get_memory_info(self._device)
-            fraction = min(1.0, (sum(filter(None, budgets)) + MARGIN_BYTES) / total)
+            # half a byte more, as the allocator rounds the product of fraction and total down
+            fraction = min(1.0, (sum(filter(None, budgets)) + MARGIN_BYTES + 0.5) / total)
         module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
 
 
