@@ -8,15 +8,18 @@ comes with each request. The frames (docs/internals.md, "Memory"):
 - LATENCY: the job's latencies now, float32[operators] in µs, and their `load`.
 - SPARSITY: statistics of the job's tensors: int32 tensor, float32 for each field of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields; `latency_models`: whether models
-  come with it), `jobs` (those of JobState; `traced` instead of the trace; `load` that others put on the device now,
-  null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the device's latency models if they are
-  new; for each job in this order, the rows and order of its plan if that is known, and of the plan that a search has
-  found for it (`found`). Traces of the device's jobs that are not among `jobs` are dropped. Jobs are planned with their
-  latencies under the load now (latency/current_load.py).
-- SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
+  come with it), `may_be_brief`, `jobs` (those of JobState; `traced` instead of the trace; `load` that others put on the
+  device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the device's latency models
+  if they are new; for each job in this order, the rows and order of its plan if that is known, and of the plan that a
+  search has found for it (`found`). Traces of the device's jobs that are not among `jobs` are dropped. Jobs are planned
+  with their latencies under the load now (latency/current_load.py).
+- SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
+  `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
   [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
-  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan. A request that may not be
+  brief is abandoned for the next frame, and after THOROUGH_S: then the answer has only `request`, `device` and
+  `abandoned`, which says whether time was the reason.
 
 An error in one job's data (a damaged trace) is a decision about that job; any other ends the process with ERROR.
 """
@@ -24,6 +27,7 @@ An error in one job's data (a damaged trace) is a decision about that job; any o
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,20 +40,21 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.joint.share_out import AbandonedError
 from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.connection import Connection
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
+THOROUGH_S = 60.0  # at most, of dividing memory in many passes; a request may take no longer than twice that
+
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
     """Run the process: answer until the scheduler ends it."""
     planner = Planner(connection)
     while True:
-        frame = connection.recv()
-        assert frame is not None  # no time-out
-        planner.handle(frame)
+        planner.handle(planner.next_frame())
 
 
 class Planner:
@@ -64,6 +69,21 @@ class Planner:
         self._devices: dict[int, str] = {}
         self._statistics: dict[int, dict[int, Statistics]] = {}  # by job and tensor
         self._schedulers: dict[str, DeviceScheduler] = {}
+        self._arrived: deque[Frame] = deque()  # while a request was carried out
+
+    def next_frame(self) -> Frame:
+        """Wait for the next frame. Raises EOFError once the scheduler has closed the connection."""
+        if self._arrived:
+            return self._arrived.popleft()
+        frame = self._connection.recv()
+        assert frame is not None  # no time-out
+        return frame
+
+    def _has_arrived(self) -> bool:
+        """Return whether a frame has arrived, or none can any more."""
+        if not self._arrived and (frame := self._connection.poll()) is not None:
+            self._arrived.append(frame)
+        return bool(self._arrived) or self._connection.closed
 
     def handle(self, frame: Frame) -> None:
         match frame.type:
@@ -130,7 +150,19 @@ class Planner:
         held += sum(state.overhead_bytes for state in states if state.job in faults)
         device = _device(request["device"], held)
         scheduler = self._schedulers.setdefault(name, DeviceScheduler())
-        schedule = scheduler.schedule(device, [state for state in states if state.job not in faults])
+        may_be_brief = request.get("may_be_brief", False)
+
+        def over() -> bool:
+            return not may_be_brief and (self._has_arrived() or time.monotonic() - started > THOROUGH_S)
+
+        planned = [state for state in states if state.job not in faults]
+        try:
+            schedule = scheduler.schedule(device, planned, may_be_brief, over)
+        except AbandonedError:
+            abandoned = "newer" if self._has_arrived() else "time"
+            header = {"request": request["request"], "device": name, "abandoned": abandoned}
+            self._connection.send(FrameType.SCHEDULED, header=header)
+            return
         buffers: list[Any] = []
         answers = [_answer(job, decision, buffers) for job, decision in schedule.decisions.items()]
         answers += [{"job": job, "decision": "failed", "reason": reason} for job, reason in faults.items()]
@@ -138,6 +170,7 @@ class Planner:
             "request": request["request"],
             "device": name,
             "seconds": time.monotonic() - started,
+            "brief": schedule.brief,
             "totals_us": schedule.totals_us,
             "notes": [note._asdict() for note in schedule.notes],
             "codings": {job: [coding._asdict() for coding in codings] for job, codings in schedule.codings.items()},

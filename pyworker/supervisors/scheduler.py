@@ -3,7 +3,9 @@
 It makes no plans itself: the planner does, a child process with numpy. A turn reads the jobs that have a trace, the
 grants in the device ledger and the devices' budgets (scheduling/device_views.py); after a change that matters it sends
 the planner a request, one at a time for a device, with the newest state (scheduling/planner_client.py), and later
-publishes the plans of the answer (scheduling/publisher.py). While the planner works, jobs go on, and so does this loop:
+publishes the plans of the answer (scheduling/publisher.py). Where many passes would take long, the planner makes few
+after a change, so that no job waits, and the rest is requested next; that request is replaced if there is another
+change meanwhile. While the planner works, jobs go on, and so does this loop:
 waiting for the planner is waiting like any other.
 
 The state that is held here only saves work, for everything that counts is in the catalogue and in shared memory: a
@@ -42,6 +44,7 @@ class Scheduler:
         self._planner = PlannerClient(server, self._records, self._searches)
         self._publisher = Publisher(server, self._records)
         self._planned: dict[str, Situation] = {}  # by device: the one that its plans are made for
+        self._brief: set[str] = set()  # devices whose memory was divided in few passes
 
     async def run(self) -> None:
         try:
@@ -100,17 +103,22 @@ class Scheduler:
         return tasks
 
     async def _request_plans(self, view: DeviceView) -> None:
-        """Send the planner a request if there is a reason to, and it has answered the one before."""
-        if view.name in self._planner.requests:
+        """Send the planner a request if there is a reason to, and the one before is answered or out of date."""
+        request = self._planner.requests.get(view.name)
+        if request is not None and (request.may_be_brief or not view.situation.changes(request.view.situation)):
             return
         if not view.jobs:
             self._planned.pop(view.name, None)
+            self._brief.discard(view.name)
             return
         reasons = view.situation.changes(self._planned.get(view.name))
+        may_be_brief = bool(reasons)
+        if not reasons and view.name in self._brief:
+            reasons = ["the memory was divided in few passes"]
         changed = self._changed_latencies(view)
         reasons += [f"latency of job {job} has changed by {change:.0%}" for job, change in changed.items()]
         if reasons and await self._planner.start():
-            self._planner.send_request(view, "; ".join(reasons))
+            self._planner.send_request(view, "; ".join(reasons), may_be_brief)
 
     def _changed_latencies(self, view: DeviceView) -> dict[int, float]:
         """Return jobs whose latency has changed beyond the threshold, with the change (TENSILE, section IV-E)."""
@@ -134,6 +142,10 @@ class Scheduler:
         if not planner.running:
             return min(pause, planner.seconds_to_start)
         async for request, frame in planner.answers(pause):
-            self._publisher.carry_out(request, frame)
-            self._planned[request.view.name] = request.view.situation
+            device, abandoned = request.view.name, frame.header.get("abandoned")
+            if abandoned is None:
+                self._publisher.carry_out(request, frame)
+            if abandoned != "newer":
+                self._planned[device] = request.view.situation
+                (self._brief.add if frame.header.get("brief") else self._brief.discard)(device)
         return 0.0

@@ -332,6 +332,28 @@ def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     assert job.follow(first["generation"])["plan"] != first["plan"]
 
 
+def test_jobs_with_long_traces_get_a_plan_soon_and_a_better_one_later(play):
+    trace = network(160)
+    play.set("device_memory", f"{(least_bytes(trace) + footprint(trace).device_peak_bytes) // 1024}kB")
+    first_job, second_job = play.job(), play.job()
+    first_job.send_trace(trace)
+    first = first_job.follow()
+    second_job.send_trace(trace)
+    first_job.follow(first["generation"])
+    second_job.follow()
+    rounds_sql = """
+        SELECT reason, (details->>'brief')::bool FROM tensile.scheduler_log WHERE event = 'scheduled' ORDER BY id
+    """
+
+    def later() -> Any:
+        lines = play.conn.execute(rounds_sql).fetchall()
+        brief = next((number for number, (_, is_brief) in enumerate(lines) if is_brief), len(lines))
+        return [line for line in lines[brief + 1 :] if line == ("the memory was divided in few passes", False)]
+
+    play.wait_until(later, what=lambda: str(play.conn.execute(rounds_sql).fetchall()))
+    assert play.granted() <= budget(play)
+
+
 def test_a_planner_that_dies_is_replaced_and_jobs_keep_their_plans(play):
     first_job = play.job()
     first_job.send_trace()

@@ -147,9 +147,11 @@ class Schedule(NamedTuple):
 
     `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
+    `brief`: memory was divided in few passes.
     """
 
     decisions: dict[int, Decision]
     totals_us: dict[int, float]
     notes: list[Note]
     codings: dict[int, list[TensorCoding]]
+    brief: bool = False

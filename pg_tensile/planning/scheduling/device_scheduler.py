@@ -12,7 +12,7 @@ There is no clock and no I/O: equal arguments give equal decisions, and `DeviceS
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pg_tensile.planning.scheduling.admission import admit, find_least
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Schedule
@@ -28,10 +28,19 @@ class DeviceScheduler:
     def __init__(self) -> None:
         self.caches = PlanCaches()
 
-    def schedule(self, device: DeviceState, jobs: Iterable[JobState]) -> Schedule:
-        """Return the decisions for all open jobs of the device."""
+    def schedule(
+        self,
+        device: DeviceState,
+        jobs: Iterable[JobState],
+        may_be_brief: bool = False,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Schedule:
+        """Return the decisions for all open jobs of the device.
+
+        `may_be_brief`: memory is divided in few passes if more would take long. Raises AbandonedError once `over`
+        returns True."""
         self.caches.begin_round()
-        state = RoundState(self.caches, device, jobs)
+        state = RoundState(self.caches, device, jobs, may_be_brief, over)
         for job in state.jobs.values():
             find_least(state, job)
         plans = None
@@ -45,4 +54,4 @@ class DeviceScheduler:
             if state.jobs[job].trace is not None
         }
         self.caches.end_round()
-        return Schedule(state.decisions | state.waits, totals_us, state.notes, state.codings)
+        return Schedule(state.decisions | state.waits, totals_us, state.notes, state.codings, state.brief)

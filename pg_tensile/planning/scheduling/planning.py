@@ -1,10 +1,11 @@
 """Plans for all admitted jobs of a device together.
 
 All jobs are planned without events if that fits. Else, if all have the policy tensile, that divides the memory; if not,
-the policy joint divides it, the policy tensile plans its jobs together within what joint gave them, and plans that
-searches have found take the place of slower ones. A job whose swaps may be compressed is planned as usual, then again
-with the compressed times of those plans' swaps where compression pays (CSWAP, section IV-B); the better plans are used.
-So the choice of compressed tensors follows from trace and sparsity, not from the job's present plan.
+the policy joint divides it (in few passes first, if that is wanted and traces are long), the policy tensile plans its
+jobs together within what joint gave them, and plans that searches have found take the place of slower ones. A job
+whose swaps may be compressed is planned as usual, then again with the compressed times of those plans' swaps where
+compression pays (CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows from
+trace and sparsity, not from the job's present plan.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.text import size
+
+# Of all jobs, beyond which memory is divided in few passes while a job waits: about one second of planning otherwise.
+BRIEF_OPERATORS = 1000
 
 
 def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
@@ -75,7 +79,11 @@ def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Se
         least = state.least[job.job]
         slowdown = state.most_slowdown(job.job)
         terms[job.job] = Terms(max(least, job.limit_bytes), least, state.weights[job.job], slowdown)
-    plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes))
+    operators = sum(planner.trace.operator_count for planner in planners.values())
+    promised = any(term.most_slowdown < math.inf for term in terms.values())
+    brief = state.may_be_brief and len(planners) > 1 and operators > BRIEF_OPERATORS and not promised
+    state.brief |= brief
+    plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes, brief, state.over))
     tensile_jobs = [job for job in traced if job.policy == "tensile"]
     if any(len(plans.chosen[job.job].plan) for job in tensile_jobs):
         use_tensile(state, tensile_jobs, plans, budget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pg_tensile.planning.plan.codecs import host_coding_us
@@ -35,7 +35,17 @@ class Plans(NamedTuple):
 class RoundState:
     """The decisions of a round so far, and the numbers that they follow from."""
 
-    def __init__(self, caches: PlanCaches, device: DeviceState, jobs: Iterable[JobState]) -> None:
+    def __init__(
+        self,
+        caches: PlanCaches,
+        device: DeviceState,
+        jobs: Iterable[JobState],
+        may_be_brief: bool = False,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.may_be_brief = may_be_brief
+        self.over = over
+        self.brief = False  # whether memory was divided in few passes
         self.caches = caches
         self.device = device
         self.jobs = {job.job: job for job in sorted(jobs, key=lambda job: job.job)}

@@ -36,6 +36,7 @@ class PlanRequest:
     number: int
     view: DeviceView
     reason: str
+    may_be_brief: bool
     sent_at: float = field(default_factory=time.monotonic)
 
 
@@ -131,8 +132,11 @@ class PlannerClient:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def send_request(self, view: DeviceView, reason: str) -> None:
-        """Request plans for the device's jobs, with their newest latencies and the load of the device now."""
+    def send_request(self, view: DeviceView, reason: str, may_be_brief: bool) -> None:
+        """Request plans for the device's jobs, with their newest latencies and the load of the device now.
+
+        It takes the place of a request for the device that the planner has not answered yet. `may_be_brief`: the
+        planner divides memory in few passes if more would take long."""
         assert self._child is not None
         for job, row in view.jobs.items():
             if row["traced"]:
@@ -144,9 +148,9 @@ class PlannerClient:
             header, job_buffers = self._job_part(job, row, view.grants.get(job))
             headers.append(header)
             buffers += job_buffers
-        header = {"request": self._last_number, "device": device, "jobs": headers}
+        header = {"request": self._last_number, "device": device, "may_be_brief": may_be_brief, "jobs": headers}
         self._child.queue(FrameType.SCHEDULE, header=header, buffers=buffers)
-        self.requests[view.name] = PlanRequest(self._last_number, view, reason)
+        self.requests[view.name] = PlanRequest(self._last_number, view, reason, may_be_brief)
 
     def _new_models(self, device: str) -> list[bytes]:
         """Return the device's latency models if the planner does not have them yet, else nothing."""
@@ -253,15 +257,20 @@ class PlannerClient:
             raise ChildDied(f"planner made no plan within {limit:.0f} s and was killed", None)
         frame = await self._child.receive(seconds)
         while frame is not None:
-            yield self._answered_request(frame), frame
+            request = self._answered_request(frame)
+            if request is not None:
+                yield request, frame
             self._pause = 1.0
             self._server.log_again()
             frame = await self._child.receive(0)
 
-    def _answered_request(self, frame: Frame) -> PlanRequest:
+    def _answered_request(self, frame: Frame) -> PlanRequest | None:
+        """Return the request that a frame answers; None if another one has taken its place since."""
         if frame.type == FrameType.ERROR:
             raise failure_of_frame(frame.header)
         request = self.requests.get(frame.header.get("device", ""))
+        if frame.type == FrameType.SCHEDULED and request is not None and frame.header["request"] < request.number:
+            return None
         if frame.type != FrameType.SCHEDULED or request is None or request.number != frame.header["request"]:
             raise Failure("08P01", f"the planner sent an unexpected {frame.type.name} frame")
         del self.requests[request.view.name]  # if the rest fails, the request is sent again

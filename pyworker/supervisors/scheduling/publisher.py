@@ -64,6 +64,7 @@ class Publisher:
         for note in header["notes"]:
             log_event(self._server, "note", note["job"], view.name, note["reason"])
         details = {"seconds": round(header["seconds"], 3), "jobs": len(header["jobs"]), "plans": len(plans)}
+        details["brief"] = header["brief"]
         log_event(self._server, "scheduled", None, view.name, request.reason, details)
         self._server.commit()
         growth = {

@@ -53,7 +53,7 @@ MODULES = {
         bench_papers,
         bench_systems,
         bench_tensile,
-    )  # fmt: skip
+    )
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 UNITS = {

@@ -2,19 +2,21 @@
 
 The link is shared in units, UNITS for each job. A plan that moves nothing needs none of them; a plan that moves much is
 worth more of them than one that recomputes. So each job has plans for several sizes of memory and several parts of the
-link, and one is chosen for each job, together within both.
+link, and one is chosen for each job, together within both. For jobs of thousands of operators that takes a minute, so a
+brief division can be had first: one plan of one pass for each job.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.policies.joint.planner import EXACT, OPERATORS, Candidate, JobPlanner, is_better
-from pg_tensile.planning.policies.joint.prices import THRIFTY, Prices
+from pg_tensile.planning.policies.joint.prices import PRICES, THRIFTY, Prices
+from pg_tensile.planning.policies.joint.sweep import Shortage
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).
@@ -54,6 +56,10 @@ class UnplannableError(PlanError):
         self.job = job
 
 
+class AbandonedError(PlanError):
+    """Raised if the caller wants no plans any more."""
+
+
 class SlowdownError(PlanError):
     """Raised if no plans slow every job down by no more than its `Terms.most_slowdown`."""
 
@@ -68,7 +74,8 @@ class _Rung(NamedTuple):
 class _Part:
     """One of several jobs: the plans that it can have, and what they cost it. The link has `units` in all."""
 
-    def __init__(self, job: int, planner: JobPlanner, terms: Terms, units: int) -> None:
+    def __init__(self, job: int, planner: JobPlanner, terms: Terms, units: int, over: Callable[[], bool]) -> None:
+        self._over = over
         self.job = job
         self.planner = planner
         self.terms = terms
@@ -93,12 +100,14 @@ class _Part:
     def climb(self, budgets: Iterable[int], passes: int | Prices | None, units: int = UNITS) -> None:
         """Add the best plan for each of these budgets with a part of the link; `passes` as in `JobPlanner.best`.
 
-        Raises UnplannableError."""
+        Raises UnplannableError and AbandonedError."""
         planner = self.planner.sharing(units / self.units)
         try:
-            found = [planner.best(min(self.top, budget), passes) for budget in budgets]
+            found = [self._best(planner, budget, passes) for budget in budgets]
             if self.terms.most_slowdown < math.inf:
                 found.append(planner.saving(self.terms.most_slowdown))
+        except AbandonedError:
+            raise
         except Exception as error:
             raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
         rungs = [candidate for candidate in found if isinstance(candidate, Candidate)]
@@ -108,6 +117,11 @@ class _Part:
         for candidate in rungs:
             if candidate.us <= slowest_us and candidate.device_peak_bytes <= self.top:
                 self.ladder.append(_Rung(candidate, units if candidate.transfers else 0))
+
+    def _best(self, planner: JobPlanner, budget: int, passes: int | Prices | None) -> Candidate | Shortage:
+        if self._over():
+            raise AbandonedError("the plans are not wanted any more")
+        return planner.best(min(self.top, budget), passes)
 
 
 class _Split(NamedTuple):
@@ -124,16 +138,24 @@ def share_out(
     budget_bytes: int,
     terms: Mapping[int, Terms] | None = None,
     host_limit: int | None = None,
+    brief: bool = False,
+    over: Callable[[], bool] = lambda: False,
 ) -> Division:
     """Return a plan for each job, together within the budget and the link and with the least sum of relative losses.
 
     `planners` have the whole link. `terms`: conditions by job; a job without an entry has none. Memory left over goes
     to the jobs that lose the most. `host_limit`: bytes of host memory for all of them, kept to if possible; the caller
-    has to check. Raises BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason.
+    has to check. `brief`: each of several jobs has the same part of what it can save, by a plan of one pass. Raises
+    BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason; AbandonedError once
+    `over` returns True.
     """
     units = UNITS * len(planners)
-    parts = {job: _Part(job, planner, (terms or {}).get(job, Terms()), units) for job, planner in planners.items()}
+    parts = {
+        job: _Part(job, planner, (terms or {}).get(job, Terms()), units, over) for job, planner in planners.items()
+    }
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
+    if brief and len(parts) > 1:
+        return _brief_division(parts, budget_bytes)
     small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
     levels = _levels(parts, budget_bytes, small)
     for part in parts.values():
@@ -163,6 +185,19 @@ def share_out(
     return division
 
 
+def _brief_division(parts: Mapping[int, _Part], budget_bytes: int) -> Division:
+    level = _common_level(parts, budget_bytes)
+    for part in parts.values():
+        try:
+            part.climb([part.level_bytes(level)], PRICES[0])
+        except UnplannableError:  # one pass may find no plan
+            part.climb([part.level_bytes(level)], None)
+    rungs = _cheapest(parts, budget_bytes)
+    if rungs is None:
+        raise SlowdownError("no plans slow all jobs down by as little as they were promised")
+    return _settled(parts, rungs)
+
+
 def _division(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Division | None:
     """Return the best division by the rungs so far; None if none keeps to `Terms.most_slowdown`."""
     rungs = _cheapest(parts, budget_bytes)
@@ -188,18 +223,24 @@ def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes:
         raise BudgetError(budget_bytes, smallest_bytes, hungriest.largest_operator())
 
 
-def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[float]:
-    """Return the level at which all jobs together fill the budget, and others.
-
-    For large traces the others are 0 and one level on either side.
-    """
+def _common_level(parts: Mapping[int, _Part], budget_bytes: int) -> float:
+    """Return the level at which all jobs together fill the budget."""
     low, high = 0.0, float(LEVELS)
     for _ in range(20):
         middle = (low + high) / 2
         fits = sum(part.level_bytes(middle) for part in parts.values()) <= budget_bytes
         low, high = (low, middle) if fits else (middle, high)
-    others = range(LEVELS + 1) if small else (0, max(high - 1, 0.0), min(high + 1, float(LEVELS)))
-    return sorted({high, *others})
+    return high
+
+
+def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[float]:
+    """Return the level at which all jobs together fill the budget, and others.
+
+    For large traces the others are 0 and one level on either side.
+    """
+    common = _common_level(parts, budget_bytes)
+    others = range(LEVELS + 1) if small else (0, max(common - 1, 0.0), min(common + 1, float(LEVELS)))
+    return sorted({common, *others})
 
 
 def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, _Rung] | None:

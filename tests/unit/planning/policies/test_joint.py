@@ -29,7 +29,7 @@ from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
 from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
-from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.share_out import AbandonedError, Terms, UnplannableError, share_out
 from pg_tensile.planning.policies.joint.sweep import sweep
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
@@ -413,6 +413,26 @@ def test_those_that_lose_the_most_get_the_most():
 
 def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float:
     return sum(chosen[job].us / planner.vanilla.us - 1 for job, planner in planners.items())
+
+
+def test_a_brief_division_fits_and_loses_little():
+    traces = [network(12, latency_us=20.0 + job) for job in range(3)]
+    budget = sum(budget_of(trace, 0.5) for trace in traces)
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
+    brief = share_out(planners, budget, brief=True)
+    assert sum(candidate.device_peak_bytes for candidate in brief.chosen.values()) <= budget
+    assert sum(share for job, share in brief.shares.items() if brief.chosen[job].transfers) <= 1 + 1e-9
+    thorough = share_out(planners, budget)
+    assert lost(planners, thorough.chosen) <= lost(planners, brief.chosen) < 3 * lost(planners, thorough.chosen)
+
+
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_division_ends_when_it_is_not_wanted_any_more(calls):
+    traces = [network(12, latency_us=20.0 + job) for job in range(2)]
+    planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
+    answers = iter([False] * calls + [True])
+    with pytest.raises(AbandonedError):
+        share_out(planners, sum(budget_of(trace, 0.5) for trace in traces), over=lambda: next(answers))
 
 
 def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):

@@ -669,3 +669,17 @@ def test_a_found_plan_that_does_not_fit_is_left():
         assert (planned(decision, 1).plan.order is not None) == taken
     (note,) = decide(device(4 * MIB), job(1, trace, found=wrong)).notes
     assert note.job == 1 and "the plan that a search has found cannot be used" in note.reason
+
+
+def test_rounds_are_brief_only_where_that_is_wanted_and_traces_are_long(monkeypatch):
+    trace = network(12)
+    state, jobs = device(2 * middle(trace)), [job(number, trace) for number in (1, 2)]
+
+    def is_brief(may_be_brief: bool) -> bool:
+        return DeviceScheduler().schedule(state, jobs, may_be_brief).brief
+
+    assert not is_brief(True)
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", trace.operator_count)
+    assert is_brief(True) and not is_brief(False)
+    jobs[0] = job(1, trace, max_slowdown=2.0)
+    assert not is_brief(True)  # few passes could miss the plan that keeps a promise

@@ -65,13 +65,26 @@ class Process:
         self.connection.send(FrameType.LATENCY, job, header={"load": load}, buffers=[data])
 
     def schedule(self, budget: int, *jobs: dict[str, Any], rows: tuple[bytes, ...] = (), **fields: Any) -> Frame:
+        self.request(7, budget, *jobs, rows=rows, **fields)
+        self.connection.flush()
+        frame = self.receive()
+        device = fields.get("name", "cpu")
+        assert (frame.type, frame.header["request"], frame.header["device"]) == (FrameType.SCHEDULED, 7, device)
+        return frame
+
+    def request(
+        self,
+        number: int,
+        budget: int,
+        *jobs: dict[str, Any],
+        rows: tuple[bytes, ...] = (),
+        may_be_brief: bool = False,
+        **fields: Any,
+    ) -> None:
         device = {"name": "cpu", "profile": asdict(RTX_A6000), "budget_bytes": budget, "inference_bytes": 0}
         device |= {"ending_bytes": 0, "host_bytes": 1 << 40, "most_events": 65536, "ageing_s": 300.0} | fields
-        header = {"request": 7, "device": device, "jobs": list(jobs)}
-        self.connection.send(FrameType.SCHEDULE, header=header, buffers=rows)
-        frame = self.receive()
-        assert (frame.type, frame.header["request"], frame.header["device"]) == (FrameType.SCHEDULED, 7, device["name"])
-        return frame
+        header = {"request": number, "device": device, "jobs": list(jobs), "may_be_brief": may_be_brief}
+        self.connection.queue(FrameType.SCHEDULE, header=header, buffers=rows)
 
     def end(self) -> None:
         self.connection.close()
@@ -115,6 +128,37 @@ def test_a_plan_comes_with_its_rows_and_the_memory_of_each_step(planner):
     assert np.frombuffer(vanilla, np.int64).max() == footprint(trace).device_peak_bytes
     assert answer["iteration_us"] >= answer["vanilla_us"] == pytest.approx(frame.header["totals_us"]["4"])
     assert frame.header["seconds"] > 0
+
+
+def two_long_jobs(planner: Process) -> tuple[int, list[dict[str, Any]]]:
+    """Send two traces for which many passes take long; return a budget for both, and the jobs."""
+    trace = network(160)
+    for number in (4, 5):
+        planner.trace(number, trace.to_bytes())
+    return 2 * middle(trace), [job(number, least_bytes(trace)) for number in (4, 5)]
+
+
+def test_memory_is_divided_in_few_passes_if_that_is_wanted_and_traces_are_long(planner):
+    budget, jobs = two_long_jobs(planner)
+    frame = planner.schedule(budget, *jobs, may_be_brief=True)
+    assert frame.header["brief"] and decisions(frame) == {4: "planned", 5: "planned"}
+    assert sum(answer["granted_bytes"] for answer in frame.header["jobs"]) <= budget
+    short = network(8)
+    planner.trace(4, short.to_bytes())
+    frame = planner.schedule(middle(short), job(4, least_bytes(short)), may_be_brief=True)
+    assert not frame.header["brief"] and decisions(frame) == {4: "planned"}
+
+
+def test_many_passes_are_abandoned_for_the_next_request(planner):
+    budget, jobs = two_long_jobs(planner)
+    planner.request(7, budget, *jobs)
+    planner.request(8, budget, *jobs, may_be_brief=True)
+    planner.request(9, budget, *jobs, may_be_brief=True)
+    planner.connection.flush()
+    answers = [planner.receive().header for _ in range(3)]
+    assert [answer["request"] for answer in answers] == [7, 8, 9]
+    assert answers[0] == {"request": 7, "device": "cpu", "abandoned": "newer"}
+    assert all(answer["brief"] for answer in answers[1:])  # what is brief is never abandoned
 
 
 def test_what_was_given_is_kept_and_newer_latencies_count(planner):
