@@ -17,6 +17,7 @@ from torch import nn
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.capture.recurrent import stacks_split
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
@@ -128,7 +129,8 @@ def prepare():
             trained = copy.deepcopy(model)
             eager = EagerStep(trained, job.spec)
             torch.manual_seed(1)
-            losses = [eager.step([x.to(DEVICE)], [y.to(DEVICE)]).loss.clone() for x, y in batches]
+            with stacks_split():  # as captures on an accelerator do
+                losses = [eager.step([x.to(DEVICE)], [y.to(DEVICE)]).loss.clone() for x, y in batches]
             prepared_by_name[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
         return prepared_by_name[name]
 
@@ -175,6 +177,23 @@ def test_a_policy_changes_no_bit_and_takes_the_memory_that_was_predicted(device,
     assert record.passive_swap_ins == 0
     assert all(moved.end_us >= moved.start_us > 0 for moved in record.transfers)
     executor.close()
+
+
+def test_a_capture_draws_the_dropout_inside_a_stack_itself(monkeypatch):
+    """CUDA's own draws it from a state of its own; here, a stack that drops out cannot run at all."""
+    run = torch._VF.lstm
+
+    def without_dropout(*args):
+        assert not (args[5] and args[6]), "dropout inside a stack"
+        return run(*args)
+
+    monkeypatch.setattr(torch._VF, "lstm", without_dropout, raising=False)
+    model = Recurrent().to(DEVICE)
+    x, y = series()
+    trace = capture(model, [x], [y], JOBS["lstm"].spec).trace
+    assert [operator.target for operator in trace.operators if operator.random] == ["aten.native_dropout.default"]
+    with pytest.raises(AssertionError, match="dropout inside a stack"):
+        model(x.to(DEVICE))
 
 
 def test_weights_come_back_into_the_model(device, prepare):

@@ -252,6 +252,34 @@ def test_an_operator_that_waits_for_the_device_leaves_everything_as_it_was(subje
         assert_equal(state_of(executor), state_of(plain))
 
 
+def test_random_numbers_and_graphs_survive_a_capture_that_fails(subject, device, open_executor, monkeypatch):
+    """Those of another executor go on as they were, and so does the memory of a graph captured after it."""
+    job = subject("convolutions")
+    backend = type(device._backend)
+    abandon, abandoned, found = backend.abandon_capture, [], []
+
+    def counting(*args: object) -> None:
+        abandoned.append(args)
+        abandon(*args)
+
+    monkeypatch.setattr(backend, "abandon_capture", counting)
+    for graphs in (False, True):
+        executor = open_executor(job, device_graphs=graphs)
+        losses = train(executor, job.batches[:STEPS])
+        with closing(waiting_executor(job, device)) as failing:
+            losses += train(failing, job.batches)
+            assert failing.replays == 0 and failing.obstacle
+        replays = executor.replays
+        losses += train(executor, job.batches)
+        assert not graphs or executor.replays == replays + len(job.batches)
+        losses += torch.rand(3, device=DEVICE).tolist()
+        losses += train(open_executor(job, device_graphs=graphs), job.batches)
+        found.append((losses, state_of(executor)))
+    assert found[0][0] == found[1][0]
+    assert_equal(found[0][1], found[1][1])
+    assert len(abandoned) == 2  # one a failure, none for the captures that succeed
+
+
 def test_memory_is_given_back(subject, device):
     """Nothing of a graph is left when its executor is closed."""
     job = subject("convolutions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -41,6 +42,12 @@ class EmulatedBackend:
         return None
 
     def release_library_memory(self) -> None:
+        return None
+
+    def graph_pool(self) -> tuple[int, int] | None:
+        return None
+
+    def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
         return None
 
     def coder(self, device: torch.device) -> Coder:

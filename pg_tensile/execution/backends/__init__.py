@@ -56,6 +56,16 @@ class Backend(Protocol):
         """Make the libraries give back the device memory that they keep from call to call."""
         ...
 
+    def graph_pool(self) -> tuple[int, int] | None:
+        """Return a new pool for the memory of one device graph; None to leave that to PyTorch."""
+        ...
+
+    def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
+        """Mend what PyTorch leaves undone when a capture of `graph` with this pool fails; raises nothing.
+
+        Called after `capture_end` and `reset` on the stream of the capture, whether or not the former raised."""
+        ...
+
     def coder(self, device: torch.device) -> Coder:
         """Return the coder of compressed copies, whose work goes to the current stream. Raises CodecError."""
         ...

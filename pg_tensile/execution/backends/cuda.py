@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PORTABLE = 1  # cudaHostRegisterPortable: registered for every context
+_abandoned: list[Any] = []  # graphs, which PyTorch's allocator of pinned memory goes on asking what belongs to them
 
 
 class CudaBackend:
@@ -77,6 +79,30 @@ class CudaBackend:
 
     def release_library_memory(self) -> None:
         torch._C._cuda_clearCublasWorkspaces()
+
+    def graph_pool(self) -> tuple[int, int] | None:
+        return torch.cuda.graph_pool_handle()  # a graph does not tell its own one after a failure
+
+    def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
+        """Mend what PyTorch leaves undone when a capture of `graph` with this pool fails; raises nothing.
+
+        Where CUDA refuses the capture, `capture_end` raises before it has told PyTorch's allocator and generator of
+        random numbers that it is over: the one holds back memory, the other raises at each draw."""
+        assert device.index is not None and pool is not None
+        # It raises where PyTorch has ended this itself, and releases the pool with the graph then.
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+            _abandoned.append(graph)
+            torch._C._cuda_releasePool(device.index, pool)
+        # The end of a capture, even of nothing, ends the generator's. A new state for the generator would do as well,
+        # but not for other graphs, which draw from the one that they were captured with. After a fault of the device
+        # all of this raises, and nothing can be mended.
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.device(device):
+            warnings.simplefilter("ignore")  # of an empty graph
+            nothing = torch.cuda.CUDAGraph()
+            nothing.capture_begin(capture_error_mode="thread_local")
+            nothing.capture_end()
+            nothing.reset()
 
     def coder(self, device: torch.device) -> Coder:
         from pg_tensile.execution.codecs.device import coder_of

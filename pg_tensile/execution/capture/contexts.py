@@ -21,13 +21,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture.recorder import PLAIN, Recorder
+from pg_tensile.execution.capture.recurrent import stacks_split
 from pg_tensile.execution.capture.sources import failing_line
 from pg_tensile.execution.capture.state import checkpoints_bypassed, logs_silenced
 
 
 @contextmanager
 def surroundings(device_type: str) -> Iterator[None]:
-    """Make a step independent of the caller's gradient mode, autocast, anomaly detection and compiler."""
+    """Make a step independent of the caller's gradient mode, autocast, anomaly detection and compiler.
+
+    On an accelerator, recurrent layers are split where they drop out."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -39,6 +42,8 @@ def surroundings(device_type: str) -> Iterator[None]:
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(traceable_encoder_layers())
+        if device_type != "cpu":
+            stack.enter_context(stacks_split())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -144,6 +144,11 @@ class Recorder(TorchDispatchMode):
     def _error(self, message: str, hint: str) -> CaptureError:
         return CaptureError(message, hint, source=running_line() or None)
 
+    def _recurrent_error(self) -> CaptureError:
+        """Return the error for dropout that `recurrent.stacks_split` has not replaced, in a scripted module perhaps."""
+        hint = f"Set its dropout to 0 and put dropout layers between one-layer networks. {PLAIN}"
+        return self._error("dropout inside a recurrent network on CUDA cannot be captured", hint)
+
     # ---- calls ----
 
     def __torch_dispatch__(
@@ -187,6 +192,8 @@ class Recorder(TorchDispatchMode):
             kind = type(argument) if type(argument) in (tuple, list) else tuple
             return kind(pair[0] for pair in pairs), kind(pair[1] for pair in pairs)
         if isinstance(argument, torch.Generator):
+            if is_running(rnn.__file__):  # cuDNN's code, for the seed of its dropout
+                raise self._recurrent_error()
             hint = f"Use PyTorch's default generator, which is part of what a run saves. {PLAIN}"
             raise self._error("the model draws random numbers from a generator of its own", hint)
         return argument, argument
@@ -238,9 +245,8 @@ class Recorder(TorchDispatchMode):
     def _check_call(self, func: Any) -> None:
         if torch.Tag.inplace_view in func.tags:
             raise self._error(f"{func} changes the memory behind a tensor", f"Make a new tensor instead. {PLAIN}")
-        if func in (aten._cudnn_init_dropout_state.default,):
-            hint = f"Set its dropout to 0 and put dropout layers between one-layer networks. {PLAIN}"
-            raise self._error("dropout inside a recurrent network on CUDA cannot be captured", hint)
+        if func is aten._cudnn_init_dropout_state.default:
+            raise self._recurrent_error()
         if not is_random(func):
             return
         if _torch_state() != self._torch_state:

@@ -61,14 +61,14 @@ _LIBRARIES_OUT_OF_MEMORY = (
 )
 
 
-def _begin_capture() -> torch.accelerator.Graph | torch.cuda.CUDAGraph:
-    """Begin to capture a graph; before 2.12, PyTorch has those of CUDA only."""
+def _begin_capture(pool: tuple[int, int] | None) -> torch.accelerator.Graph | torch.cuda.CUDAGraph:
+    """Begin to capture a graph with memory from `pool`; before 2.12, PyTorch has graphs of CUDA only."""
     if hasattr(torch.accelerator, "Graph"):
-        graph = torch.accelerator.Graph(capture_error_mode="thread_local")
+        graph = torch.accelerator.Graph(pool=pool, capture_error_mode="thread_local")
         graph.capture_begin()
         return graph
     cuda_graph = torch.cuda.CUDAGraph()
-    cuda_graph.capture_begin(capture_error_mode="thread_local")
+    cuda_graph.capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type] # a name for the pair
     return cuda_graph
 
 
@@ -245,15 +245,17 @@ class AcceleratorDevice:
         torch.accelerator.empty_cache()
         self._capturing = True
         try:
-            graph = _begin_capture()
+            pool = self._backend.graph_pool()
+            graph = _begin_capture(pool)
             try:
                 yield graph
+                graph.capture_end()
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # what could not be captured has made it invalid
                     graph.capture_end()
                 graph.reset()
+                self._backend.abandon_capture(self.torch_device, graph, pool)
                 raise
-            graph.capture_end()
         finally:
             self._capturing = False
 
