@@ -17,6 +17,8 @@ from tests.emulated.emulated import control
 class EmulatedBackend:
     """A `pg_tensile.execution.backends.Backend`."""
 
+    code_bytes = 0
+
     def register(self, address: int, size: int, device: torch.device) -> None:
         try:
             control.host_register(address, size)

@@ -26,7 +26,11 @@ GROUP = "pg_tensile.backends"
 
 
 class Backend(Protocol):
-    """Functions of one type of accelerators. Sizes are in bytes."""
+    """Functions of one type of accelerators. Sizes are in bytes.
+
+    `code_bytes`: device memory for the libraries' code that a process loads at the first call of each kernel."""
+
+    code_bytes: int
 
     def register(self, address: int, size: int, device: torch.device) -> None:
         """Register host memory, so that copies between it and the device need no staging. Raises DeviceError."""

@@ -15,7 +15,8 @@ at the end of each iteration bounds the distance: at most one more iteration is 
 After a fault of the device (a failed kernel) nothing works on it in this process any more: the first call that learns
 of it raises DeviceFaultError with the cause, and so do all later ones.
 
-The allocator does not count the context (300 to 500 MB per process on CUDA); see `AcceleratorDevice.overhead_bytes`.
+The allocator does not count the context and the libraries' code (some 750 MB per process on CUDA); see
+`AcceleratorDevice.overhead_bytes`.
 """
 
 from __future__ import annotations
