@@ -211,6 +211,16 @@ def device_bytes(sequence: AccessSequence) -> int:
     return high
 
 
+def fits(sequence: AccessSequence, budget_bytes: int) -> bool:
+    """Return whether a budget is enough for a sequence, on accelerators after one replay.
+
+    It is for `device_bytes` or more, and may be for somewhat less, which bisection does not find. Raises
+    InvalidPlanError."""
+    if footprint_of(sequence).device_peak_bytes > budget_bytes:
+        return False
+    return sequence.trace.device not in ACCELERATORS or _suffices(sequence, budget_bytes + sum(PAGES))
+
+
 def _suffices(sequence: AccessSequence, limit: int) -> bool:
     try:
         return replayed(sequence, limit).given_back <= GIVEN_BACK * ITERATIONS

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.allocator import device_bytes
+from pg_tensile.planning.plan.allocator import device_bytes, fits
 from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
@@ -42,7 +42,7 @@ from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.trace.trace import Int64s, Trace
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_methods` measures what they achieve
 # (docs/benchmarks.md), `python -m benchmarks.bench_planning` how long planning takes.
@@ -56,7 +56,8 @@ STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the lin
 STRETCHED_PASSES = 3  # prices that are tried with each of them
 REFINEMENTS = 40  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
-FOOTPRINTS = 10  # most footprints tried while the allocator takes more than the budget
+RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
+CLOSE = 1.1  # factor on the time of the plan that is too large for the allocator: a plan this fast ends the search
 REMEMBERED = 64  # entries in each cache of one job's planner
 EXACT = 1e-9  # relative; times that differ by less count as equal
 
@@ -196,15 +197,43 @@ class JobPlanner:
             return candidate
         # The allocator takes more than the tensors, how much more depends on the plan.
         bare = self._bare_swap_all()
-        for level in range(1, FOOTPRINTS):
-            limit = budget_bytes - level * (budget_bytes - bare.footprint_bytes) // FOOTPRINTS
-            candidate = self._within(limit, passes)
-            if isinstance(candidate, Candidate) and candidate.device_peak_bytes <= budget_bytes:
-                return candidate
+        found = self._reserving(budget_bytes, bare, passes, CLOSE * candidate.us)
+        if bare.device_peak_bytes <= budget_bytes and (
+            self._most_events is None or len(bare.plan) <= self._most_events
+        ):
+            found.append(bare)
+        if found:
+            return min(found, key=lambda candidate: (candidate.us, len(candidate.plan)))
         excess = bare.device_peak_bytes - budget_bytes
-        if excess > 0:
-            return Shortage(self.trace.largest_operator, excess)
-        return bare if self._most_events is None or len(bare.plan) <= self._most_events else Shortage(0, 0)
+        return Shortage(self.trace.largest_operator, excess) if excess > 0 else Shortage(0, 0)
+
+    def _reserving(
+        self, budget_bytes: int, bare: Candidate, passes: int | Prices | None, enough_us: float
+    ) -> list[Candidate]:
+        """Return plans that the allocator can execute within the budget, since they leave memory free for its pieces.
+
+        They leave a part of what is free under `bare`, the plan of swapping everything: first of what is free at all
+        operators, which slows little down, then of what is free at each, which ends with that plan. Of both ways, the
+        plan with the smallest part is returned; one that takes at most `enough_us` ends the search.
+        """
+        sequence = AccessSequence(self.trace, bare.plan)
+        free = (
+            np.full(self.trace.operator_count, budget_bytes - reserved_bytes(self.trace)) - self.trace.workspace_bytes
+        )
+        free[sequence.steps] -= sequence.footprint
+        if free.min() < 0:
+            return []
+        found = []
+        for most in (np.full_like(free, free.min()), free):
+            for part in RESERVED:
+                planner = _Reserving(self, budget_bytes, (part * most).astype(np.int64))
+                candidate = planner._within(budget_bytes, passes)
+                if isinstance(candidate, Candidate) and candidate.device_peak_bytes <= budget_bytes:
+                    found.append(candidate)
+                    break
+            if found and found[-1].us <= enough_us:
+                break
+        return found
 
     def _within(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         """Return the fastest plan whose footprint is within the budget, as `best`."""
@@ -391,6 +420,28 @@ class JobPlanner:
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
         return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes, stretch)))
+
+
+class _Reserving(JobPlanner):
+    """Planner for plans of the planner `job` that leave `reserved` bytes free at each operator.
+
+    Only plans that the allocator can execute within `budget_bytes` count. Their costs are without the reservations.
+    """
+
+    def __init__(self, job: JobPlanner, budget_bytes: int, reserved: Int64s) -> None:
+        trace = replace(job.trace, workspace_bytes=job.trace.workspace_bytes + reserved)
+        super().__init__(trace, job.profile, job.share, job._most_events)
+        self._job = job
+        self._budget_bytes = budget_bytes
+
+    def _candidate(self, plan: Plan) -> Candidate:
+        return self._job.candidate(plan)
+
+    def _timed(self, sequence: AccessSequence, budget_bytes: int, stretch: float = 1.0) -> Candidate | None:
+        candidate = super()._timed(sequence, budget_bytes, stretch)
+        if candidate is None or not fits(AccessSequence(candidate.trace, candidate.plan), self._budget_bytes):
+            return None
+        return candidate
 
 
 def is_better(first: Candidate, second: Candidate) -> bool:
