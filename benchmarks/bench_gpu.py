@@ -1,7 +1,8 @@
 """`make bench-gpu`: methods side by side on a GPU, at sizes that keep it busy. How it runs: scenarios.py.
 
 Each network trains with the policy `none`, with `joint` and with other methods within 65, 50 and 35 % of the memory
-that `none` takes, and with PyTorch's own means of saving memory, all in interleaved rounds of one run. `joint` has to
+that `none` takes, and with PyTorch's own activation
+checkpointing, all in interleaved rounds of one run. `joint` has to
 be no slower than each policy that needs as much memory or more, and the simulator has to know the time of each step.
 Needs PyTorch for CUDA; PostgreSQL is not needed.
 """
@@ -30,7 +31,7 @@ from benchmarks.tables import table
 
 SECTION = "gpu"
 BUDGETS = "65%,50%,35%"
-POLICIES = "none,joint,tensile,capuchin,peer:checkpoint,peer:save_on_cpu"
+POLICIES = "none,joint,tensile,capuchin,peer:checkpoint"
 ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "3", "--light")
 QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
