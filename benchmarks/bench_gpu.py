@@ -1,9 +1,8 @@
 """`make bench-gpu`: methods side by side on a GPU, at sizes that keep it busy. How it runs: scenarios.py.
 
 Each network trains with the policy `none`, with `joint` and with other methods within 65, 50 and 35 % of the memory
-that `none` takes, and with PyTorch's own activation
-checkpointing, all in interleaved rounds of one run. `joint` has to
-be no slower than each policy that needs as much memory or more, and the simulator has to know the time of each step.
+that `none` takes, and with PyTorch's own activation checkpointing, all in interleaved rounds of one run. `joint` has to
+be no slower than each policy that has a plan for the same budget, and the simulator has to know the time of each step.
 Needs PyTorch for CUDA; PostgreSQL is not needed.
 """
 
