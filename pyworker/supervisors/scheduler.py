@@ -59,7 +59,7 @@ class Scheduler:
         views = self._read_views()
         while self._publisher.withdraw_rejected(views):
             views = self._read_views()
-        self._publisher.publish_pending(views, self._planner.requests.keys())
+        self._publisher.publish_pending(views, self._planner.soon_answered())
         if await self._searches.turn(self._search_tasks(views)):
             views = self._read_views()
         try:

@@ -339,11 +339,17 @@ def test_jobs_with_long_traces_get_a_plan_soon_and_a_better_one_later(play):
     first_job.send_trace(trace)
     first = first_job.follow()
     second_job.send_trace(trace)
-    first_job.follow(first["generation"])
-    second_job.follow()
     rounds_sql = """
         SELECT reason, (details->>'brief')::bool FROM tensile.scheduler_log WHERE event = 'scheduled' ORDER BY id
     """
+    play.wait_until(lambda: any(is_brief for _, is_brief in play.conn.execute(rounds_sql).fetchall()))
+    pid = play.planner()
+    os.kill(pid, signal.SIGSTOP)  # many passes take as long as they like
+    try:
+        first_job.follow(first["generation"])
+        second_job.follow()
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
     def later() -> Any:
         lines = play.conn.execute(rounds_sql).fetchall()

@@ -152,6 +152,10 @@ class PlannerClient:
         self._child.queue(FrameType.SCHEDULE, header=header, buffers=buffers)
         self.requests[view.name] = PlanRequest(self._last_number, view, reason, may_be_brief)
 
+    def soon_answered(self) -> set[str]:
+        """Return the devices whose plans are being made, unless that may take long."""
+        return {device for device, request in self.requests.items() if request.may_be_brief}
+
     def _new_models(self, device: str) -> list[bytes]:
         """Return the device's latency models if the planner does not have them yet, else nothing."""
         sql = """
