@@ -29,7 +29,7 @@ from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, devia
 from benchmarks.tables import table
 
 SECTION = "gpu"
-BUDGETS = "65%,50%,35%"
+BUDGETS = ("65%", "50%", "35%")
 POLICIES = "none,joint,tensile,capuchin,peer:checkpoint"
 ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "3", "--light")
 QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
@@ -56,7 +56,7 @@ def scenarios(_device: str, quick: bool) -> list[Scenario]:
 
 
 def scenario(network: Network, rounds: tuple[str, ...]) -> Scenario:
-    asked = ("--early-update", "--policies", POLICIES, "--budget", BUDGETS)
+    asked = ("--early-update", "--policies", POLICIES, "--budget", ",".join(BUDGETS))
     return Scenario(SECTION, f"{network.title}, batch {network.batch}", (*network.arguments(), *rounds, *asked))
 
 
