@@ -17,7 +17,8 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 

@@ -25,7 +25,8 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.streaming import streamed
 from pg_tensile.planning.trace.trace import Trace
 

@@ -18,7 +18,7 @@ from pg_tensile.planning.batchsize.no_stall import Unstalled, largest_without_st
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.planner import Candidate as Planned
+from pg_tensile.planning.policies.joint.candidate import Candidate as Planned
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.sweep import Shortage
 from pg_tensile.planning.trace.trace import Floats, Trace

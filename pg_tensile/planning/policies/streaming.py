@@ -17,7 +17,8 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import relaxed
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Floats
 

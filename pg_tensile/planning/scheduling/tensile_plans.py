@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.codecs import reserved_bytes
-from pg_tensile.planning.policies.joint.planner import REPAIRS, Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import REPAIRS, JobPlanner
 from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState

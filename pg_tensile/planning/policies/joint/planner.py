@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.allocator import device_bytes, fits
+from pg_tensile.planning.plan.allocator import fits
 from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
@@ -37,6 +35,7 @@ from pg_tensile.planning.policies.building_blocks.keep import (
     without_superfluous,
 )
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better, rank
 from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
 from pg_tensile.planning.policies.swap_all import swaps
@@ -59,57 +58,12 @@ REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its pla
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
 CLOSE = 1.1  # factor on the time of the plan that is too large for the allocator: a plan this fast ends the search
 REMEMBERED = 64  # entries in each cache of one job's planner
-EXACT = 1e-9  # relative; times that differ by less count as equal
 
 
 def identity(trace: Trace) -> Hashable:
     """Return a key of a trace; traces with equal keys have equal plans."""
     coding = None if trace.coding is None else tuple(column.tobytes() for column in trace.coding)
     return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan for one job on `trace`, and its iterations.
-
-    `footprint_bytes` is the peak of its tensors, with workspaces and staging; `us` is the time of one iteration, of
-    which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and `recomputes` operators are executed
-    again.
-    """
-
-    trace: Trace = field(repr=False, compare=False)
-    plan: Plan
-    footprint_bytes: int
-    us: float
-    stall_us: float
-    out_bytes: int
-    in_bytes: int
-    recomputes: int
-
-    @cached_property
-    def device_peak_bytes(self) -> int:
-        """The device memory that the plan has to be granted."""
-        if self.trace.device not in ACCELERATORS:
-            return self.footprint_bytes
-        return device_bytes(AccessSequence(self.trace, self.plan))
-
-    @property
-    def transfers(self) -> bool:
-        """Whether the plan uses the link."""
-        return self.out_bytes + self.in_bytes > 0
-
-
-class Outcome(NamedTuple):
-    """A candidate, and the pass that it comes from: its prices, and its events without the times of transfers."""
-
-    candidate: Candidate
-    prices: Prices
-    sequence: AccessSequence
-
-
-def _rank(outcome: Outcome) -> tuple[float, int]:
-    """Return a sort key: the faster candidate first, of equally fast ones the one with fewer events."""
-    return outcome.candidate.us, len(outcome.candidate.plan)
 
 
 class JobPlanner:
@@ -251,7 +205,7 @@ class JobPlanner:
             starts.append(stretched)
         if passes is None and self.refinements:
             starts = [self._refined(start, budget_bytes) for start in starts]
-        best = min(starts, key=_rank)
+        best = min(starts, key=rank)
         is_slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
@@ -270,9 +224,9 @@ class JobPlanner:
                 outcomes.append(Outcome(candidate, prices, sequence))
                 if candidate.us <= PERFECT * self.vanilla.us:
                     return outcomes[-1:], least
-        outcomes.sort(key=_rank)
+        outcomes.sort(key=rank)
         outcomes += [self._relaxed(outcome, budget_bytes) for outcome in outcomes[: max(1, len(outcomes) // 2)]]
-        return sorted(outcomes, key=_rank), least
+        return sorted(outcomes, key=rank), least
 
     # ---- for searches (search.py) ----
 
@@ -404,7 +358,7 @@ class JobPlanner:
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
         candidate = self._timed(sequence, budget_bytes, outcome.prices.stretch)
-        return min(outcome, Outcome(candidate, outcome.prices, sequence), key=_rank) if candidate else outcome
+        return min(outcome, Outcome(candidate, outcome.prices, sequence), key=rank) if candidate else outcome
 
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
@@ -442,10 +396,3 @@ class _Reserving(JobPlanner):
         if candidate is None or not fits(AccessSequence(candidate.trace, candidate.plan), self._budget_bytes):
             return None
         return candidate
-
-
-def is_better(first: Candidate, second: Candidate) -> bool:
-    """Return whether `first` takes less time, or has fewer events in the same time."""
-    return first.us < second.us * (1 - EXACT) or (
-        first.us <= second.us * (1 + EXACT) and len(first.plan) < len(second.plan)
-    )

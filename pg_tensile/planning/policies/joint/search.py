@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
-from pg_tensile.planning.policies.joint.planner import PERFECT, Candidate, JobPlanner, Outcome, is_better
+from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better
+from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
 from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage
 

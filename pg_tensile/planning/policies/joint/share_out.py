@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.planning.plan.memory import floor_bytes
-from pg_tensile.planning.policies.joint.planner import EXACT, OPERATORS, Candidate, JobPlanner, is_better
+from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate, is_better
+from pg_tensile.planning.policies.joint.planner import OPERATORS, JobPlanner
 from pg_tensile.planning.policies.joint.prices import PRICES, THRIFTY, Prices
 from pg_tensile.planning.policies.joint.sweep import Shortage
 

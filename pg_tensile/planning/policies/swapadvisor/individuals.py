@@ -21,7 +21,8 @@ from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import PRICES
 from pg_tensile.planning.policies.swapadvisor import allocation, schedules
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation

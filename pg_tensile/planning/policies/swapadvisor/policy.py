@@ -10,7 +10,8 @@ from collections.abc import Hashable, Mapping
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, identity
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
 from pg_tensile.planning.policies.lru import check_shares, shares, working_sets
 from pg_tensile.planning.trace.trace import Trace
 

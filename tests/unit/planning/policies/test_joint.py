@@ -27,7 +27,8 @@ from pg_tensile.planning.policies.building_blocks.link_time import Lane
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
 from pg_tensile.planning.policies.joint.share_out import AbandonedError, Terms, UnplannableError, share_out
 from pg_tensile.planning.policies.joint.sweep import sweep

@@ -14,7 +14,8 @@ from pg_tensile.planning.plan.allocator import device_bytes, fits
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.joint.sweep import Shortage
 from pg_tensile.planning.policies.swap_all import swaps
