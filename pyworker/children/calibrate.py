@@ -60,7 +60,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     use_deterministic_algorithms()
     device = choose_device(spec["device"])
     _report(channel, 0, 0)
-    profile = measure(device)
+    # behind the imports, which would make it seem slow
+    profile = channel.wait_for(channel.background.submit(measure, device), "calibrating")
     started = time.monotonic()
     captured, warnings = _capture(channel, spec["workloads"], device, started + CAPTURING * seconds)
     with closing(open_device(device, profile)) as runtime:

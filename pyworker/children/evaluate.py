@@ -29,7 +29,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 
     torch.set_num_threads(channel.threads)
     with torch.inference_mode():
-        version = load_version(channel.spec, weights, _profile(channel.spec))
+        version = load_version(channel.spec, weights, _profile(channel))
         try:
             rows = (_importance if channel.spec["function"] == "feature_importance" else _evaluation)(channel, version)
         finally:
@@ -39,14 +39,16 @@ def run(channel: Channel, libraries: Future[None]) -> None:
         channel.send(FrameType.RESULT, {"rows": rows[start : start + RESULT_ROWS], "last": last})
 
 
-def _profile(spec: dict[str, Any]) -> DeviceProfile | None:
+def _profile(channel: Channel) -> DeviceProfile | None:
     """Return the profile of the CPU if it is needed: the one that a job has measured, or one that is measured now."""
     from pg_tensile.execution.measuring.device import measure
 
-    if not spec["memory_budget"]:
+    if not channel.spec["memory_budget"]:
         return None
-    fields = spec["profiles"].get("cpu")
-    return measure("cpu") if fields is None else DeviceProfile(**fields)
+    fields = channel.spec["profiles"].get("cpu")
+    if fields is not None:
+        return DeviceProfile(**fields)
+    return channel.wait_for(channel.background.submit(measure, "cpu"), "loading")  # behind the imports
 
 
 def _columns(channel: Channel) -> list[Column]:

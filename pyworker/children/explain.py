@@ -99,7 +99,7 @@ def _build(channel: Channel, fitted: FittedPreprocessing) -> _Subject:
 
     channel.send(FrameType.PROGRESS, {"phase": "building"})
     torch.set_num_threads(channel.threads)
-    target = _target_device(channel.spec)
+    target = _target_device(channel)
     use_deterministic_algorithms()
     settings, preprocessing = job_settings(channel.spec), fitted.preprocessing
     model = models.build(models.parse(channel.spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs)
@@ -156,16 +156,18 @@ def _budget_bytes(spec: dict[str, Any], target: _TargetDevice) -> int:
     return min(room, spec["memory_budget"] or room)
 
 
-def _target_device(spec: dict[str, Any]) -> _TargetDevice:
+def _target_device(channel: Channel) -> _TargetDevice:
     """Return the device that training would choose.
 
-    One that is not available is explained with the CPU's graphs and, if it has been measured, its own profile.
+    One that is not available is explained with the CPU's graphs and, if it has been measured, its own profile. It is
+    measured behind the imports, which would make it seem slow.
     """
     import torch
 
     from pg_tensile.errors import DeviceError
     from pg_tensile.execution.measuring.device import choose_device, measure
 
+    spec = channel.spec
     profiles, approximate = spec["profiles"], None
     try:
         device = choose_device(spec["device"])
@@ -177,7 +179,10 @@ def _target_device(spec: dict[str, Any]) -> _TargetDevice:
     if spec["device"] == "auto" and device.type == "cpu" and used is not None:
         name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
     fields = profiles.get(name)
-    profile = measure(device) if fields is None else DeviceProfile(**fields)
+    if fields is None:
+        profile = channel.wait_for(channel.background.submit(measure, device), "building")
+    else:
+        profile = DeviceProfile(**fields)
     return _TargetDevice(device, name, profile, approximate)
 
 

@@ -26,6 +26,7 @@ from pg_tensile.planning.device_types import ACCELERATORS
 __all__ = ["DeviceProfile", "choose_device", "measure", "use_deterministic_algorithms"]
 
 _ROUNDS = 3
+_SEQUENCES = 10  # times the rounds
 _BUFFER = 64 << 20
 
 
@@ -217,11 +218,13 @@ def _bytes_per_s(device: torch.device, nbytes: int, best: Callable[[Callable[[],
 
 
 def _launch_us(device: torch.device, best: Callable[[Callable[[], object]], float]) -> float:
-    """Return the µs of one operator with negligible work, in a sequence of a thousand."""
+    """Return the µs of one operator with negligible work, in a sequence of a hundred.
+
+    The least of many sequences, because each operator waits for the interpreter while another thread has it."""
     value = torch.zeros(16, device=device)
 
     def row() -> None:
-        for _ in range(1000):
+        for _ in range(100):
             value.add_(1.0)
 
-    return best(row) * 1e6 / 1000
+    return min(best(row) for _ in range(_SEQUENCES)) * 1e6 / 100
