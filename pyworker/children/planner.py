@@ -8,18 +8,18 @@ comes with each request. The frames (docs/internals.md, "Memory"):
 - LATENCY: the job's latencies now, float32[operators] in µs, and their `load`.
 - SPARSITY: statistics of the job's tensors: int32 tensor, float32 for each field of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields; `latency_models`: whether models
-  come with it), `may_be_brief`, `jobs` (those of JobState; `traced` instead of the trace; `load` that others put on the
-  device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the device's latency models
-  if they are new; for each job in this order, the rows and order of its plan if that is known, and of the plan that a
-  search has found for it (`found`). Traces of the device's jobs that are not among `jobs` are dropped. Jobs are planned
-  with their latencies under the load now (latency/current_load.py).
+  come with it), `may_be_brief`, `thorough_s`, `jobs` (those of JobState; `traced` instead of the trace; `load` that
+  others put on the device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the device's
+  latency models if they are new; for each job in this order, the rows and order of its plan if that is known, and of
+  the plan that a search has found for it (`found`). Traces of the device's jobs that are not among `jobs` are dropped.
+  Jobs are planned with their latencies under the load now (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
   `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
   [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
   each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan. A request that may not be
-  brief is abandoned for the next frame, and after THOROUGH_S: then the answer has only `request`, `device` and
-  `abandoned`, which says whether time was the reason.
+  brief is abandoned for a newer one, and after `thorough_s`: then the answer has only `request`, `device` and
+  `abandoned`, "newer" or "time".
 
 An error in one job's data (a damaged trace) is a decision about that job; any other ends the process with ERROR.
 """
@@ -46,8 +46,6 @@ from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.connection import Connection
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
-
-THOROUGH_S = 60.0  # at most, of dividing memory in many passes; a request may take no longer than twice that
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
@@ -79,11 +77,15 @@ class Planner:
         assert frame is not None  # no time-out
         return frame
 
-    def _has_arrived(self) -> bool:
-        """Return whether a frame has arrived, or none can any more."""
-        if not self._arrived and (frame := self._connection.poll()) is not None:
+    def _is_replaced(self, device: str) -> bool:
+        """Return whether a request has arrived that takes the place of the present one, or none can any more.
+
+        Those of other devices do so if they may be brief; thorough ones would take the place of each other for ever."""
+        while (frame := self._connection.poll()) is not None:
             self._arrived.append(frame)
-        return bool(self._arrived) or self._connection.closed
+        requests = (frame.header for frame in self._arrived if frame.type == FrameType.SCHEDULE)
+        replaces = any(header["may_be_brief"] or header["device"]["name"] == device for header in requests)
+        return replaces or self._connection.closed
 
     def handle(self, frame: Frame) -> None:
         match frame.type:
@@ -150,16 +152,16 @@ class Planner:
         held += sum(state.overhead_bytes for state in states if state.job in faults)
         device = _device(request["device"], held)
         scheduler = self._schedulers.setdefault(name, DeviceScheduler())
-        may_be_brief = request.get("may_be_brief", False)
+        may_be_brief = request["may_be_brief"]
 
         def over() -> bool:
-            return not may_be_brief and (self._has_arrived() or time.monotonic() - started > THOROUGH_S)
+            return not may_be_brief and (time.monotonic() - started > request["thorough_s"] or self._is_replaced(name))
 
         planned = [state for state in states if state.job not in faults]
         try:
             schedule = scheduler.schedule(device, planned, may_be_brief, over)
         except AbandonedError:
-            abandoned = "newer" if self._has_arrived() else "time"
+            abandoned = "newer" if self._is_replaced(name) else "time"
             header = {"request": request["request"], "device": name, "abandoned": abandoned}
             self._connection.send(FrameType.SCHEDULED, header=header)
             return

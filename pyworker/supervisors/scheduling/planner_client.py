@@ -142,6 +142,7 @@ class PlannerClient:
             if row["traced"]:
                 self._send_trace(job, row)
         self._last_number += 1
+        thorough_s = self._answer_limit_s() / 2
         headers, buffers = [], self._new_models(view.name)
         device = self._device_part(view) | {"latency_models": bool(buffers)}
         for job, row in view.jobs.items():
@@ -149,8 +150,12 @@ class PlannerClient:
             headers.append(header)
             buffers += job_buffers
         header = {"request": self._last_number, "device": device, "may_be_brief": may_be_brief, "jobs": headers}
+        header["thorough_s"] = thorough_s
         self._child.queue(FrameType.SCHEDULE, header=header, buffers=buffers)
         self.requests[view.name] = PlanRequest(self._last_number, view, reason, may_be_brief)
+
+    def _answer_limit_s(self) -> float:
+        return min(REQUEST_TIMEOUT, self._server.number("pg_tensile.executor_timeout") or REQUEST_TIMEOUT)
 
     def soon_answered(self) -> set[str]:
         """Return the devices whose plans are being made, unless that may take long."""
@@ -256,7 +261,7 @@ class PlannerClient:
         Raises ChildDied, also if an answer takes too long, Failure and Stopped.
         """
         assert self._child is not None
-        limit = min(REQUEST_TIMEOUT, self._server.number("pg_tensile.executor_timeout") or REQUEST_TIMEOUT)
+        limit = self._answer_limit_s()
         if any(time.monotonic() - request.sent_at > limit for request in self.requests.values()):
             raise ChildDied(f"planner made no plan within {limit:.0f} s and was killed", None)
         frame = await self._child.receive(seconds)

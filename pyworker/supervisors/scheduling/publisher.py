@@ -63,8 +63,12 @@ class Publisher:
                 self._server.call("tensile._coding(int8,jsonb)", int(job), decisions)
         for note in header["notes"]:
             log_event(self._server, "note", note["job"], view.name, note["reason"])
-        details = {"seconds": round(header["seconds"], 3), "jobs": len(header["jobs"]), "plans": len(plans)}
-        details["brief"] = header["brief"]
+        details = {
+            "seconds": round(header["seconds"], 3),
+            "jobs": len(header["jobs"]),
+            "plans": len(plans),
+            "brief": header["brief"],
+        }
         log_event(self._server, "scheduled", None, view.name, request.reason, details)
         self._server.commit()
         growth = {

@@ -79,11 +79,13 @@ class Process:
         *jobs: dict[str, Any],
         rows: tuple[bytes, ...] = (),
         may_be_brief: bool = False,
+        thorough_s: float = 60.0,
         **fields: Any,
     ) -> None:
         device = {"name": "cpu", "profile": asdict(RTX_A6000), "budget_bytes": budget, "inference_bytes": 0}
         device |= {"ending_bytes": 0, "host_bytes": 1 << 40, "most_events": 65536, "ageing_s": 300.0} | fields
-        header = {"request": number, "device": device, "jobs": list(jobs), "may_be_brief": may_be_brief}
+        header = {"request": number, "device": device, "jobs": list(jobs)}
+        header |= {"may_be_brief": may_be_brief, "thorough_s": thorough_s}
         self.connection.queue(FrameType.SCHEDULE, header=header, buffers=rows)
 
     def end(self) -> None:
@@ -159,6 +161,32 @@ def test_many_passes_are_abandoned_for_the_next_request(planner):
     assert [answer["request"] for answer in answers] == [7, 8, 9]
     assert answers[0] == {"request": 7, "device": "cpu", "abandoned": "newer"}
     assert all(answer["brief"] for answer in answers[1:])  # what is brief is never abandoned
+
+
+def test_many_passes_are_abandoned_when_time_is_up(planner):
+    budget, jobs = two_long_jobs(planner)
+    planner.request(7, budget, *jobs, thorough_s=0.0)
+    planner.connection.flush()
+    assert planner.receive().header == {"request": 7, "device": "cpu", "abandoned": "time"}
+
+
+def test_thorough_requests_of_two_devices_do_not_replace_each_other(planner):
+    """If they did, none would ever be answered. A brief one of another device does."""
+    budget, jobs = two_long_jobs(planner)
+    trace = network(8)
+    planner.trace(6, trace.to_bytes(), device="other")
+    other = job(6, least_bytes(trace))
+    planner.request(7, budget, *jobs, thorough_s=2.0)
+    planner.request(8, middle(trace), other, name="other")
+    planner.connection.flush()
+    answers = [planner.receive().header for _ in range(2)]
+    assert [answer["request"] for answer in answers] == [7, 8]
+    assert answers[0].get("abandoned") != "newer" and "abandoned" not in answers[1]
+    planner.request(9, budget, *jobs)
+    planner.request(10, middle(trace), other, name="other", may_be_brief=True)
+    planner.connection.flush()
+    answers = [planner.receive().header for _ in range(2)]
+    assert answers[0].get("abandoned") == "newer" and answers[1]["request"] == 10
 
 
 def test_what_was_given_is_kept_and_newer_latencies_count(planner):
