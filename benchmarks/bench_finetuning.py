@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.experiments.networks import DECODER, MINILM, SMALL_DECODER, Network
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, plan_checks
 from benchmarks.tables import table
 
 SECTION = "fine-tuning"
@@ -46,11 +46,7 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
         if row["budget"] in (None, "100%", "50%"):
             yield Check(SECTION, what, row["error"], "no error", False)
         return
-    same = "identical" if row["bit_identical"] else "different"
-    yield Check(SECTION, f"{what}: results", same, "identical", row["bit_identical"] is True)
-    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
-    if budget is not None:
-        yield Check(SECTION, f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+    yield from plan_checks(SECTION, what, row)
 
 
 def tables(results: Results) -> list[str]:

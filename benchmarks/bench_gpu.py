@@ -24,8 +24,8 @@ from benchmarks.experiments.networks import (
     VGG16,
     VIT,
     Network,
-)  # fmt: skip
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main
+)
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, plan_checks
 from benchmarks.tables import table
 
 SECTION = "gpu"
@@ -61,11 +61,12 @@ def scenario(network: Network, rounds: tuple[str, ...]) -> Scenario:
 
 
 def checks(results: Results) -> list[Check]:
-    found = results.rows(SECTION)
-    checked = [check for title, row in found for check in row_checks(title, row)]
-    for title, group in groupby(found, lambda pair: pair[0]):
+    rows = results.rows(SECTION)
+    planned = [(title, row) for title, row in rows if row["error"] is None and not row["policy"].startswith("peer")]
+    checked = [check for title, row in planned for check in plan_checks(SECTION, name_of(title, row), row)]
+    for title, group in groupby(rows, lambda pair: pair[0]):
         checked += rival_checks(title, [row for _, row in group if row["error"] is None])
-    off = sorted(abs(deviation(row["simulated_ms"], row["step_ms_median"])) for _, row in found if is_simulated(row))
+    off = sorted(abs(deviation(row["simulated_ms"], row["step_ms_median"])) for _, row in rows if is_simulated(row))
     if off:
         median, most = off[len(off) // 2], off[-1]
         checked.append(
@@ -79,18 +80,6 @@ def checks(results: Results) -> list[Check]:
 
 def is_simulated(row: Row) -> bool:
     return row["error"] is None and row.get("simulated_ms") is not None and row.get("step_ms_median") is not None
-
-
-def row_checks(title: str, row: Row) -> Iterator[Check]:
-    """Check that results are those of eager PyTorch to the bit, and that the peak is within the budget."""
-    if row["error"] is not None or row["policy"].startswith("peer"):
-        return
-    what = name_of(title, row)
-    same = "identical" if row["bit_identical"] else "different"
-    yield Check(SECTION, f"{what}: results", same, "identical", row["bit_identical"] is True)
-    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
-    if budget is not None:
-        yield Check(SECTION, f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
 
 
 def rival_checks(title: str, rows: Sequence[Row]) -> Iterator[Check]:

@@ -66,7 +66,7 @@ Connection = psycopg.Connection[Any]
 
 
 class Work(NamedTuple):
-    """What each job does."""
+    """Rows, epochs and batch size of each job, and how often all are measured."""
 
     rows: int
     epochs: int

@@ -233,6 +233,15 @@ def fidelity_checks(section: str, what: str, simulated_ms: float | None, measure
         yield Check(section, f"{what}: simulated time", f"{off:+.2%}", "−4 … +12 %", holds)
 
 
+def plan_checks(section: str, what: str, row: Row) -> Iterator[Check]:
+    """Check that a plan's results are those of eager PyTorch to the bit, and that its peak is within the budget."""
+    same = "identical" if row["bit_identical"] else "different"
+    yield Check(section, f"{what}: results", same, "identical", row["bit_identical"] is True)
+    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
+    if budget is not None:
+        yield Check(section, f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+
+
 def seconds(ms: float | None) -> str:
     return "–" if ms is None else f"{ms / 1e3:.2f} s"
 
