@@ -17,7 +17,7 @@ REFUSAL = "adaptive_avg_pool2d_backward does not have a deterministic implementa
 
 @pytest.mark.long
 def test_a_benchmark_goes_on_where_an_operator_has_no_deterministic_algorithm(monkeypatch):
-    """The kernels of the emulated device are the CPU's, which are all deterministic: the bench refuses in their stead."""
+    """The kernels of the emulated device are the CPU's, all of them deterministic: the bench refuses in their stead."""
     measured = MeasuredBench.measured
 
     def refusing(bench: MeasuredBench, captured: Any) -> Any:
