@@ -47,8 +47,6 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     importer = ThreadPoolExecutor(1)
     gc.disable()  # collections take a fifth of the time of these imports, which make no garbage
     libraries = importer.submit(_import_libraries)
-    # Otherwise capturing, or the first step, would import it, which takes most of a second.
-    importer.submit(importlib.import_module, "torch._dynamo")
     importer.submit(_enable_garbage_collection)
     channel = Channel(connection, importer)
     try:
@@ -63,6 +61,9 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
 
 
 def _import_libraries() -> None:
+    from pg_tensile.execution.capture import compiler
+
+    compiler.defer()
     import pyworker.children.memory  # noqa: F401
 
 

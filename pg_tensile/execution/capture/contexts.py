@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pg_tensile.errors import CaptureError
+from pg_tensile.execution.capture import compiler
 from pg_tensile.execution.capture.recorder import PLAIN, Recorder
 from pg_tensile.execution.capture.recurrent import stacks_split
 from pg_tensile.execution.capture.sources import failing_line
@@ -44,7 +44,7 @@ def surroundings(device_type: str) -> Iterator[None]:
         stack.enter_context(traceable_encoder_layers())
         if device_type != "cpu":
             stack.enter_context(stacks_split())
-        if "torch._dynamo" in sys.modules:
+        if compiler.is_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
