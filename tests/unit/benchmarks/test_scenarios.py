@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    bench_busy,
     bench_cold,
     bench_core,
     bench_finetuning,
@@ -125,6 +126,20 @@ def test_bench_cold_sees_what_does_not_hold():
     for change in ({"bit_identical": False}, {"first_step_ms": 1600.0}, {"latency_error": 0.15}, {"error": "no plan"}):
         assert [check.holds for check in bench_cold.row_checks("VGG-16", good | change)].count(False) == 1
     assert [check.holds for check in bench_cold.row_checks("VGG-16", good | {"latencies": "roofline"})] == [True]
+
+
+def test_bench_busy_sees_what_does_not_hold(tmp_path):
+    good = tensile_row() | {"budget": "50%", "step_ms_median": 1090.0, "vanilla_step_ms_median": 1000.0}
+    assert [check.holds for check in bench_busy.row_checks("quiet", "GPT", good)] == [True] * 3
+    for change in ({"bit_identical": False}, {"device_peak_bytes": 10**9}, {"step_ms_median": 1110.0}):
+        assert [check.holds for check in bench_busy.row_checks("quiet", "GPT", good | change)].count(False) == 1
+    assert [check.holds for check in bench_busy.row_checks("quiet", "GPT", good | {"error": "no plan"})] == [False]
+    found = bench_busy.scenarios("host", quick=False)
+    assert len({scenario.name for scenario in found}) == 2 * len(bench_busy.NETWORKS) == 6
+    assert all(find_callable(parse(["bench", *scenario.arguments]).model) for scenario in found)
+    results = scenarios.Results(tmp_path / "busy-host.json", "host", fresh=False)
+    results.scenarios["quiet: GPT"] = {"arguments": [], "seconds": 1.0, "rows": [good]}
+    assert "| GPT | quiet | 50% |" in "\n".join(bench_busy.tables(results))
 
 
 def test_bench_finetuning_sees_what_does_not_hold(tmp_path):

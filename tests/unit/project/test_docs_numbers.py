@@ -25,6 +25,7 @@ import pytest
 from benchmarks import (
     bench_allocator,
     bench_answers,
+    bench_busy,
     bench_cold,
     bench_core,
     bench_db,
@@ -45,6 +46,7 @@ FILES = sorted(RESULTS.glob("*.json"))
 MODULES = {
     module.BENCHMARK.name: module
     for module in (
+        bench_busy,
         bench_cold,
         bench_core,
         bench_finetuning,

@@ -1,0 +1,90 @@
+"""`make bench-busy`: plans on a quiet machine and beside busy processes. How it runs: scenarios.py.
+
+A database server has other work to do. Three networks of other shapes than those of the papers are trained with the
+policy `none`, and with `joint` within 50 and 35 % of the memory that `none` takes; once on the machine as it is, and
+once beside two processes that keep its cores busy, also while the operators are measured from which the plans are made.
+All plans of a network share a run, in interleaved rounds, so every time is compared with vanilla's in the same rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from benchmarks.experiments.networks import SMALL_GPT2, UNTUNED, Network
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, plan_checks
+from benchmarks.tables import table
+
+QUIET, BUSY = "quiet", "beside busy processes"
+MOST = {"50%": 1.10, "35%": 1.20}  # of the time without a plan, by the share of its memory
+ROUNDS = ("--rounds", "5", "--warmup", "1", "--iterations", "1", "--light")
+QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
+# A batch with which the activations are most of the memory
+GPT = SMALL_GPT2._replace(
+    title="GPT, 6 layers", batch=8, kwargs='{"layers": 6, "width": 384, "vocabulary": 1000}', inputs=("int64<1000:128",)
+)
+NETWORKS = (GPT, *(network for network in UNTUNED if network.title in ("ViT, 8 layers", "dilated convolutions")))
+
+
+def scenarios(_device: str, quick: bool) -> list[Scenario]:
+    networks = (SMALL_GPT2,) if quick else NETWORKS
+    return [scenario(network, section, quick) for network in networks for section in (QUIET, BUSY)]
+
+
+def scenario(network: Network, section: str, quick: bool) -> Scenario:
+    policies = ",".join(["none", *(f"joint:budget={budget}" for budget in MOST)])
+    arguments = (*network.arguments(), *(QUICK if quick else ROUNDS), "--early-update", "--policies", policies)
+    if section == QUIET:
+        return Scenario(section, network.title, arguments)
+    return Scenario(section, network.title, (*arguments, "--device", "host"), 0.0, "benchmarks.experiments.beside_busy")
+
+
+def slowdown(row: Row) -> float:
+    return float(row["step_ms_median"] / row["vanilla_step_ms_median"])
+
+
+def checks(results: Results) -> list[Check]:
+    return [
+        check
+        for section in (QUIET, BUSY)
+        for title, row in results.rows(section)
+        for check in row_checks(section, title, row)
+    ]
+
+
+def row_checks(section: str, title: str, row: Row) -> Iterator[Check]:
+    """Check results, peak and time."""
+    what = f"{title}, {section}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    if row["error"] is not None:
+        yield Check(section, what, row["error"], "no error", False)
+        return
+    yield from plan_checks(section, what, row)
+    if row["budget"] in MOST:
+        times, most = slowdown(row), MOST[row["budget"]]
+        yield Check(section, f"{what}: times `none`", f"{times:.2f}", f"≤ {most:.2f}", times <= most)
+
+
+def tables(results: Results) -> list[str]:
+    """Return the time of a step beside that without a plan, for each network, surrounding and budget."""
+    headings = ("network", "machine", "memory", "peak, MiB", "step, ms", "times `none`", "moved, MiB", "recomputed")
+    rows = []
+    for section in (QUIET, BUSY):
+        for title, row in results.rows(section):
+            start = (title, section, row["budget"] or "`none`")
+            if row["error"] is not None:
+                rows.append((*start, row["error"], *[""] * (len(headings) - 4)))
+                continue
+            moved = (row["bytes_out"] + row["bytes_in"]) / 2**20
+            numbers = (f"{row['device_peak_bytes'] / 2**20:.0f}", f"{row['step_ms_median']:.0f}")
+            rows.append((*start, *numbers, f"{slowdown(row):.2f}", f"{moved:.0f}", f"{row['recomputes']:,}"))
+    return table(headings, rows)
+
+
+def no_planning(_device: str, _quick: bool) -> list[Row]:
+    return []
+
+
+BENCHMARK = Benchmark("busy", "Plans on a quiet machine and beside others.", scenarios, no_planning, checks, tables)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))
