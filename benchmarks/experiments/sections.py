@@ -220,11 +220,18 @@ without a plan. So the link of that platform had time for all that was saved.
     Section(
         "swapadvisor",
         """
-SwapAdvisor's wide ResNet and its recurrent network on the profile of a V100 with 16 GiB: the time with unlimited memory
-over that of the policy, beside what the paper's text says of its own and of swapping on demand, which also prefetches
-there. The order of operators decides for the recurrent network, as in the paper: each time step needs all weights, and
-only `swapadvisor` reorders. The paper does not give the length of its sequences, 16 here, nor its optimizer, SGD here,
-so that our memory is smaller. *Bound* is the share that no plan for the plan's own order can exceed.
+The five models of SwapAdvisor's table 1 with its largest batches, on the profile of a V100 with 16 GiB: the time with
+unlimited memory over that of the policy, beside what the paper's text says. `lru:prefetch` is the paper's baseline,
+ODSwap: the decisions of swapping on demand, whose copies are known beforehand and overlap with operators. *Bound* is
+the share that no plan for the plan's own order can exceed.
+
+The order of operators decides for RNN-8-8K, as in the paper: each time step needs all weights, and only `swapadvisor`
+reorders. The paper's baseline has MXNet's order, which it calls random; ours is PyTorch's, which computes a direction
+of a layer of BRNN-4-8K as a whole, so that swapping on demand loses far less there. The paper does not give the length
+of its sequences, 16 here, nor its optimizer, SGD here, and its framework keeps more tensors than our executor, so that
+our memory is smaller. Nor does it give NASNet-25's filters and images, here those of NASNet-A (6 @ 4032), with which
+the memory is near the paper's. Its `swapadvisor` does worst on Inception-4 and NASNet-25, because tensors of many sizes
+share pools of memory; ours counts bytes, and the executor's memory does not fragment, so nothing is lost there.
 """,
         ("", "method", "operators", "GB", "paper's GB", "of ideal", "bound", "paper", "planning, s"),
         swapadvisor_cells,
@@ -237,7 +244,7 @@ AccUDNN's table 1 on the profile of an M40: the largest batch within 12 GB at wh
 {accudnn.COST - 1:.0%} longer than without a limit. The paper's base is Caffe, which keeps all feature maps; ours
 (`none`) releases every tensor after its last use, so it holds larger batches from the start, and the plans add less to
 it. Images/s are the roofline's, about twice the paper's for ResNets. The extra time of `accudnn` does not grow evenly
-with the batch, so some larger ones may hold, too. GoogleNet is not among the networks.
+with the batch, so some larger ones may hold, too. GoogLeNet is without its auxiliary classifiers.
 """,
         ("", "method", "batch", "over `none`", "images/s", "paper's batch", "over Caffe", "images/s"),
         accudnn_cells,
