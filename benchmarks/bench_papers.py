@@ -8,8 +8,9 @@ rows have the bound below which no plan for the same graph and memory can be.
 The plans of tables I and II that are made before anything was measured take the roofline for latencies that differ from
 it as much as `make bench-cold` allows its predictions to. Everywhere else the roofline is exact.
 
-Three sections are programs of their own: how much slower operators would have to be for TENSILE to save what the paper
-reports (experiments/slower.py), SwapAdvisor's models (swapadvisor.py) and AccUDNN's batches (accudnn.py).
+Four sections are programs of their own: how much slower operators would have to be for TENSILE to save what the paper
+reports (experiments/slower.py), SwapAdvisor's models (swapadvisor.py), AccUDNN's batches (accudnn.py) and CSWAP's
+epochs (cswap.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEVICE = "sim:RTX_A6000"
 SIZE = Size(quick=False, batch=16, together=16, rounds=1, simulated=True)
 COLD = ("table1", "table2")  # with latencies that differ from the predicted ones
 TOGETHER_RUN = (("table3",), COLD, ("table4",), ("fig6",), ("fig7",))  # experiments whose cases share a run
-SECONDS = {"table4": 60.0, "swapadvisor": 90.0, "accudnn": 40.0}  # approximate time of a case,
+SECONDS = {"table4": 60.0, "swapadvisor": 90.0, "accudnn": 40.0, "cswap": 8.0}  # approximate time of a case,
 CASE_S = 17.0  # and of all others
 BEHIND = 0.01  # of EOR: by this much, methods count as equal
 
