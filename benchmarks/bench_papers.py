@@ -171,7 +171,7 @@ def pivoted(section: Section, rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         network, column = split_title(row["case"])
         result = "no plan" if row.get("error") else str(Published(row["msr"], row["eor"]))
-        if row.get("least_eor") and section.name in TOGETHER_SECTIONS:
+        if row.get("least_eor") and not row.get("error") and section.name in TOGETHER_SECTIONS:
             result += f" ≥ {row['least_eor']:.2f}"
         cells.setdefault((network, method(row)), {})[column] = result
     for (network, label), by_column in cells.items():
