@@ -8,8 +8,9 @@ rows have the bound below which no plan for the same graph and memory can be.
 The plans of tables I and II that are made before anything was measured take the roofline for latencies that differ from
 it as much as `make bench-cold` allows its predictions to. Everywhere else the roofline is exact.
 
-Three sections are programs of their own: how much slower operators would have to be for TENSILE to save what the paper
-reports (experiments/slower.py), SwapAdvisor's models (swapadvisor.py) and AccUDNN's batches (accudnn.py).
+Five sections are programs of their own: how much slower operators would have to be for TENSILE to save what the paper
+reports (experiments/slower.py), SwapAdvisor's models (swapadvisor.py), AccUDNN's batches (accudnn.py), CSWAP's epochs
+(cswap.py) and bounds for several jobs at once (together_bounds.py).
 """
 
 from __future__ import annotations
@@ -20,17 +21,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from benchmarks.bench_cold import ERROR
 from benchmarks.bench_methods import nothing
 from benchmarks.experiments.cases import EXPERIMENTS, QUICK, Size, runs
+from benchmarks.experiments.networks import PAPER
 from benchmarks.experiments.paper import Published
 from benchmarks.experiments.sections import PROGRAM_TITLES, SECTIONS, Section, papers_row
 from benchmarks.experiments.suite import method
+from benchmarks.experiments.together_bounds import least_eor
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
 from benchmarks.tables import table
 
 DEVICE = "sim:RTX_A6000"
 SIZE = Size(quick=False, batch=16, together=16, rounds=1, simulated=True)
 COLD = ("table1", "table2")  # with latencies that differ from the predicted ones
+TOGETHER_SECTIONS = ("fig6", "table4")  # of several jobs at once
 TOGETHER_RUN = (("table3",), COLD, ("table4",), ("fig6",), ("fig7",))  # experiments whose cases share a run
-SECONDS = {"table4": 60.0, "swapadvisor": 50.0, "accudnn": 40.0}  # approximate time of a case,
+SECONDS = {
+    "table4": 60.0,
+    "swapadvisor": 90.0,
+    "accudnn": 40.0,
+    "cswap": 8.0,
+    "bounds": 60.0,
+}  # approximate time of a case,
 CASE_S = 17.0  # and of all others
 BEHIND = 0.01  # of EOR: by this much, methods count as equal
 
@@ -101,12 +111,19 @@ def rival_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def rows_of(results: Results, section: str) -> list[Row]:
-    return [
-        row
-        for scenario in results.scenarios.values()
-        for row in scenario["rows"]
-        if row.get("experiment", "slower") == section
-    ]
+    """Return the rows of a section; those of several jobs have the bounds that together_bounds.py computed."""
+    rows = [row for scenario in results.scenarios.values() for row in scenario["rows"]]
+    mine = [row for row in rows if row.get("experiment", "slower") == section]
+    if section not in TOGETHER_SECTIONS:
+        return mine
+    curves = {(row["case"], row["jobs"]): row for row in rows if row.get("experiment") == "bounds"}
+    return [row | {"least_eor": row.get("least_eor") or least_eor(row, curves, jobs_of(row["case"]))} for row in mine]
+
+
+def jobs_of(case: str) -> list[str]:
+    """Return the networks of a case with several jobs: "3 × VGG-16" or "mixed"."""
+    count, times, network = case.partition(" × ")
+    return [network] * int(count) if times else [network.title for network in PAPER]
 
 
 def eor_of(row: Row) -> float:
@@ -154,6 +171,8 @@ def pivoted(section: Section, rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         network, column = split_title(row["case"])
         result = "no plan" if row.get("error") else str(Published(row["msr"], row["eor"]))
+        if row.get("least_eor") and not row.get("error") and section.name in TOGETHER_SECTIONS:
+            result += f" ≥ {row['least_eor']:.2f}"
         cells.setdefault((network, method(row)), {})[column] = result
     for (network, label), by_column in cells.items():
         yield (network, f"`{label}`", *(by_column.get(column, "") for column in section.columns))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.command import Row
 from benchmarks.experiments.gpus import M40
-from benchmarks.experiments.networks import ALEXNET, CV, RESNET50, VGG16, Network
+from benchmarks.experiments.networks import ALEXNET, CV, GOOGLENET, RESNET50, VGG16, Network
 from benchmarks.scenarios import Check, end
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.batchsize.traces import BatchTraces
@@ -51,6 +51,7 @@ def resnet(depth: int) -> Network:
 
 TABLE = {
     ALEXNET: Published(1032, 853, 848, 865),
+    GOOGLENET: Published(286, 245, 150, 263),
     VGG16: Published(192, 50, 80, 51),
     resnet(34): Published(276, 99, 91, 99),
     RESNET50: Published(112, 66, 33, 66),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -107,3 +109,89 @@ def decoder(
         GPT2Model(config).save_pretrained(folder)
         Tokenizer(WordLevel({"word": 0}, unk_token="word")).save(str(folder / "tokenizer.json"))
         return Finetuned(folder, tune, classes, 128)
+
+
+def widened(model: str, times: int, **kwargs: Any) -> nn.Module:
+    """A convolutional network, `package.module:callable`, with `times` as many channels throughout.
+
+    Images and classes stay as they are (SwapAdvisor's width scale, section 6.1). Grouped convolutions are not handled.
+    """
+    module, _, name = model.partition(":")
+    network: nn.Module = getattr(importlib.import_module(module), name)(**kwargs)
+    layers = {name: layer for name, layer in network.named_modules() if not list(layer.children())}
+    images = next(name for name, layer in layers.items() if isinstance(layer, nn.Conv2d))
+    classes = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)][-1]
+    for name, layer in layers.items():
+        into, out = times ** (name != images), times ** (name != classes)
+        if isinstance(layer, nn.Conv2d):
+            assert layer.groups == 1, f"{name} is grouped"
+            wide: nn.Module = nn.Conv2d(
+                into * layer.in_channels,
+                out * layer.out_channels,
+                layer.kernel_size,  # type: ignore[arg-type]
+                layer.stride,  # type: ignore[arg-type]
+                layer.padding,  # type: ignore[arg-type]
+                bias=layer.bias is not None,
+            )
+        elif isinstance(layer, nn.BatchNorm2d):
+            wide = nn.BatchNorm2d(times * layer.num_features, layer.eps, layer.momentum)
+        elif isinstance(layer, nn.Linear):
+            wide = nn.Linear(into * layer.in_features, out * layer.out_features, layer.bias is not None)
+        else:
+            continue
+        network.set_submodule(name, wide)
+    return network
+
+
+class Inception(nn.Module):
+    """Four branches of convolutions, whose outputs are joined (Szegedy et al., CVPR 2015, figure 2b).
+
+    `channels`: of the branch of 1 × 1; of the reduction and the convolution of those of 3 × 3 and of 5 × 5; of the one
+    behind the pooling.
+    """
+
+    def __init__(self, inputs: int, channels: Sequence[int]) -> None:
+        super().__init__()
+        one, into3, three, into5, five, pooled = channels
+        self.branches = nn.ModuleList(
+            [
+                convolved(inputs, one, 1),
+                nn.Sequential(convolved(inputs, into3, 1), convolved(into3, three, 3)),
+                nn.Sequential(convolved(inputs, into5, 1), convolved(into5, five, 5)),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), convolved(inputs, pooled, 1)),
+            ]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def convolved(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, size, stride, size // 2), nn.ReLU(inplace=True))
+
+
+# the modules of googlenet, by stage
+INCEPTIONS = (
+    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+    (
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
+    ),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+)
+
+
+def googlenet(classes: int = 1000) -> nn.Sequential:
+    """GoogLeNet (Szegedy et al., CVPR 2015, table 1) without its two auxiliary classifiers. Input: images of 224²."""
+    layers: list[nn.Module] = [convolved(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1), nn.LocalResponseNorm(5)]
+    layers += [convolved(64, 64, 1), convolved(64, 192, 3), nn.LocalResponseNorm(5)]
+    inputs = 192
+    for stage in INCEPTIONS:
+        layers.append(nn.MaxPool2d(3, 2, 1))
+        for channels in stage:
+            layers.append(Inception(inputs, channels))
+            inputs = channels[0] + channels[2] + channels[4] + channels[5]
+    return nn.Sequential(*layers, nn.AvgPool2d(7), nn.Flatten(), nn.Dropout(0.4), nn.Linear(inputs, classes))

@@ -38,6 +38,7 @@ DENSENET121 = Network("DenseNet-121", f"{CV}.densenet:densenet121", IMAGE, batch
 PAPER = (RESNET50, DENSENET121, INCEPTION3, VGG16, INCEPTION4)  # of TENSILE, section V-A
 
 ALEXNET = Network("AlexNet", f"{CV}.alexnet:alexnet", IMAGE, batch=4)
+GOOGLENET = Network("GoogLeNet", f"{OWN}:googlenet", IMAGE, batch=4)
 SQUEEZENET = Network("SqueezeNet", f"{CV}.squeezenet:squeezenet_v1_0", IMAGE, batch=4)
 MOBILENET = Network("MobileNet", f"{CV}.mobilenet:mobilenet_w1", IMAGE, batch=4)
 NASNET = Network("NASNet", f"{CV}.nasnet:nasnet_4a1056", IMAGE, batch=2)

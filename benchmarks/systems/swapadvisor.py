@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, Network
 from benchmarks.scenarios import Check, Row, end, fidelity_checks
@@ -52,30 +51,9 @@ NOISE = 0.02  # relative: times that differ by less count as ordered either way
 SECTION = "SwapAdvisor"
 
 
-class UnrolledLSTM(nn.Module):
-    """Layers of LSTM cells over a sequence, unrolled: for each time step all layers."""
-
-    def __init__(self, width: int = 256, layers: int = 8, classes: int = 10) -> None:
-        super().__init__()
-        self.inputs = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
-        self.hidden = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(layers))
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        state = [(torch.zeros_like(sequence[:, 0]), torch.zeros_like(sequence[:, 0])) for _ in self.inputs]
-        for x in sequence.unbind(1):
-            for layer, (into, over) in enumerate(zip(self.inputs, self.hidden, strict=True)):
-                h, c = state[layer]
-                i, f, g, o = (into(x) + over(h)).chunk(4, 1)
-                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                x = torch.sigmoid(o) * torch.tanh(c)
-                state[layer] = x, c
-        return self.head(x)
-
-
 def networks(quick: bool) -> list[Network]:
     width, layers, times, batch = (32, 3, 4, 4) if quick else (512, 8, 16, 64)
-    lstm, inputs = "benchmarks.systems.swapadvisor:UnrolledLSTM", (f"float32:{times}x{width}",)
+    lstm, inputs = "benchmarks.experiments.recurrent:UnrolledLSTM", (f"float32:{times}x{width}",)
     unrolled = Network("unrolled LSTM", lstm, inputs, TEN, batch, json.dumps({"width": width, "layers": layers}))
     if quick:
         return [unrolled, SMALL_RESNET._replace(title="wide ResNet")]

@@ -207,8 +207,8 @@ def test_vdnn_moves_what_crosses_from_forward_to_backward_and_nothing_else(rando
 # ---- lru ----
 
 
-def on_demand(trace: Trace, budget: int) -> list[Event]:
-    plan = lru.plan({7: trace}, SLOW, budget)[7]
+def on_demand(trace: Trace, budget: int, prefetch: bool = False) -> list[Event]:
+    plan = lru.plan({7: trace}, SLOW, budget, prefetch)[7]
     validate(trace, plan)
     assert device_peak(trace, plan) <= budget
     return list(plan.events)
@@ -228,6 +228,19 @@ def test_what_was_used_longest_ago_goes_where_the_next_operator_does_not_fit():
     assert on_demand(trace, 199) == [Event(OUT, 2, 4, 4), Event(IN, 2, 6, 7)]
     plan = lru.plan({0: trace}, SLOW, 150)[0]
     assert simulated(trace, plan).stall_us == 100  # neither transfer overlaps with anything
+
+
+def test_with_prefetching_the_same_tensors_go_while_operators_run():
+    """1 goes for 4, which dies at 5, so that there is room for 1 from then on; it is read again at 8."""
+    reads = [(10, {2: READ})] * 2
+    trace = trace_of(
+        (10, {1: CREATE}), (10, {2: CREATE}), (10, {3: CREATE}), (10, {4: CREATE, 3: READ}), (10, {4: READ}), *reads,
+        (10, {1: READ, 3: READ}), sizes=(0, 10, 20, 50, 50),
+    )  # fmt: skip
+    assert on_demand(trace, 125) == [Event(OUT, 1, 3, 3), Event(IN, 1, 7, 8)]
+    assert on_demand(trace, 125, prefetch=True) == [Event(OUT, 1, 1, 3), Event(IN, 1, 5, 8)]
+    plain, early = (lru.plan({0: trace}, SLOW, 125, prefetch)[0] for prefetch in (False, True))
+    assert (simulated(trace, plain).stall_us, simulated(trace, early).stall_us) == (20, 0)
 
 
 def test_as_many_go_as_it_takes_and_the_operator_keeps_what_it_accesses():
@@ -263,7 +276,8 @@ def test_lru_keeps_to_the_budget_or_says_what_the_smallest_is(random):
     trace = some_trace(random)
     budget, least = some_budget(random, trace), least_bytes(trace)
     try:
-        on_demand(trace, budget)
+        plain, early = on_demand(trace, budget), on_demand(trace, budget, prefetch=True)
+        assert sorted(event[:2] for event in plain) == sorted(event[:2] for event in early)
     except BudgetError as error:
         assert budget < least == error.smallest_bytes
         operator = next(o for o in range(trace.operator_count) if trace.operator_label(o) in (error.detail or ""))

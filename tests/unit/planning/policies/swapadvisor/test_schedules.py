@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from benchmarks.systems.swapadvisor import UnrolledLSTM
+from benchmarks.experiments.recurrent import UnrolledLSTM
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import check_order, in_order
