@@ -18,7 +18,18 @@ import torch
 from benchmarks.bench_tensile import BATCH, GOALS, saved
 from benchmarks.experiments.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from benchmarks.experiments.paper import PUBLISHED
-from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, torch_device
+from benchmarks.scenarios import (
+    ROOT,
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    main,
+    simulator_checks,
+    timings_of,
+    torch_device,
+)
 from benchmarks.tables import table
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.device import measure
@@ -95,7 +106,9 @@ def first_eor(row: Row) -> float:
 
 
 def checks(results: Results) -> list[Check]:
-    return [check for title, row in results.rows("cold start") for check in row_checks(title, row)]
+    rows = results.rows("cold start")
+    checked = [*simulator_checks("cold start", timings_of(rows))]
+    return checked + [check for title, row in rows for check in row_checks(title, row)]
 
 
 def row_checks(title: str, row: Row) -> Iterator[Check]:

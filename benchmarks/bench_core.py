@@ -45,6 +45,8 @@ from benchmarks.scenarios import (
     fidelity_checks,
     main,
     seconds,
+    simulator_checks,
+    timings_of,
 )
 from benchmarks.tables import table
 
@@ -93,6 +95,7 @@ def checks(results: Results) -> list[Check]:
     for title, row in results.rows("capture"):
         ms = row["capture_ms"]
         checked.append(Check("capture", title, seconds(ms), seconds(CAPTURE_MS), ms is not None and ms < CAPTURE_MS))
+    checked += simulator_checks("fidelity", timings_of(results.rows("fidelity")))
     for section in ("fidelity", "identity"):
         for title, row in results.rows(section):
             checked += row_checks(section, f"{title}, {row['policy']}", row)

@@ -13,7 +13,18 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.experiments.networks import DECODER, MINILM, SMALL_DECODER, Network
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, plan_checks
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    main,
+    name_of,
+    plan_checks,
+    simulator_checks,
+    timings_of,
+)
 from benchmarks.tables import table
 
 SECTION = "fine-tuning"
@@ -36,12 +47,16 @@ def scenario(network: Network, rounds: tuple[str, ...]) -> Scenario:
 
 
 def checks(results: Results) -> list[Check]:
-    return [check for title, row in results.rows(SECTION) for check in row_checks(title, row)]
+    rows = results.rows(SECTION)
+    return [
+        *simulator_checks(SECTION, timings_of(rows)),
+        *(check for title, row in rows for check in row_checks(title, row)),
+    ]
 
 
 def row_checks(title: str, row: Row) -> Iterator[Check]:
     """Check that results are those of eager PyTorch to the bit, and that the peak is within the budget."""
-    what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    what = name_of(title, row)
     if row["error"] is not None:
         if row["budget"] in (None, "100%", "50%"):
             yield Check(SECTION, what, row["error"], "no error", False)

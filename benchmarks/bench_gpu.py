@@ -25,7 +25,18 @@ from benchmarks.experiments.networks import (
     VIT,
     Network,
 )
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, plan_checks
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    main,
+    name_of,
+    plan_checks,
+    simulator_checks,
+    timings_of,
+)
 from benchmarks.tables import table
 
 SECTION = "gpu"
@@ -34,8 +45,6 @@ POLICIES = "none,joint,tensile,capuchin,peer:checkpoint"
 ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "3", "--light")
 QUICK = ("--rounds", "1", "--warmup", "1", "--iterations", "1", "--light")
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
-FIDELITY = 0.12  # most deviation of a simulated time
-TYPICAL = 0.05  # and in the median
 
 NETWORKS = (
     RESNET50._replace(batch=128),
@@ -66,20 +75,8 @@ def checks(results: Results) -> list[Check]:
     checked = [check for title, row in planned for check in plan_checks(SECTION, name_of(title, row), row)]
     for title, group in groupby(rows, lambda pair: pair[0]):
         checked += rival_checks(title, [row for _, row in group if row["error"] is None])
-    off = sorted(abs(deviation(row["simulated_ms"], row["step_ms_median"])) for _, row in rows if is_simulated(row))
-    if off:
-        median, most = off[len(off) // 2], off[-1]
-        checked.append(
-            Check(SECTION, "simulated time, median", f"{median:.1%} off", f"≤ {TYPICAL:.0%}", median <= TYPICAL)
-        )
-        checked.append(
-            Check(SECTION, "simulated time, worst", f"{most:.1%} off", f"≤ {FIDELITY:.0%}", most <= FIDELITY)
-        )
+    checked += simulator_checks(SECTION, timings_of(rows), longer_ms=0.0)
     return checked
-
-
-def is_simulated(row: Row) -> bool:
-    return row["error"] is None and row.get("simulated_ms") is not None and row.get("step_ms_median") is not None
 
 
 def rival_checks(title: str, rows: Sequence[Row]) -> Iterator[Check]:
@@ -92,10 +89,6 @@ def rival_checks(title: str, rows: Sequence[Row]) -> Iterator[Check]:
         found = "no plan" if mine is None else f"{mine:.1f} ms"
         holds = mine is not None and mine <= its * (1 + NOISE)
         yield Check(SECTION, f"{name_of(title, row)}: joint beside it", found, f"≤ {its:.1f} ms", holds)
-
-
-def name_of(title: str, row: Row) -> str:
-    return f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
 
 
 def tables(results: Results) -> list[str]:

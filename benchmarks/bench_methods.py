@@ -21,7 +21,17 @@ from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Run, Size, ru
 from benchmarks.experiments.suite import method, published
 from benchmarks.figures import points
 from benchmarks.figures.plots import draw
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    Timing,
+    fidelity_checks,
+    main,
+    simulator_checks,
+)
 from benchmarks.tables import table
 from pg_tensile.tools.bench import options
 
@@ -111,8 +121,13 @@ def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
 def checks(results: Results) -> list[Check]:
     rows = rows_of(results)
     checked = [check for row in rows for check in row_checks(row)]
-    for (case, label, measured_ms), row in measurements(rows).items():
-        checked += fidelity_checks("fidelity", f"{case}, {label}", row.get("simulated_ms"), measured_ms)
+    timings = [
+        Timing(f"{case}, {label}", row.get("simulated_ms"), measured_ms)
+        for (case, label, measured_ms), row in measurements(rows).items()
+    ]
+    checked += simulator_checks("fidelity", timings)
+    for timing in timings:
+        checked += fidelity_checks("fidelity", *timing)
     for rival in rivals(rows):
         what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
         mine = "does not save that much" if rival.joint is None else f"{rival.joint:.3f}"

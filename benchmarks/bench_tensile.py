@@ -32,7 +32,19 @@ from benchmarks.experiments.networks import (
     Network,
 )
 from benchmarks.experiments.paper import PUBLISHED
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    deviation,
+    fidelity_checks,
+    main,
+    name_of,
+    simulator_checks,
+    timings_of,
+)
 from benchmarks.tables import table
 from pg_tensile.tools.bench.options import MEASURED
 
@@ -97,7 +109,10 @@ def tensile_policies(title: str) -> list[str]:
 
 def checks(results: Results) -> list[Check]:
     rows = results.rows(SECTION) + results.rows(PAPERS)
-    checked = [check for title, row in rows for check in row_checks(title, row)]
+    checked = [
+        *simulator_checks("fidelity", timings_of(rows)),
+        *(c for title, row in rows for c in row_checks(title, row)),
+    ]
     return checked + planning_checks(results.planning)
 
 
@@ -113,7 +128,7 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
 
     A missing plan for a budget fails only if the goal demands a time.
     """
-    what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    what = name_of(title, row)
     goal = goal_of(title, row)
     if row["error"] is not None:
         if row["policy"] == "none" or (goal and goal.eor):

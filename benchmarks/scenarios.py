@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -35,7 +36,8 @@ from pg_tensile.tools.bench.report import machine, versions
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 LONG_MS = 200.0  # the simulator's time is checked for longer steps only
-FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
+FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured of one step
+TYPICAL, WORST = 0.05, 0.12  # most deviation of simulated times, in the median and at worst
 
 
 class Scenario(NamedTuple):
@@ -65,6 +67,14 @@ class Check(NamedTuple):
     found: str
     asked: str
     holds: bool
+
+
+class Timing(NamedTuple):
+    """A step's time by the simulator, with the latencies measured in the same rounds, and by the clock, in ms."""
+
+    what: str
+    simulated_ms: float | None
+    measured_ms: float | None
 
 
 class Benchmark(NamedTuple):
@@ -231,6 +241,34 @@ def fidelity_checks(section: str, what: str, simulated_ms: float | None, measure
         off = deviation(simulated_ms, measured_ms)
         holds = FIDELITY[0] <= off <= FIDELITY[1]
         yield Check(section, f"{what}: simulated time", f"{off:+.2%}", "−4 … +12 %", holds)
+
+
+def name_of(title: str, row: Row) -> str:
+    """Return the network and the policy of a row, with its budget."""
+    return f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+
+
+def timings_of(rows: Iterable[tuple[str, Row]]) -> Iterator[Timing]:
+    """Yield the times of the rows of the command, each with its network's title; a row that failed has none."""
+    for title, row in rows:
+        yield Timing(name_of(title, row), row.get("simulated_ms"), row.get("step_ms_median"))
+
+
+def simulator_checks(section: str, timings: Iterable[Timing], longer_ms: float = LONG_MS) -> Iterator[Check]:
+    """Check the median and the largest deviation of the simulator's times over all steps of a benchmark.
+
+    Only steps longer than `longer_ms` count, and only those with both times; without any there are no checks.
+    """
+    deviations = sorted(
+        (abs(deviation(simulated_ms, measured_ms)), what)
+        for what, simulated_ms, measured_ms in timings
+        if simulated_ms is not None and measured_ms is not None and measured_ms > longer_ms
+    )
+    if deviations:
+        typical, (most, what) = statistics.median(off for off, _ in deviations), deviations[-1]
+        name = f"simulated time, {len(deviations)} steps"
+        yield Check(section, f"{name}, median", f"{typical:.1%} off", f"≤ {TYPICAL:.0%}", typical <= TYPICAL)
+        yield Check(section, f"{name}, worst", f"{most:.1%} off ({what})", f"≤ {WORST:.0%}", most <= WORST)
 
 
 def plan_checks(section: str, what: str, row: Row) -> Iterator[Check]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.experiments.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
-from benchmarks.scenarios import Check, Row, end
+from benchmarks.scenarios import Check, Row, Timing, end, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord, Transfer
@@ -313,9 +313,10 @@ def gain(
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    checked = []
+    timings = [Timing(title_of(row), row["simulated_ms"], row["step_ms"]) for row in rows if row["error"] is None]
+    checked = [*simulator_checks(SECTION, timings)]
     for row in rows:
-        title = f"{row['case']}, {row['policy']}, {row['compression']}"
+        title = title_of(row)
         if row["error"] is not None:
             checked.append(Check(SECTION, title, row["error"], "a plan", False))
             continue
@@ -329,6 +330,10 @@ def checks(rows: Sequence[Row]) -> list[Check]:
             swaps = at_most(f"{title}: swap time over that without", row["swap_ms_ratio"], SWAP_TIME)
             checked.append(swaps._replace(found=f"{swaps.found} (Orac: {row['oracle_ratio']:.3f})"))
     return checked + [right_on_average(name, rows) for name in SETTINGS if decided_in(name, rows)]
+
+
+def title_of(row: Row) -> str:
+    return f"{row['case']}, {row['policy']}, {row['compression']}"
 
 
 def decided_in(name: str, rows: Sequence[Row]) -> list[float]:

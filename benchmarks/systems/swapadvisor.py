@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, Network
-from benchmarks.scenarios import Check, Row, end, fidelity_checks
+from benchmarks.scenarios import Check, Row, Timing, end, fidelity_checks, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -216,7 +216,7 @@ def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    checked = []
+    checked = [*simulator_checks(SECTION, timings(rows))]
     for title in dict.fromkeys(row["case"] for row in rows):
         of = {row["policy"]: row for row in rows if row["case"] == title}
         for name, row in of.items():
@@ -226,9 +226,6 @@ def checks(rows: Sequence[Row]) -> list[Check]:
                 checked.append(
                     Check(SECTION, f"{title}: plans ranked as simulated", text, f"{wanted}", row["in_rank"] >= wanted)
                 )
-                times = zip(row["simulated_ms"], row["measured_ms"], strict=True)
-                for number, (simulated_ms, measured_ms) in enumerate(times, 1):
-                    checked += fidelity_checks(SECTION, f"{title}: ranked plan {number}", simulated_ms, measured_ms)
             elif row["error"] is None:
                 checked.append(
                     Check(
@@ -239,10 +236,24 @@ def checks(rows: Sequence[Row]) -> list[Check]:
                         row["bit_identical"],
                     )
                 )
-                checked += fidelity_checks(SECTION, f"{title}: {name}", row["simulated_ms"], row["step_ms"])
+            for timing in timings([row]):
+                checked += fidelity_checks(SECTION, *timing)
         if "none" in of:
             checked += _speed(title, of)
     return checked
+
+
+def timings(rows: Iterable[Row]) -> Iterator[Timing]:
+    """Yield the times of every policy's step, and of each ranked plan."""
+    for row in rows:
+        if row["error"] is not None:
+            continue
+        if row["policy"] == "ranking":
+            pairs = zip(row["simulated_ms"], row["measured_ms"], strict=True)
+            for number, times in enumerate(pairs, 1):
+                yield Timing(f"{row['case']}: ranked plan {number}", *times)
+        else:
+            yield Timing(f"{row['case']}: {row['policy']}", row["simulated_ms"], row["step_ms"])
 
 
 def _speed(title: str, of: dict[str, Row]) -> Iterator[Check]:

@@ -180,7 +180,8 @@ class MeasuredBench:
         try:
             stepper = PlanStepper(self.workload, captured, self.free, NO_EVENTS)
             try:
-                times = take_turn(stepper, self.workload.batches(1) * (CALIBRATION_STEPS + 1), 1, self.options.seed)
+                batches = self.workload.batches(1) * (CALIBRATION_STEPS + 1)
+                times = take_turn(stepper, batches, 1, self.options.seed).without_state()
                 (batch,) = self.workload.batches(1)
                 for number in range(OBSERVED_STEPS):
                     stepper.executor.measure(again=number > 0)
@@ -251,6 +252,8 @@ class MeasuredBench:
             stepper = contender.start()
             try:
                 turn = take_turn(stepper, batches, options.warmup, options.seed, self.wants_gradients(contender))
+                self.compare(contender, turn)
+                del turn  # its copy of the state would take the memory that the steps so far have used
                 if isinstance(stepper, PlanStepper):
                     self.look_closer(contender, stepper)
                 elif contender.is_peer and contender.peak_bytes is None:
@@ -262,8 +265,6 @@ class MeasuredBench:
         except Exception as error:
             contender.error = message_of(error)
             contender.turns.clear()
-            return
-        self.compare(contender, turn)
 
     def is_settled(self, contender: Contender) -> bool:
         """Return whether further rounds of this contender can be skipped (`--light`)."""
@@ -276,9 +277,10 @@ class MeasuredBench:
         return peers and not contender.turns and (contender.is_peer or contender is self.eager)
 
     def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
-        """Execute one more step that only observes.
+        """Execute one more step, which measures the operators' latencies, and the first time the device's memory.
 
-        It measures the operators' latencies, and the first time the device's memory.
+        Nothing may occupy memory that the timed steps had: a copy of the weights and the optimizer's state made the
+        host fault fresh pages in, which takes as long as half of a step if the weights are large.
         """
         if self.options.light and contender.latency_us:
             return

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import bench_db, bench_methods
+from benchmarks import bench_cold, bench_core, bench_db, bench_finetuning, bench_gpu, bench_methods, bench_tensile
+from benchmarks.scenarios import Results, Timing, simulator_checks
 from benchmarks.systems import inference, swapadvisor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training.prediction import Served
@@ -68,7 +69,9 @@ def test_speed_of_inference_is_checked(values: dict[str, Any], broken: int) -> N
 def test_simulated_times_of_ranked_plans_are_checked_one_by_one() -> None:
     times = {"simulated_ms": [1000.0, 961.0, 959.0, 1121.0], "measured_ms": [1000.0] * 4}
     row = {"case": "a", "policy": "ranking", "plans": 4, "in_rank": 4, "error": None, **times}
-    found = [check for check in swapadvisor.checks([row]) if "simulated time" in check.what]
+    found = [
+        check for check in swapadvisor.checks([row]) if "ranked plan" in check.what and "simulated time" in check.what
+    ]
     assert [check.holds for check in found] == [True, True, False, False]
 
 
@@ -84,6 +87,43 @@ def test_simulated_times_of_methods_are_checked_once_a_measurement() -> None:
     (check,) = bench_methods.fidelity_checks("fidelity", "VGG-16", 1472.0, 1000.0)
     assert not check.holds and check.found == "+47.20%"
     assert not list(bench_methods.fidelity_checks("fidelity", "short", 300.0, 150.0))
+
+
+@pytest.mark.parametrize(
+    ("simulated_ms", "holding"),
+    [
+        ([1000.0, 950.0, 1050.0, 880.0, 1120.0], [True, True]),
+        ([1000.0, 1000.0, 1000.0, 879.0, 1000.0], [True, False]),
+        ([1000.0, 1000.0, 1000.0, 1121.0, 1000.0], [True, False]),
+        ([949.0, 949.0, 1051.0, 1000.0, 1000.0], [False, True]),
+    ],
+)
+def test_simulated_times_of_a_benchmark_are_checked_together(simulated_ms: list[float], holding: list[bool]) -> None:
+    """The median and the worst deviation count, of either sign; steps that are short or have no time do not."""
+    long = [Timing(f"net {number}", ms, 1000.0) for number, ms in enumerate(simulated_ms)]
+    others = [Timing("short", 199.0, 100.0), Timing("failed", 1000.0, None), Timing("peer", None, 1000.0)]
+    median, worst = simulator_checks("fidelity", [*others, *long])
+    assert [median.holds, worst.holds] == holding and median.what == "simulated time, 5 steps, median"
+    if not worst.holds:
+        assert worst.found == "12.1% off (net 3)"
+    assert not list(simulator_checks("fidelity", others))
+    assert len(list(simulator_checks("gpu", others, longer_ms=0.0))) == 2
+
+
+@pytest.mark.parametrize("module", [bench_cold, bench_core, bench_finetuning, bench_gpu, bench_tensile])
+def test_every_benchmark_of_plans_checks_their_simulated_times(module: Any, tmp_path: Path) -> None:
+    """A row of each benchmark, with a simulated time that is off."""
+    section = getattr(module, "SECTION", {bench_cold: "cold start", bench_core: "fidelity"}.get(module))
+    row: dict[str, Any] = dict.fromkeys(report.Row.__dataclass_fields__) | {
+        "policy": "none", "label": "none", "latencies": "measured", "bit_identical": True,
+        "step_ms_median": 1000.0, "simulated_ms": 1200.0,
+        "device_peak_bytes": 1, "allocator_peak_bytes": 1, "peak_bytes": 1, "predicted_peak_bytes": 1,
+    }  # fmt: skip
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"device": "host", "planning": [], "scenarios": {f"{section}: net": {"rows": [row]}}}))
+    found = {check.what: check for check in module.checks(Results.read(path, tmp_path))}
+    worst = found["simulated time, 1 steps, worst"]
+    assert not worst.holds and worst.found.startswith("20.0% off (net, none")
 
 
 def test_goals_in_the_server_that_are_missed_are_seen() -> None:

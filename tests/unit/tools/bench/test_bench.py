@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import OptionError
+from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.planning import policies
 from pg_tensile.planning.device import profile as profiles
 from pg_tensile.planning.latency import roofline
@@ -323,6 +325,28 @@ def test_a_light_run_takes_fewer_steps_and_leaves_out_slow_policies(folder, monk
     for row in (none, swapped):
         assert row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
         assert row["allocator_peak_bytes"] is None
+
+
+def test_operators_are_timed_while_no_copy_of_the_state_exists(folder, monkeypatch):
+    """Such a copy would take the memory that the timed steps have used, and the step that is observed would fault."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+    observed = []
+
+    def state(executor: Executor) -> Any:
+        copied = state_dict(executor)
+        copies.extend(map(weakref.ref, copied.model.values()))
+        return copied
+
+    def measure(executor: Executor, *arguments: Any, **keywords: Any) -> None:
+        observed.append(any(copy() is not None for copy in copies))
+        request(executor, *arguments, **keywords)
+
+    state_dict, request = Executor.state_dict, Executor.measure
+    monkeypatch.setattr(Executor, "state_dict", state)
+    monkeypatch.setattr(Executor, "measure", measure)
+    status, rows = bench(folder, *NET, "--policies", "none,swap_all")
+    assert status == 0 and all(row["bit_identical"] for row in rows)
+    assert copies and observed == [False] * 5  # three steps before the rounds, one of each policy in the round
 
 
 # ---- what fails -----------------------------------------------------------------------------------------------------
