@@ -36,7 +36,7 @@ from pg_tensile.planning.policies.building_blocks.keep import (
 )
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better, rank
-from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
+from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -52,7 +52,7 @@ PROMISING = 1.02  # factor on the best time so far up to which a plan is worth r
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
 STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
 STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
-STRETCHED_PASSES = 3  # prices that are tried with each of them
+STRETCHED_PASSES = 1  # prices that are tried with each of them, besides CONGESTED
 REFINEMENTS = 40  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
@@ -89,6 +89,9 @@ class JobPlanner:
         self.share = share
         self._by_share[share] = self
         self.link = self.profile.with_share(share)
+        # Transfers are scheduled as if the other lane were always busy; those that end later than planned are waited
+        # for. Whether there is time for them at all is counted with idle ones.
+        self.busy_link = self.profile.with_share(share * self.profile.duplex_factor)
         self._cached_candidate = lru_cache(REMEMBERED)(self._candidate)
         self._cached_best = lru_cache(REMEMBERED)(self._best)
 
@@ -260,6 +263,7 @@ class JobPlanner:
         if slowdown < STRETCHED:
             return best
         passes = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
+        passes += [prices for prices in CONGESTED if prices not in passes]
         for exponent in STRETCHES:
             for prices in passes:
                 stretched = prices._replace(stretch=slowdown**exponent)
@@ -373,7 +377,7 @@ class JobPlanner:
         """Return the plan with its transfers scheduled and coded; None if it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
-        return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes, stretch)))
+        return self.candidate(with_codecs(self.trace, schedule(sequence, self.busy_link, budget_bytes, stretch)))
 
 
 class _Reserving(JobPlanner):

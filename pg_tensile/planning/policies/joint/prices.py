@@ -42,6 +42,7 @@ PRICES = tuple(
         (0.005, 1.0, 2),
     )
 )  # fmt: skip
+CONGESTED = (Prices(0.3, 0.3, 8), Prices(1.0, 0.8, 4))  # for iterations that wait for the link
 THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # prefer recomputing to swapping
 
 Way = tuple[int, bool]  # of taking a tensor off the device: (tensor, by a swap)

@@ -73,6 +73,7 @@ class _Sweep:
         self.freed_first: dict[
             int, int
         ] = {}  # persistent tensors off the device at first → gap in which they are freed
+        self.stay_over_end: set[int] = set()  # persistent tensors whose copy out is at the iteration's start
         self.heap: list[tuple[float, IdleInterval]] = []  # candidates, with a lower bound of their keys
         self.now = 0
         self.recomputed = RecomputedGap(columns)  # right before the current operator
@@ -150,7 +151,7 @@ class _Sweep:
         ):
             return
         until = self.off.idle.next_use(tensor, since)
-        if until is None:
+        if until is None or (until >= 2 * self.count and tensor in self.stay_over_end):
             return
         interval = IdleInterval(tensor, since, until)
         if tensor in self.freed_first and until >= 2 * self.count:
@@ -216,6 +217,12 @@ class _Sweep:
             if (interval != queued or current > key * STALE) and self.heap and current > self.heap[0][0]:
                 heappush(self.heap, (current, interval))
                 continue
+            if since < 0:
+                later = interval._replace(since=0)
+                other = self.pricing.price(later, self.now)
+                if other is not None and other.us < price.us:
+                    interval, price = later, other
+                    self.stay_over_end.add(tensor)
             self._take_away(interval, price)
             dropped = True
         for entry in in_use:
