@@ -90,8 +90,7 @@ class JobPlanner:
         self.share = share
         self._by_share[share] = self
         self.link = self.profile.with_share(share)
-        # Transfers are scheduled as if the other lane were always busy; those that end later than planned are waited
-        # for. Whether there is time for them at all is counted with idle ones.
+        # Transfers start in time even if the other lane is busy all the time, unless that is too early for other ones.
         self.busy_link = self.profile.with_share(share * self.profile.duplex_factor)
         self._cached_candidate = lru_cache(REMEMBERED)(self._candidate)
         self._cached_best = lru_cache(REMEMBERED)(self._best)
@@ -390,7 +389,14 @@ class JobPlanner:
         """Return the plan with its transfers scheduled and coded; None if it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
-        return self.candidate(with_codecs(self.trace, schedule(sequence, self.busy_link, budget_bytes, stretch)))
+
+        def scheduled(link: DeviceProfile) -> Candidate:
+            return self.candidate(with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch)))
+
+        candidate = scheduled(self.busy_link)
+        if candidate.stall_us and self.busy_link != self.link:
+            candidate = min(candidate, scheduled(self.link), key=lambda candidate: candidate.us)
+        return candidate
 
 
 class _Reserving(JobPlanner):

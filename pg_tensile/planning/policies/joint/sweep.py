@@ -73,7 +73,7 @@ class _Sweep:
         self.freed_first: dict[
             int, int
         ] = {}  # persistent tensors off the device at first → gap in which they are freed
-        self.stay_over_end: set[int] = set()  # persistent tensors whose copy out is at the iteration's start
+        self.stay_over_end: set[int] = set()  # persistent tensors that are copied out after the iteration's start
         self.heap: list[tuple[float, IdleInterval]] = []  # candidates, with a lower bound of their keys
         self.now = 0
         self.recomputed = RecomputedGap(columns)  # right before the current operator
@@ -218,16 +218,25 @@ class _Sweep:
                 heappush(self.heap, (current, interval))
                 continue
             if since < 0:
-                later = interval._replace(since=0)
-                other = self.pricing.price(later, self.now)
-                if other is not None and other.us < price.us:
-                    interval, price = later, other
-                    self.stay_over_end.add(tensor)
+                interval, price = self._cheaper_end(interval, price)
             self._take_away(interval, price)
             dropped = True
         for entry in in_use:
             heappush(self.heap, entry)
         return dropped
+
+    def _cheaper_end(self, interval: IdleInterval, price: Price) -> tuple[IdleInterval, Price]:
+        """Return the cheaper way to copy out a tensor that is idle across the end of the iteration: before or after it.
+
+        Transfers do not cross that end. A tensor copied out after it is on the device there, and seems to be used by
+        operator 0.
+        """
+        after = interval._replace(since=0)
+        other = self.pricing.price(after, self.now)
+        if other is None or other.us >= price.us:
+            return interval, price
+        self.stay_over_end.add(interval.tensor)
+        return after, other
 
     def _wait(self) -> bool:
         """Make the job wait for a transfer; return False if none can be waited for.
