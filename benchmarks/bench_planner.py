@@ -180,8 +180,9 @@ def main() -> int:
         with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
             for rows in pool.imap_unordered(rows_of, chosen):
                 by_network[rows[0]["network"]] = rows
-                every = {"rows": [row for rows in by_network.values() for row in rows]}
-                path.write_text(json.dumps({"machine": machine(None), "versions": versions(), **every}, indent=1) + "\n")
+                every = [row for rows in by_network.values() for row in rows]
+                results = {"machine": machine(None), "versions": versions(), "rows": every}
+                path.write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads(path.read_text())
     show_table("plans beside the bound", HEADINGS, table_rows(results["rows"]), width=120)
     write_document(NAME, KIND, page_part(results))

@@ -374,7 +374,9 @@ class JobPlanner:
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
         candidate = self._timed(sequence, budget_bytes, outcome.prices.stretch)
-        return min(outcome, outcome._replace(candidate=candidate, sequence=sequence), key=rank) if candidate else outcome
+        if candidate is None:
+            return outcome
+        return min(outcome, outcome._replace(candidate=candidate, sequence=sequence), key=rank)
 
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
