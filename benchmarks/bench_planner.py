@@ -13,6 +13,7 @@ The rows go to benchmarks/results/planner-model.json and to docs/benchmarks.md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -161,12 +162,27 @@ def page_part(results: Mapping[str, Any]) -> str:
     )
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Plans beside the bound below which no plan can be.")
+    parser.add_argument("--document", action="store_true", help="only write the document from the results")
+    titles = [network.title for network in UNTUNED]
+    parser.add_argument("--only", action="append", choices=titles, help="a network; the others keep their results")
+    return parser.parse_args()
+
+
 def main() -> int:
-    path = RESULTS / f"{NAME}-{KIND}.json"
-    if sys.argv[1:] != ["--document"]:
+    path, options = RESULTS / f"{NAME}-{KIND}.json", arguments()
+    chosen = [network for network in UNTUNED if not options.only or network.title in options.only]
+    if not options.document:
+        by_network: dict[str, list[dict[str, Any]]] = {network.title: [] for network in UNTUNED}
+        for row in json.loads(path.read_text())["rows"] if options.only else ():
+            by_network[row["network"]].append(row)
         with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-            rows = [row for of_network in pool.map(rows_of, UNTUNED, chunksize=1) for row in of_network]
-        path.write_text(json.dumps({"machine": machine(None), "versions": versions(), "rows": rows}, indent=1) + "\n")
+            for rows in pool.imap_unordered(rows_of, chosen):
+                by_network[rows[0]["network"]] = rows
+                every = [row for rows in by_network.values() for row in rows]
+                results = {"machine": machine(None), "versions": versions(), "rows": every}
+                path.write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads(path.read_text())
     show_table("plans beside the bound", HEADINGS, table_rows(results["rows"]), width=120)
     write_document(NAME, KIND, page_part(results))

@@ -10,7 +10,7 @@ from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.prices import Prices
+from pg_tensile.planning.policies.joint.prices import ExtraCosts, Prices
 from pg_tensile.planning.trace.trace import Trace
 
 EXACT = 1e-9  # relative; times that differ by less count as equal
@@ -53,6 +53,7 @@ class Outcome(NamedTuple):
     candidate: Candidate
     prices: Prices
     sequence: AccessSequence
+    extra_costs: ExtraCosts
 
 
 def rank(outcome: Outcome) -> tuple[float, int]:

@@ -36,7 +36,7 @@ from pg_tensile.planning.policies.building_blocks.keep import (
 )
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better, rank
-from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
+from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -52,12 +52,13 @@ PROMISING = 1.02  # factor on the best time so far up to which a plan is worth r
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
 STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
 STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
-STRETCHED_PASSES = 3  # prices that are tried with each of them
+STRETCHED_PASSES = 1  # prices that are tried with each of them, besides CONGESTED
 REFINEMENTS = 40  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
 CLOSE = 1.1  # factor on the time of the plan that is too large for the allocator: a plan this fast ends the search
 REMEMBERED = 64  # entries in each cache of one job's planner
+LATEST = 2  # budgets whose passes are kept for a search, which begins with their outcomes
 
 
 def identity(trace: Trace) -> Hashable:
@@ -89,8 +90,12 @@ class JobPlanner:
         self.share = share
         self._by_share[share] = self
         self.link = self.profile.with_share(share)
+        # Transfers start in time even if the other lane is busy all the time, unless that is too early for other ones.
+        self.busy_link = self.profile.with_share(share * self.profile.duplex_factor)
         self._cached_candidate = lru_cache(REMEMBERED)(self._candidate)
         self._cached_best = lru_cache(REMEMBERED)(self._best)
+        self._cached_outcomes = lru_cache(LATEST)(self._outcomes)
+        self._cached_refined = lru_cache(LATEST)(self._refined)
 
     def sharing(self, share: float) -> JobPlanner:
         """Return the planner for the same job with another part of the link."""
@@ -192,25 +197,19 @@ class JobPlanner:
     def _within(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         """Return the fastest plan whose footprint is within the budget, as `best`."""
         budget_bytes -= reserved_bytes(self.trace)
-        outcomes, least = self._outcomes(
-            budget_bytes, (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]
-        )
+        few = (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]
+        outcomes, least = self._cached_outcomes(budget_bytes, few)
         if not outcomes:
             return self._swap_all(budget_bytes) or least
         best = outcomes[0]
-        if best.candidate.us <= PERFECT * self.vanilla.us:
+        if best.candidate.us <= PERFECT * self.vanilla.us or isinstance(passes, Prices):
             return best.candidate
-        starts = [best]
-        if not isinstance(passes, Prices) and (stretched := self._stretched(outcomes, budget_bytes)) is not best:
-            starts.append(stretched)
-        if passes is None and self.refinements:
-            starts = [self._refined(start, budget_bytes) for start in starts]
-        best = min(starts, key=rank)
-        is_slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
+        best = (self._cached_refined(budget_bytes) if passes is None else self._stretched(outcomes, budget_bytes))[0]
+        is_slow = best.candidate.us > SLOW * self.vanilla.us
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
 
-    def _outcomes(self, budget_bytes: int, passes: Sequence[Prices]) -> tuple[list[Outcome], Shortage]:
+    def _outcomes(self, budget_bytes: int, passes: tuple[Prices, ...]) -> tuple[list[Outcome], Shortage]:
         """Return the outcomes of passes, the best first, and the smallest shortage.
 
         A pass whose plan is as fast as it can be ends them."""
@@ -221,7 +220,7 @@ class JobPlanner:
             if isinstance(sequence, Shortage):
                 least = min(least, sequence, key=lambda shortage: shortage.bytes)
             elif candidate := self._timed(sequence, budget_bytes, prices.stretch):
-                outcomes.append(Outcome(candidate, prices, sequence))
+                outcomes.append(Outcome(candidate, prices, sequence, {}))
                 if candidate.us <= PERFECT * self.vanilla.us:
                     return outcomes[-1:], least
         outcomes.sort(key=rank)
@@ -231,12 +230,11 @@ class JobPlanner:
     # ---- for searches (search.py) ----
 
     def starts(self, footprint_bytes: int) -> list[Outcome]:
-        """Return the outcomes of the usual passes within a footprint, the best first, one for each of their prices."""
+        """Return outcomes within a footprint, the best first: refined ones, and others of the usual passes."""
         budget_bytes = footprint_bytes - reserved_bytes(self.trace)
-        outcomes, _ = self._outcomes(budget_bytes, PRICES[: self.tries])
-        if outcomes:
-            outcomes.insert(0, self._stretched(outcomes, budget_bytes))
-        return list({outcome.prices: outcome for outcome in reversed(outcomes)}.values())[::-1]
+        outcomes, _ = self._cached_outcomes(budget_bytes, PRICES[: self.tries])
+        ranked = sorted([*self._cached_refined(budget_bytes), *outcomes], key=rank)
+        return list({outcome.prices._replace(stretch=1.0): outcome for outcome in reversed(ranked)}.values())[::-1]
 
     def descend(self, footprint_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
         """Return the outcome of one pass within a footprint; None if it finds no plan."""
@@ -244,54 +242,72 @@ class JobPlanner:
         sequence = self._try(budget_bytes, prices, extra_costs)
         if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes, prices.stretch)):
             return None
-        return self._relaxed(Outcome(candidate, prices, sequence), budget_bytes)
+        return self._relaxed(Outcome(candidate, prices, sequence, extra_costs), budget_bytes)
 
     def relaxed(self, plan: Plan, footprint_bytes: int) -> Candidate:
         """Return a plan with tensors kept on the device for which a larger footprint has room, if that is faster."""
-        outcome = Outcome(self.candidate(plan), PRICES[0], AccessSequence(self.trace, plan))
+        outcome = Outcome(self.candidate(plan), PRICES[0], AccessSequence(self.trace, plan), {})
         return self._relaxed(outcome, footprint_bytes - reserved_bytes(self.trace)).candidate
 
     # ---- passes ----
 
-    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> Outcome:
-        """Return the best outcome, of a slow iteration also of passes that count on the time in which it waits."""
-        best = outcomes[0]
-        slowdown = best.candidate.us / self.vanilla.us
+    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> list[Outcome]:
+        """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits."""
+        outcomes = list(outcomes)
+        slowdown = outcomes[0].candidate.us / self.vanilla.us
         if slowdown < STRETCHED:
-            return best
+            return outcomes
         passes = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
+        passes += [prices for prices in CONGESTED if prices not in passes]
         for exponent in STRETCHES:
             for prices in passes:
-                stretched = prices._replace(stretch=slowdown**exponent)
-                best = self._improved(best, budget_bytes, stretched, {}) or best
-        return best
+                best = min(outcomes, key=rank)
+                stretched = self._tried(best, budget_bytes, prices._replace(stretch=slowdown**exponent), {})
+                outcomes += [stretched] if stretched else []
+        return sorted(outcomes, key=rank)
 
-    def _refined(self, best: Outcome, budget_bytes: int) -> Outcome:
+    def _refined(self, budget_bytes: int) -> list[Outcome]:
+        """Return the best outcome of the usual passes, and the best stretched one, both after more passes."""
+        outcomes, _ = self._cached_outcomes(budget_bytes, PRICES[: self.tries])
+        if not outcomes:
+            return []
+        starts = [outcomes[0]]
+        if (stretched := self._stretched(outcomes, budget_bytes)[0]) is not starts[0]:
+            starts.append(stretched)
+        return sorted([self._refine(start, budget_bytes) for start in starts], key=rank)
+
+    def _refine(self, best: Outcome, budget_bytes: int) -> Outcome:
         """Return the best outcome of more passes at the prices of `best`.
 
         In each, one way to take a tensor off the device costs extra: the one that costs the most in the best plan so
         far. In one more pass, parameters are swapped out early.
         """
-        extra_costs: dict[Way, float] = {}
+        if not self.refinements:
+            return best
         costs = self.costs(best.candidate.plan)
         for _ in range(self.refinements):
             if not costs:
                 break
             way = max(costs, key=lambda way: costs[way])
+            extra_costs = best.extra_costs
             tried = {**extra_costs, way: extra_costs.get(way, 0.0) + costs.pop(way)}
             if better := self._improved(best, budget_bytes, best.prices, tried):
-                best, extra_costs, costs = better, tried, self.costs(better.candidate.plan)
-        return self._improved(best, budget_bytes, best.prices._replace(early_swap_outs=True), extra_costs) or best
+                best, costs = better, self.costs(better.candidate.plan)
+        early = best.prices._replace(early_swap_outs=True)
+        return self._improved(best, budget_bytes, early, best.extra_costs) or best
 
     def _improved(self, best: Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
         """Return the outcome of another pass if it is better than the best so far, else None."""
+        outcome = self._tried(best, budget_bytes, prices, extra_costs)
+        return outcome if outcome and is_better(outcome.candidate, best.candidate) else None
+
+    def _tried(self, best: Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
+        """Return the outcome of another pass, relaxed if it is hardly slower than the best; None if it has no plan."""
         sequence = self._try(budget_bytes, prices, extra_costs)
         if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes, prices.stretch)):
             return None
-        outcome = Outcome(candidate, prices, sequence)
-        if candidate.us < PROMISING * best.candidate.us:
-            outcome = self._relaxed(outcome, budget_bytes)
-        return outcome if is_better(outcome.candidate, best.candidate) else None
+        outcome = Outcome(candidate, prices, sequence, extra_costs)
+        return self._relaxed(outcome, budget_bytes) if candidate.us < PROMISING * best.candidate.us else outcome
 
     def costs(self, plan: Plan) -> dict[Way, float]:
         """Return the µs that each tensor's swaps and recomputations cost."""
@@ -358,7 +374,9 @@ class JobPlanner:
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
         candidate = self._timed(sequence, budget_bytes, outcome.prices.stretch)
-        return min(outcome, Outcome(candidate, outcome.prices, sequence), key=rank) if candidate else outcome
+        if candidate is None:
+            return outcome
+        return min(outcome, outcome._replace(candidate=candidate, sequence=sequence), key=rank)
 
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
@@ -373,7 +391,14 @@ class JobPlanner:
         """Return the plan with its transfers scheduled and coded; None if it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
-        return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes, stretch)))
+
+        def scheduled(link: DeviceProfile) -> Candidate:
+            return self.candidate(with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch)))
+
+        candidate = scheduled(self.busy_link)
+        if candidate.stall_us and self.busy_link != self.link:
+            candidate = min(candidate, scheduled(self.link), key=lambda candidate: candidate.us)
+        return candidate
 
 
 class _Reserving(JobPlanner):

@@ -42,6 +42,10 @@ PRICES = tuple(
         (0.005, 1.0, 2),
     )
 )  # fmt: skip
+# For iterations that wait for the link. Found by greedy selection among link prices 0.06, 0.3, 1 and 3, weights 0.3 and
+# 0.8, and chains of 1, 2, 4 and 8, stretched, for the least mean time of the better plan at nine points: ResNet-50 with
+# 2 images, GPT-2 and U-Net of `make bench-planner` at 50 to 75 % saved.
+CONGESTED = (Prices(0.3, 0.3, 8), Prices(1.0, 0.8, 8))
 THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # prefer recomputing to swapping
 
 Way = tuple[int, bool]  # of taking a tensor off the device: (tensor, by a swap)

@@ -94,7 +94,7 @@ class Search:
     def _descents(self, best: Outcome, footprint_bytes: int, tries: int, random: Random) -> Iterable[Outcome]:
         """Yield ever better outcomes."""
         planner = self._planner
-        extra: ExtraCosts = {}
+        extra = best.extra_costs
         costs: Mapping[Way, float] | None = None
         for _ in range(tries):
             if self._over():

@@ -73,6 +73,7 @@ class _Sweep:
         self.freed_first: dict[
             int, int
         ] = {}  # persistent tensors off the device at first → gap in which they are freed
+        self.stay_over_end: set[int] = set()  # persistent tensors that are copied out after the iteration's start
         self.heap: list[tuple[float, IdleInterval]] = []  # candidates, with a lower bound of their keys
         self.now = 0
         self.recomputed = RecomputedGap(columns)  # right before the current operator
@@ -150,7 +151,7 @@ class _Sweep:
         ):
             return
         until = self.off.idle.next_use(tensor, since)
-        if until is None:
+        if until is None or (until >= 2 * self.count and tensor in self.stay_over_end):
             return
         interval = IdleInterval(tensor, since, until)
         if tensor in self.freed_first and until >= 2 * self.count:
@@ -216,11 +217,26 @@ class _Sweep:
             if (interval != queued or current > key * STALE) and self.heap and current > self.heap[0][0]:
                 heappush(self.heap, (current, interval))
                 continue
+            if since < 0:
+                interval, price = self._cheaper_end(interval, price)
             self._take_away(interval, price)
             dropped = True
         for entry in in_use:
             heappush(self.heap, entry)
         return dropped
+
+    def _cheaper_end(self, interval: IdleInterval, price: Price) -> tuple[IdleInterval, Price]:
+        """Return the cheaper way to copy out a tensor that is idle across the end of the iteration: before or after it.
+
+        Transfers do not cross that end. A tensor copied out after it is on the device there, and seems to be used by
+        operator 0.
+        """
+        after = interval._replace(since=0)
+        other = self.pricing.price(after, self.now)
+        if other is None or other.us >= price.us:
+            return interval, price
+        self.stay_over_end.add(interval.tensor)
+        return after, other
 
     def _wait(self) -> bool:
         """Make the job wait for a transfer; return False if none can be waited for.

@@ -231,6 +231,30 @@ def test_optimizer_state_is_away_until_it_is_needed():
     assert timeline(trace, plan).stall_us < 100
 
 
+def test_state_updated_last_is_copied_out_after_the_end_of_the_iteration():
+    """Between its update and the end, there is no time for the copy; at the start of the next iteration there is."""
+    trace = trace_of(
+        (100.0, {0: READ, 1: READ, 3: CREATE}),
+        (5000.0, {3: READ, 4: CREATE}),
+        (100.0, {4: READ, 5: CREATE}),
+        (100.0, {5: READ, 6: CREATE}),
+        (5000.0, {6: READ, 7: CREATE}),
+        (100.0, {7: READ, 1: WRITE, 2: WRITE}),
+        sizes=(MIB, MIB, 16 * MIB, MIB, MIB, 16 * MIB, MIB, MIB),
+        persistent=2,
+    )
+    plan = policy.plan({0: trace}, RTX_A6000, 24 * MIB)[0]
+    assert 2 in {event.tensor for event in plan.events}
+    assert 2 in AccessSequence(trace, plan).boundary.device
+    assert timeline(trace, plan).stall_us < 100
+
+
+def test_transfers_are_in_time_beside_a_busy_other_lane():
+    planned = JobPlanner(network(12), RTX_A6000.with_link(2e10, duplex_factor=0.5))
+    candidate = planned.within(int(0.6 * planned.vanilla.device_peak_bytes))
+    assert candidate.transfers and candidate.stall_us == 0
+
+
 def test_a_parameter_leaves_ahead_where_the_link_will_be_full():
     """Between its first access and the peak, the link has time for one of two tensors; around the end for the other."""
     trace = trace_of(
