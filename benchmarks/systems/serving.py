@@ -15,7 +15,7 @@ request is for a random model. Ways take turns in rounds, each with the same arr
 counts from the planned arrival, whether or not a client is free. A way is saturated if its own service time, likewise
 measured before, leaves less than a tenth of the time free.
 
-    python -m benchmarks.systems.serving [--quick] [--requests 160] [--models 4]
+    python -m benchmarks.systems.serving [--quick] [--requests 104] [--models 4]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pg_tensile.execution.training.checkpoint import from_bytes
 Connection = psycopg.Connection[tuple[Any, ...]]
 Serve = Callable[[Connection, int, int], None]  # connection, model, image
 SECTION = "serving"
-RATES = (0.15, 0.3, 0.45, 0.6)  # of that of one request after the other without a budget
+RATES = (0.2, 0.4, 0.6)  # of that of one request after the other without a budget
 WAYS = ("within", "turns", "whole")
 MARGIN = 1.1  # times the parameters: room for activations and workspaces
 LINK_SHARE = 1.2
@@ -246,9 +246,9 @@ def checks(measured: Sequence[Row]) -> list[Check]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=160, help="for each rate and way")
+    parser.add_argument("--requests", type=int, default=104, help="for each rate and way")
     parser.add_argument("--network", default="resnet50", help="of pytorchcv")
-    parser.add_argument("--side", type=int, default=64, help="of an image; at most 147")
+    parser.add_argument("--side", type=int, default=32, help="of an image; at most 147")
     parser.add_argument("--quick", action="store_true", help="two small networks, two rates")
     options = parser.parse_args()
     if options.quick:
