@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
-from benchmarks.systems import batch, codecs, cswap, inference, swapadvisor
+from benchmarks.systems import batch, codecs, cswap, inference, serving, swapadvisor
 from benchmarks.tables import table
 
 Column = tuple[str, str, str]  # heading, key of the row, format
@@ -87,6 +87,33 @@ SYSTEMS = (
                     ("slowdown", "slowdown", ".2f"),
                     ("link, GB/s", "link_bytes_per_s", "GB"),
                     ("link alone, ms", "link_ms", ",.0f"),
+                    ("the same bits", "identical", ""),
+                ),
+            ),
+        },
+    ),
+    System(
+        "serving",
+        "SwapAdvisor: several models within a budget",
+        "with 4 and 16 ResNet-152 on a GPU and up to 400 requests a second, the 99th percentile is at most twice that "
+        "of one model alone; of models that take turns it is 8 times at 300 requests a second and 16 models (figure 8)",
+        serving,
+        {"Poisson arrivals": ((), 300)},
+        ("--quick",),
+        {
+            "Within: all models within the budget; turns: one of them at a time; whole: no budget.": (
+                lambda row: True,
+                (
+                    ("", "way", "`"),
+                    ("of the rate", "rate", ".0%"),
+                    ("requests/s", "requests_per_s", ".1f"),
+                    ("p50, ms", "p50_ms", ",.0f"),
+                    ("p99, ms", "p99_ms", ",.0f"),
+                    ("one after the other, ms", "service_ms", ",.0f"),
+                    ("saturated", "saturated", "yes"),
+                    ("models on the device", "loaded", ""),
+                    ("budget, MiB", "budget_bytes", "MiB"),
+                    ("parameters of all, MiB", "parameter_bytes", "MiB"),
                     ("the same bits", "identical", ""),
                 ),
             ),
@@ -241,6 +268,8 @@ def cells(row: Row, columns: Sequence[Column]) -> list[str]:
 def shown(value: Any, form: str) -> str:
     if value is None:
         return ""
+    if form == "yes":
+        return "yes" if value else ""
     if isinstance(value, bool):
         return "yes" if value else "**no**"
     if form == "MiB":

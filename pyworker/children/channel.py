@@ -43,6 +43,7 @@ class Channel:
         self.spec: dict[str, Any] = {}  # the JOB frame's header
         self.threads = 1
         self.latency_models: dict[str, memoryview] = {}  # by device, as planning/latency/model_bytes.py encodes them
+        self.running_buffers: Sequence[Buffer] = ()  # of the running jobs, of which explain_training is told
         self.load: LoadMeter | None = None  # of the device by others, reported while the job waits for memory
         self.checkpoint_stored: Callable[[float], None] | None = None  # called with the time of the commit
 
@@ -51,7 +52,9 @@ class Channel:
     def receive_job(self) -> None:
         frame = self._next({FrameType.JOB})
         self._job, self.spec = frame.job, frame.header
-        self.latency_models = dict(zip(self.spec["latency_models"], frame.buffers, strict=True))
+        models = self.spec["latency_models"]
+        self.latency_models = dict(zip(models, frame.buffers, strict=False))
+        self.running_buffers = frame.buffers[len(models) :]
         resume = self.spec["resume"] or {}
         self.threads = resume.get("threads") or self.spec["threads"]  # another number would change sums' last bits
 

@@ -2,14 +2,16 @@
 
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
-if the job had the device to itself, and a bound on the time of any such plan. Workspaces are measured if the device is
-the host, as the job itself would do: on another device that takes memory that has not been granted. One RESULT frame
-ends it, with the numbers as JSON (planning/explain/numbers.py) or as lines of text. An error that would fail the job
-while it starts fails the explanation in the same way.
+if the job had the device to itself, a bound on the time of any such plan, and the plan beside the jobs that run.
+Workspaces are measured if the device is the host, as the job itself would do: on another device that takes memory that
+has not been granted. One RESULT frame ends it, with the numbers as JSON (planning/explain/numbers.py) or as lines of
+text. An error that would fail the job while it starts fails the explanation in the same way.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -33,6 +35,7 @@ from pyworker.children.job import (
     with_hint,
     with_predicted_latencies,
 )
+from pyworker.children.running_jobs import running_jobs
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from pg_tensile.planning.trace.trace import Trace
 
 BOUND_LIMIT_S = 2.0  # for the solver: whoever asks does not wait longer for a number that is only a comparison
+BESIDE_LIMIT_S = 10.0  # likewise for plans of the new job and the running ones together
 
 
 def run(channel: Channel, libraries: Future[None]) -> None:
@@ -64,9 +68,23 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     request = _request(spec, subject)._replace(choice=choice, warnings=warnings)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
-    explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target), BOUND_LIMIT_S)
+    profile, admission = subject.target.profile, _admission(spec, subject.target)
+    running = running_jobs(spec["running"], channel.running_buffers, subject.target.name)
+    explanation = explain(request, traces, profile, admission, BOUND_LIMIT_S, running, _deadline(channel))
     lines = render(explanation) if spec["format"] == "text" else [explanation.to_json()]
     channel.send(FrameType.RESULT, {"rows": [[line] for line in lines], "last": True})
+
+
+def _deadline(channel: Channel) -> Callable[[], bool]:
+    """Return a function that says whether planning beside the running jobs takes too long; it gives signs of life."""
+    begun: list[float] = []
+
+    def over() -> bool:
+        channel.poll_early("planning")
+        begun.append(time.monotonic())
+        return begun[-1] - begun[0] > BESIDE_LIMIT_S
+
+    return over
 
 
 class _TargetDevice(NamedTuple):

@@ -14,11 +14,13 @@ scheduler that is started anew reads the grants, and requests plans for all jobs
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped
 from pyworker.supervisors.scheduling.device_views import DeviceView, Situation, read_device_views
 from pyworker.supervisors.scheduling.job_records import JobRecords
+from pyworker.supervisors.scheduling.load_changes import LoadChanges
 from pyworker.supervisors.scheduling.planner_client import PlannerClient
 from pyworker.supervisors.scheduling.publisher import Publisher
 from pyworker.supervisors.scheduling.searches import POLICIES, Searches, SearchTask, memory_bucket
@@ -44,6 +46,7 @@ class Scheduler:
         self._planner = PlannerClient(server, self._records, self._searches)
         self._publisher = Publisher(server, self._records)
         self._planned: dict[str, Situation] = {}  # by device: the one that its plans are made for
+        self._loads = LoadChanges()
         self._brief: set[str] = set()  # devices whose memory was divided in few passes
 
     async def run(self) -> None:
@@ -109,6 +112,7 @@ class Scheduler:
             return
         if not view.jobs:
             self._planned.pop(view.name, None)
+            self._loads.forget(view.name)
             self._brief.discard(view.name)
             return
         reasons = view.situation.changes(self._planned.get(view.name))
@@ -117,6 +121,7 @@ class Scheduler:
             reasons = ["the memory was divided in few passes"]
         changed = self._changed_latencies(view)
         reasons += [f"latency of job {job} has changed by {change:.0%}" for job, change in changed.items()]
+        reasons += self._loads.clear_changes(view.name, view.loads())
         if reasons and await self._planner.start():
             self._planner.send_request(view, "; ".join(reasons), may_be_brief)
 
@@ -147,5 +152,6 @@ class Scheduler:
                 self._publisher.carry_out(request, frame)
             if abandoned != "newer":
                 self._planned[device] = request.view.situation
+                self._loads.record(device, request.view.loads(), time.monotonic() - request.sent_at)
                 (self._brief.add if frame.header.get("brief") else self._brief.discard)(device)
         return 0.0

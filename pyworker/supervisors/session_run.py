@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -136,8 +137,16 @@ async def _open_explanation(
 ) -> None:
     """Send the JOB frame of explain_training."""
     models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
-    header = session_spec(server, request, threads) | {"latency_models": [row["device"] for row in models]}
-    child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
+    running = server.rows("SELECT * FROM tensile._explain_running()")
+    header = session_spec(server, request, threads) | {
+        "latency_models": [row["device"] for row in models],
+        "running": [json.loads(row["description"]) for row in running],
+    }
+    buffers = [row["models"] for row in models]
+    for row in running:
+        if row["trace"] is not None:
+            buffers += [row["trace"], array("f", row["average"] or []).tobytes()]
+    child.queue(FrameType.JOB, header=header, buffers=buffers)
 
 
 async def _open_evaluation(

@@ -100,7 +100,7 @@ BEGIN
                        count(*) FILTER (WHERE j.state = 'waiting') AS waiting,
                        coalesce(sum(t.least_bytes + t.overhead_bytes) FILTER (WHERE j.state = 'running'), 0)
                            AS least_bytes,
-                       coalesce(jsonb_agg(jsonb_build_object('running', j.state = 'running',
+                       coalesce(jsonb_agg(jsonb_build_object('job', j.id, 'running', j.state = 'running',
                                     'least_bytes', t.least_bytes + t.overhead_bytes,
                                     'remaining_s', tensile._remaining_s(j.id))
                                     ORDER BY j.aged_priority DESC, j.submitted_at, j.id)
@@ -117,6 +117,27 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
+
+-- Likewise: the running jobs of all roles, for which the executor makes the scheduler's decision. `description`: fields
+-- of JobState, with device, granted_bytes and traced; the trace is null for a job that is executed eagerly
+CREATE FUNCTION tensile._explain_running() RETURNS TABLE (description jsonb, trace bytea, average real[])
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM tensile._session_check('tensile._explain_running');
+    RETURN QUERY
+        SELECT jsonb_build_object(
+                   'job', j.id, 'device', t.device, 'traced', cardinality(t.traces) > 0, 'least_bytes', t.least_bytes,
+                   'granted_bytes', coalesce(f.granted_bytes, t.least_bytes), 'operator', coalesce(t.largest_operator, ''),
+                   'policy', t.policy, 'priority', j.priority::float8, 'overhead_bytes', t.overhead_bytes,
+                   'most_bytes', j.memory_budget, 'max_slowdown', (j.options->>'max_slowdown')::float8,
+                   'swap_share', coalesce((j.options->>'swap_share')::float8, 1)),
+               t.traces[1], l.average
+        FROM tensile.jobs j JOIN tensile.traces t ON t.job = j.id
+             LEFT JOIN tensile.footprints f ON f.job = j.id LEFT JOIN tensile.latencies l ON l.job = j.id
+        WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL
+        ORDER BY j.id;
+END $$;
 
 CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
         epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',

@@ -149,6 +149,22 @@ def test_an_explanation_waits_for_memory_that_others_need(fresh_cluster: Callabl
 
 
 @pytest.mark.long
+def test_an_explanation_counts_what_running_jobs_were_promised(db: Connection, wait_until: Wait) -> None:
+    """Takes seconds: a job trains while another model is explained."""
+    job = submit(
+        db, "kept", {"type": "mlp", "hidden": [1024]}, epochs=FOREVER, batch_size=256, options={"max_slowdown": 1}
+    )
+    wait_until(lambda: phase(db, job) == "training")
+    least = value(db, "SELECT least_bytes + overhead_bytes FROM tensile.traces WHERE job = %s", job)
+    register(db, "m")
+    explanation = explained(db)
+    admission, beside = explanation["admission"], explanation["beside"]
+    assert admission["running"] == 1 and admission["least_bytes"] > least
+    assert beside["slowdown"] == 1 and beside["planned_bytes"] == explanation["memory"]["vanilla_bytes"]
+    db.execute("SELECT cancel_job(%s)", (job,))
+
+
+@pytest.mark.long
 def test_an_explanation_without_a_calibration_says_so(db: Connection) -> None:
     register(db, "m")
     assert explained(db)["calibrated"] is False

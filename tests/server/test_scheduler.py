@@ -261,6 +261,23 @@ def test_when_a_job_comes_latencies_are_those_under_the_load_then(play):
         assert value(play.conn, us, job.number) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.long
+def test_a_lasting_change_of_the_load_makes_plans_anew(play):
+    """Takes longer than a change has to last, in both directions."""
+    models = slowed_by_load(NETWORK, RTX_A6000)
+    sql = "INSERT INTO tensile.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
+    play.conn.execute(sql, (model_bytes.encode(models),))
+    job = play.job(memory_budget=f"{(LEAST + MOST) // 2048}kB")
+    job.report_load(0.0)
+    job.send_trace()
+    job.follow()
+    for number, (before, now) in enumerate((("0%", 1.0), ("100%", 0.0))):
+        job.report_load(now)
+        reason = f"the load of cpu by others than job {job.number} has changed from {before} to {now:.0%}"
+        play.wait_until(lambda: [line for line in play.log("scheduled") if line[2] == reason], 60)  # noqa: B023
+        assert len(play.log("scheduled")) == number + 2
+
+
 def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):
     huge = network(4, activation_bytes=64 << 20)
     job = play.job()

@@ -8,7 +8,7 @@ module does not import torch.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from pg_tensile.planning.bounds import solved_us
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.explain.beside import Beside, Outlook, outlook
 from pg_tensile.planning.explain.request import Admission, Request
 from pg_tensile.planning.explain.start import Start, start_of
 from pg_tensile.planning.plan.allocator import plan_bytes
@@ -23,7 +24,6 @@ from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned, Refused
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -163,6 +163,7 @@ class Explanation:
     """Explanation of a job, in bytes, µs and fractions from 0 to 1.
 
     `graph`, `memory` and `time` are None if the step could not be captured. `plan` is None for an eager job as well.
+    `beside` is None if no jobs run, if the job would not start now, or if planning all of them would take too long.
     """
 
     request: Request
@@ -173,6 +174,7 @@ class Explanation:
     memory: Memory | None = None
     time: Time | None = None
     plan: PlanUse | NoPlan | None = None
+    beside: Beside | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as a JSON object, in which numbers that are not known are absent."""
@@ -185,6 +187,7 @@ class Explanation:
             **({} if self.memory is None else {"memory": _to_json(self.memory)}),
             **({} if self.time is None else {"time": _to_json(self.time)}),
             **({} if self.plan is None else _to_json(self.plan)),
+            **({} if self.beside is None else {"beside": _to_json(self.beside)}),
             "start": _to_json(self.start),
         }
 
@@ -208,42 +211,49 @@ def explain(
     profile: DeviceProfile,
     admission: Admission,
     bound_limit_s: float = 0.0,
+    running: Sequence[JobState] = (),
+    over: Callable[[], bool] = lambda: False,
 ) -> Explanation:
     """Return the explanation of a job.
 
     `traces` are the job's graphs by name, with latencies, the training step first; empty if none could be captured.
     `bound_limit_s`: seconds for which a solver may look for the bound of the plan's time; 0 means that none is wanted.
+    `running` are the device's jobs that run, with their latest latencies and a grant; how the job would do beside them
+    is left out if `over` returns True while they are planned.
     """
-    if not traces:
-        start = start_of(request, request.claim_bytes, admission, None, None)
-        return Explanation(request, profile.name, admission, start)
-    train = next(iter(traces.values()))
-    memory = _memory(traces)
-    (vanilla,) = simulate([SimulatedJob(train)], profile)
-    time, plan, least = Time(vanilla.iteration_us), None, request.claim_bytes
-    if request.policy != "none":
-        memory, time, plan = _planned(request, train, memory, time, profile, admission, bound_limit_s)
-        least = memory.promised_bytes or memory.least_bytes
-    unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
-    told = request if memory.promised_bytes else request._replace(max_slowdown=None)
-    start = start_of(told, least, admission, str(memory.largest_operator), unplanned)
-    return Explanation(request, profile.name, admission, start, _graph(train), memory, time, plan)
+    scheduler = DeviceScheduler()
+    alone = DeviceState(request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events)
+    graph = memory = time = plan = largest = unplanned = None
+    job = _eager(request)
+    least, told = request.claim_bytes, request._replace(max_slowdown=None)
+    if traces:
+        train = next(iter(traces.values()))
+        memory, graph = _memory(traces), _graph(train)
+        largest = str(memory.largest_operator)
+        (vanilla,) = simulate([SimulatedJob(train)], profile)
+        time = Time(vanilla.iteration_us)
+        if request.policy != "none":
+            job = _captured(request, train, memory)
+            memory, time, plan = _planned(request, job, memory, time, scheduler, alone, bound_limit_s)
+            least = memory.promised_bytes or memory.least_bytes
+            told = request if memory.promised_bytes else told
+            unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
+    prospects = Outlook(admission)
+    start = start_of(told, least, admission, largest, unplanned)
+    if running and start.when != "never" and request.open_job is None:
+        device = replace(alone, inference_bytes=admission.inference_bytes)
+        prospects = outlook(scheduler, device, job, running, admission, over)
+        start = start_of(told, least, prospects.admission, largest, unplanned, prospects.obstacle)
+    return Explanation(request, profile.name, prospects.admission, start, graph, memory, time, plan, prospects.beside)
 
 
-def _planned(
-    request: Request,
-    train: Trace,
-    memory: Memory,
-    time: Time,
-    profile: DeviceProfile,
-    admission: Admission,
-    bound_limit_s: float,
-) -> tuple[Memory, Time, PlanUse | NoPlan]:
-    """Return memory, time and plan by the scheduler's decision for the job alone on the device."""
-    device = DeviceState(
-        request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events
-    )
-    job = JobState(
+def _eager(request: Request) -> JobState:
+    most, overhead = request.memory_budget, request.overhead_bytes
+    return JobState(0, None, request.claim_bytes, policy="none", overhead_bytes=overhead, most_bytes=most)
+
+
+def _captured(request: Request, train: Trace, memory: Memory) -> JobState:
+    return JobState(
         0,
         train,
         memory.least_bytes,
@@ -254,25 +264,39 @@ def _planned(
         max_slowdown=request.max_slowdown,
         swap_share=1.0 if request.swap_share is None else request.swap_share,
     )
-    room = admission.budget_bytes - request.overhead_bytes
+
+
+def _planned(
+    request: Request,
+    job: JobState,
+    memory: Memory,
+    time: Time,
+    scheduler: DeviceScheduler,
+    device: DeviceState,
+    bound_limit_s: float,
+) -> tuple[Memory, Time, PlanUse | NoPlan]:
+    """Return memory, time and plan by the scheduler's decision for the job alone on the device."""
+    train = job.trace
+    assert train is not None
+    room = device.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)
     memory = replace(memory, budget_bytes=budget, budget_of="device" if budget == room else "memory_budget")
-    decision = DeviceScheduler().schedule(device, [job]).decisions[0]
+    schedule = scheduler.schedule(device, [job])
+    decision = schedule.decisions[job.job]
     if isinstance(decision, Refused) and decision.max_slowdown is not None:
         memory = replace(memory, promised_bytes=decision.least_bytes)
     if not isinstance(decision, Planned):
         return memory, time, NoPlan(getattr(decision, "reason", None))
     if request.max_slowdown is not None:
-        promised = JobPlanner(train, profile, most_events=admission.most_events).saving(request.max_slowdown)
-        memory = replace(memory, promised_bytes=max(promised.device_peak_bytes, memory.least_bytes))
+        memory = replace(memory, promised_bytes=schedule.needs[job.job])
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)
     bound_us = None
     if bound_limit_s > 0 and len(decision.plan):
-        bound_us = solved_us(executed, profile, max(budget, decision.planned_bytes), bound_limit_s)
+        bound_us = solved_us(executed, device.profile, max(budget, decision.planned_bytes), bound_limit_s)
     time = replace(_time(decision), bound_us=bound_us, max_slowdown=request.max_slowdown)
-    return memory, time, PlanUse(_link(decision, profile), swapped, recomputed)
+    return memory, time, PlanUse(_link(decision, device.profile), swapped, recomputed)
 
 
 def _graph(trace: Trace) -> Graph:

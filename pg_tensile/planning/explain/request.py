@@ -63,6 +63,7 @@ class Ahead(NamedTuple):
     running: bool
     least_bytes: int
     remaining_s: float | None
+    job: int = 0
 
 
 class Admission(NamedTuple):
@@ -85,3 +86,7 @@ class Admission(NamedTuple):
     def totals(self) -> dict[str, Any]:
         """Return the fields without the details of other jobs (`ahead`)."""
         return {name: value for name, value in self._asdict().items() if name != "ahead"}
+
+    def has_room_for(self, need_bytes: int) -> bool:
+        """Return whether `need_bytes`, overhead included, fit beside the least that the running jobs need."""
+        return self.least_bytes + self.inference_bytes + need_bytes <= self.budget_bytes

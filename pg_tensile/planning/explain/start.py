@@ -1,6 +1,7 @@
 """When a job would start, and why, by the scheduler's rule (scheduling/admission.py).
 
-A job starts if its least memory and that of the running jobs fit into the device's budget.
+A job starts if its least memory and that of the running jobs fit into the device's budget, and all of them can have
+plans that keep what was promised.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ class LaterStart(Start):
 
 
 def start_of(
-    request: Request, least_bytes: int, admission: Admission, largest: str | None, unplanned: str | None
+    request: Request,
+    least_bytes: int,
+    admission: Admission,
+    largest: str | None,
+    unplanned: str | None,
+    obstacle: str | None = None,
 ) -> Start:
     """Return the start of a job that needs at least `least_bytes`.
 
     `largest` describes the operator that needs the most memory, if known; `unplanned` is why no plan can be made, if
-    so.
+    so; `obstacle` is why it waits for running jobs to end although its memory is there, if it does.
     """
     need = least_bytes + request.overhead_bytes
     budget = admission.budget_bytes
@@ -57,7 +63,10 @@ def start_of(
     parts += [f"{running} at least {size(admission.least_bytes)}"] if admission.running else []
     parts += [f"predictions {size(admission.inference_bytes)}"] if admission.inference_bytes else []
     why = ", ".join(parts) + (f"; waiting already: {admission.waiting}" if admission.waiting else "")
-    if admission.least_bytes + admission.inference_bytes + need <= budget:
+    if obstacle is not None:
+        alone = budget - admission.inference_bytes
+        return LaterStart("later", f"{why}; {obstacle}", _wait_s(max(need, alone), admission))
+    if admission.has_room_for(need):
         return Start("now", why)
     return LaterStart("later", why, _wait_s(need, admission))
 

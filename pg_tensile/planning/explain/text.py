@@ -193,6 +193,11 @@ def _time_lines(explanation: Explanation) -> list[_Line]:
         lines.append(_Line("", "slowdown", f"{time.slowdown:.2f}x", promise))
         if time.bound_us is not None:
             lines.append(_Line("", "no plan below", duration(time.bound_us), _distance(time.planned_us, time.bound_us)))
+    beside = explanation.beside
+    if beside is not None and beside.planned_us is not None and beside.slowdown is not None:
+        link = "" if beside.link_share == 1 else f" and {beside.link_share:.0%} of the link"
+        note = f"{beside.slowdown:.2f}x with {size(beside.planned_bytes)}{link}, as long as the running jobs run"
+        lines.append(_Line("", "beside others", duration(beside.planned_us), note))
     return lines
 
 

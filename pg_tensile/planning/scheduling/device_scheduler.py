@@ -54,4 +54,16 @@ class DeviceScheduler:
             if state.jobs[job].trace is not None
         }
         self.caches.end_round()
-        return Schedule(state.decisions | state.waits, totals_us, state.notes, state.codings, state.brief)
+        needs = {job: state.needs(job) for job in state.least}
+        return Schedule(state.decisions | state.waits, totals_us, state.notes, state.codings, state.brief, needs)
+
+    def needs(self, device: DeviceState, jobs: Iterable[JobState]) -> dict[int, int]:
+        """Return the least bytes that each job has to be given, with its promised slowdown, as admission counts them.
+
+        Jobs that cannot be planned are missing. No plans are made."""
+        self.caches.begin_round()
+        state = RoundState(self.caches, device, jobs)
+        for job in state.jobs.values():
+            find_least(state, job)
+        admit(state)
+        return {job: state.needs(job) for job in state.least}

@@ -41,8 +41,8 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         if newest is None:
             state.break_promise(job.job for job in traced)
             return None
-        promises = [str(job.job) for job in traced if state.most_slowdown(job.job) < math.inf]
-        which = f"job{'s' if len(promises) > 1 else ''} {', '.join(promises)}"
+        promises = [job.job for job in traced if state.most_slowdown(job.job) < math.inf]
+        which = " and ".join("this job" if job == newest else f"job {job}" for job in promises)
         state.decisions[newest] = Waits(
             f"beside the jobs that run, {which} would be slowed down by more than max_slowdown allows"
         )

@@ -17,7 +17,8 @@ JOBS = """
                                             WHERE c.job = s.job AND c.meta IS NOT NULL) AS choosing,
            (j.options->>'search_time')::float8 AS search_time,
            (j.options->>'max_slowdown')::float8 AS max_slowdown,
-           coalesce((j.options->>'swap_share')::float8, 1) AS swap_share, p.utilisation AS load
+           coalesce((j.options->>'swap_share')::float8, 1) AS swap_share, p.utilisation AS load,
+           t.load AS traced_load, EXISTS (SELECT FROM tensile.latency_models m WHERE m.device = s.device) AS modelled
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
          LEFT JOIN tensile.sparsities x ON x.job = s.job
          LEFT JOIN tensile._progress() p ON p.job = s.job
@@ -76,6 +77,15 @@ class DeviceView(NamedTuple):
     jobs: dict[int, dict[str, Any]]  # rows of JOBS, without jobs refused or set aside
     grants: dict[int, dict[str, Any]]  # by job, of all slots on the device
     situation: Situation
+
+    def loads(self) -> dict[int, float]:
+        """Return the load of the device by others, by job, of jobs whose plans follow it.
+
+        Those are the captured ones on a device with latency models. Before a job has reported a load, it is the one
+        that its trace's latencies stand for."""
+        rows = [row for row in self.jobs.values() if row["traced"] and row["modelled"]]
+        loads = {row["job"]: row["traced_load"] if row["load"] is None else row["load"] for row in rows}
+        return {job: load for job, load in loads.items() if load is not None}
 
 
 def read_device_views(server: Server, records: JobRecords, searches: Searches) -> dict[str, DeviceView]:

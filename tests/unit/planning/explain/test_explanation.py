@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,15 @@ from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
+from pg_tensile.planning.explain.start import LaterStart
 from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint import policy as joint
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Planned
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import duration, size
@@ -37,6 +42,11 @@ def request(**changes: Any) -> Request:
 @pytest.fixture(scope="module")
 def net() -> Trace:
     return network(24)
+
+
+@pytest.fixture(scope="module")
+def short() -> Trace:
+    return network(6)
 
 
 def half(trace: Trace) -> int:
@@ -219,6 +229,79 @@ def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: flo
     assert "ahead" not in result["admission"]
     said = "nobody can tell when" if expected is None else "in at most "
     assert said in render(explanation)[-1]
+
+
+# ---- beside running jobs ----
+
+
+def beside(
+    trace: Trace, promise: float | None, budget: int, over: Callable[[], bool] = lambda: False, **changes: Any
+) -> Explanation:
+    """The explanation of a second job of the same kind, where one with this promise runs."""
+    least = least_bytes(trace)
+    running = JobState(7, trace, least, max_slowdown=promise, given=Given(None, least))
+    admission = Admission(budget, 0, 1, 0, least, ahead=(Ahead(True, least, 60.0, job=7),))
+    return explain(request(**changes), {"train": trace}, SLOW, admission, running=[running], over=over)
+
+
+def promised_bytes(trace: Trace, promise: float) -> int:
+    return JobPlanner(trace, SLOW).saving(promise).device_peak_bytes
+
+
+def test_memory_that_running_jobs_were_promised_is_not_free(short: Trace) -> None:
+    kept = promised_bytes(short, 1.0)
+    assert least_bytes(short) < kept
+    budget = least_bytes(short) + kept - 1
+    start = beside(short, 1.0, budget).start
+    assert isinstance(start, LaterStart)
+    assert start.wait_s == 60.0 and start.why.endswith(f"1 running job at least {size(kept)}")
+    assert beside(short, None, budget).start.when == "now"
+
+
+def test_the_slowdown_beside_running_jobs_is_that_of_the_schedulers_plan(short: Trace) -> None:
+    budget = 2 * half(short)
+    explanation = beside(short, 1.05, budget)
+    jobs = [
+        JobState(7, short, least_bytes(short), max_slowdown=1.05, given=Given(None, least_bytes(short))),
+        JobState(8, short, least_bytes(short)),
+    ]
+    planned = DeviceScheduler().schedule(DeviceState("cpu", SLOW, budget), jobs).decisions[8]
+    assert isinstance(planned, Planned) and planned.iteration_us is not None and planned.vanilla_us is not None
+    result = explanation.to_json()["beside"]
+    assert result["planned_us"] == planned.iteration_us and result["link_share"] == planned.link_share
+    assert result["slowdown"] == planned.iteration_us / planned.vanilla_us > explanation.to_json()["time"]["slowdown"]
+    (line,) = (line for line in render(explanation) if "beside others" in line)
+    assert f"{duration(planned.iteration_us)}  {result['slowdown']:.2f}x with {size(planned.planned_bytes)}" in line
+    free = beside(short, None, budget).to_json()["beside"]
+    assert free["slowdown"] < result["slowdown"]  # nothing keeps the memory and the link from it
+
+
+def test_a_job_waits_beside_running_ones_whose_link_it_would_need(short: Trace) -> None:
+    """Both promises fit into the memory, if each has the whole link; they cannot share it."""
+    promise = 1.1
+    budget = 2 * promised_bytes(short, promise)
+    start = beside(short, promise, budget, max_slowdown=promise).start
+    assert isinstance(start, LaterStart) and start.wait_s == 60.0
+    assert "job 7 and this job would be slowed down by more than max_slowdown allows" in start.why
+
+
+def test_what_takes_too_long_to_plan_is_left_out(short: Trace) -> None:
+    explanation = beside(short, 1.05, 2 * half(short), over=lambda: True)
+    assert explanation.start.when == "now" and "beside" not in explanation.to_json()
+
+
+def test_the_promised_memory_is_computed_once(short: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    saving = JobPlanner.saving
+
+    def counted(planner: JobPlanner, slowdown: float) -> Any:
+        asked.append(slowdown)
+        return saving(planner, slowdown)
+
+    monkeypatch.setattr(JobPlanner, "saving", counted)
+    memory = numbers(short, max_slowdown=1.5)["memory"]
+    assert asked == [1.5]
+    assert memory["promised_bytes"] == promised_bytes(short, 1.5)
 
 
 def test_the_swap_share_of_a_job_of_policy_tensile_counts(net: Trace) -> None:
