@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.share_out import SlowdownError, Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, UnplannableError
+from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
@@ -142,5 +143,6 @@ def _use_searched(state: RoundState, job: JobState, plan: Plan, plans: Plans, bu
         return
     if candidate.transfers and not present.transfers and len(plans.chosen) > 1:
         return  # the others have the whole link
-    if state.host_bytes(plans._replace(chosen=plans.chosen | {job.job: candidate})) <= state.device.host_bytes:
+    changed = plans._replace(chosen=plans.chosen | {job.job: candidate})
+    if state.host_bytes(changed) <= state.device.host_bytes and state.loss(changed) < state.loss(plans):
         plans.chosen[job.job] = candidate

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.policies.compression.advisor import TensorCoding
+from pg_tensile.planning.policies.joint.beside import times_us
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling.decisions import (
@@ -27,7 +28,7 @@ HEAVIEST = 16.0
 
 
 class Plans(NamedTuple):
-    """Plans for all jobs with traces, and the part of the link that each has; 1.0 for one that moves nothing."""
+    """Plans for all jobs with traces, and the part of the link that each counts on; 1.0 for one that moves nothing."""
 
     chosen: dict[int, Candidate]
     shares: dict[int, float]
@@ -111,12 +112,14 @@ class RoundState:
         return sum(self.planner(job).host_bytes(candidate) for job, candidate in plans.chosen.items())
 
     def loss(self, plans: Plans) -> float:
-        """Return the weighted sum of all jobs' iteration times, each relative to the job's vanilla time.
+        """Return the weighted sum of all jobs' iteration times beside each other, relative to their vanilla times.
 
         The time that coding occupies the host's processors is added.
         """
+        planners = {job: self.planner(job) for job in plans.chosen}
+        us = times_us(planners, plans.chosen)
         return sum(
-            self.weights[job] * (candidate.us + self._coding_us(job, candidate)) / self.planner(job).vanilla.us
+            self.weights[job] * (us[job] + self._coding_us(job, candidate)) / planners[job].vanilla.us
             for job, candidate in plans.chosen.items()
         )
 

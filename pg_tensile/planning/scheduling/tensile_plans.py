@@ -8,6 +8,7 @@ planned by itself within the memory that the division gave to it and, failing th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.codecs import reserved_bytes
@@ -17,23 +18,30 @@ from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 
+SWAP_PARTS = (1.0, 0.5, 0.25, 0.12, 0.0)  # of what jobs may swap: tried in turn while host memory does not suffice
+
 Planners = Mapping[int, JobPlanner]
 
 
 def plan_together(state: RoundState, jobs: Sequence[JobState], budget_bytes: int) -> Plans | None:
     """Return the plans of all jobs of the device within the budget, each with an equal part of the link.
 
-    Returns None if a job has another policy, or no plans fit into device and host memory.
+    Where host memory is short, the jobs swap less and recompute more. Returns None if a job has another policy, or no
+    plans fit into device and host memory.
     """
     if any(job.policy != "tensile" for job in jobs):
         return None
     planners = {job.job: state.planner(job.job, 1 / len(jobs)) for job in jobs}
-    candidates = _fitting(state, jobs, planners, budget_bytes)
-    if candidates is None:
-        return None
-    plans = Plans(candidates, {})
-    _divide_link(state, plans, dict.fromkeys(candidates, 1 / len(jobs)))
-    return plans if state.host_bytes(plans) <= state.device.host_bytes else None
+    for part in SWAP_PARTS:
+        less = [replace(job, swap_share=part * job.swap_share) for job in jobs]
+        candidates = _fitting(state, less, planners, budget_bytes)
+        if candidates is None:
+            return None
+        plans = Plans(candidates, {})
+        _divide_link(state, plans, dict.fromkeys(candidates, 1 / len(jobs)))
+        if state.host_bytes(plans) <= state.device.host_bytes:
+            return plans
+    return None
 
 
 def use_tensile(state: RoundState, jobs: Sequence[JobState], plans: Plans, budget_bytes: int) -> None:
@@ -66,7 +74,7 @@ def _divide_link(state: RoundState, plans: Plans, fixed: Mapping[int, float]) ->
     left = 1 - sum(plans.shares[job] for job in users & fixed.keys())
     whole = sum(plans.shares[job] for job in others)
     for job in others:
-        plans.shares[job] *= left / whole
+        plans.shares[job] *= min(1.0, left / whole)
         plans.chosen[job] = state.planner(job, plans.shares[job]).candidate(plans.chosen[job].plan)
 
 

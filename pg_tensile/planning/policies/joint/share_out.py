@@ -12,117 +12,30 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from pg_tensile.errors import BudgetError, PlanError
+from pg_tensile.errors import BudgetError
 from pg_tensile.planning.plan.memory import floor_bytes
+from pg_tensile.planning.policies.joint.beside import with_slack
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate, is_better
+from pg_tensile.planning.policies.joint.part import (
+    LEVELS,
+    UNITS,
+    Division,
+    Part,
+    Rung,
+    SlowdownError,
+    Terms,
+    UnplannableError,
+)
 from pg_tensile.planning.policies.joint.planner import OPERATORS, JobPlanner
-from pg_tensile.planning.policies.joint.prices import PRICES, THRIFTY, Prices
-from pg_tensile.planning.policies.joint.sweep import Shortage
+from pg_tensile.planning.policies.joint.prices import PRICES, THRIFTY
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).
-LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
-UNITS = 2  # of the link for each of several jobs
 OTHER_UNITS = (1, 3, 4)  # that a job of small traces may have instead, with half of the levels
 WORTH_ANOTHER = 0.02  # fraction of a budget that is worth another attempt if it is left over
 SPLITS = 512  # most ways to share a budget that are kept
 FEWEST_SPLITS = 32  # of them for each number of units, even if that makes more than SPLITS
 HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory that is allowed, in relative losses
-
-
-class Terms(NamedTuple):
-    """Conditions for one of several jobs."""
-
-    most_bytes: int | None = None  # that it may take; None means no limit of its own
-    least_bytes: int = 0  # that it is given even if its plan takes less: its other graphs need them
-    weight: float = 1.0  # of its loss
-    most_slowdown: float = math.inf  # factor on its time without a plan that its plan must not exceed
-
-
-class Division(NamedTuple):
-    """A plan for each job, and the part of the link that it has; 1.0 for a plan that moves nothing."""
-
-    chosen: dict[int, Candidate]
-    shares: dict[int, float]
-
-
-class UnplannableError(PlanError):
-    """Raised if one of several jobs has no plan, for a reason other than memory.
-
-    The others can be planned without it.
-    """
-
-    def __init__(self, job: int, message: str) -> None:
-        super().__init__(message)
-        self.job = job
-
-
-class AbandonedError(PlanError):
-    """Raised if the caller wants no plans any more."""
-
-
-class SlowdownError(PlanError):
-    """Raised if no plans slow every job down by no more than its `Terms.most_slowdown`."""
-
-
-class _Rung(NamedTuple):
-    """A plan that a job can have, and the units of the link that it needs."""
-
-    candidate: Candidate
-    units: int
-
-
-class _Part:
-    """One of several jobs: the plans that it can have, and what they cost it. The link has `units` in all."""
-
-    def __init__(self, job: int, planner: JobPlanner, terms: Terms, units: int, over: Callable[[], bool]) -> None:
-        self._over = over
-        self.job = job
-        self.planner = planner
-        self.terms = terms
-        self.units = units
-        most = planner.vanilla.device_peak_bytes
-        self.top = most if terms.most_bytes is None else min(most, terms.most_bytes)
-        self.ladder: list[_Rung] = []
-        if self.top < planner.least_bytes:
-            raise BudgetError(self.top, planner.least_bytes, planner.largest_operator())
-
-    def bytes(self, candidate: Candidate) -> int:
-        return max(candidate.device_peak_bytes, self.terms.least_bytes)
-
-    def loss(self, candidate: Candidate) -> float:
-        return self.terms.weight * (candidate.us / self.planner.vanilla.us - 1)
-
-    def level_bytes(self, level: float) -> int:
-        """Return a budget: at level 0 the largest that makes a difference, at level `LEVELS` the smallest possible."""
-        saved = math.ceil((self.top - self.planner.least_bytes) * (level / LEVELS))
-        return max(self.top - saved, self.terms.least_bytes)
-
-    def climb(self, budgets: Iterable[int], passes: int | Prices | None, units: int = UNITS) -> None:
-        """Add the best plan for each of these budgets with a part of the link; `passes` as in `JobPlanner.best`.
-
-        Raises UnplannableError and AbandonedError."""
-        planner = self.planner.sharing(units / self.units)
-        try:
-            found = [self._best(planner, budget, passes) for budget in budgets]
-            if self.terms.most_slowdown < math.inf:
-                found.append(planner.saving(self.terms.most_slowdown))
-        except AbandonedError:
-            raise
-        except Exception as error:
-            raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
-        rungs = [candidate for candidate in found if isinstance(candidate, Candidate)]
-        if not rungs and not self.ladder:
-            raise UnplannableError(self.job, "every plan has more events than a plan may have")
-        slowest_us = self.terms.most_slowdown * self.planner.vanilla.us
-        for candidate in rungs:
-            if candidate.us <= slowest_us and candidate.device_peak_bytes <= self.top:
-                self.ladder.append(_Rung(candidate, units if candidate.transfers else 0))
-
-    def _best(self, planner: JobPlanner, budget: int, passes: int | Prices | None) -> Candidate | Shortage:
-        if self._over():
-            raise AbandonedError("the plans are not wanted any more")
-        return planner.best(min(self.top, budget), passes)
 
 
 class _Split(NamedTuple):
@@ -131,7 +44,7 @@ class _Split(NamedTuple):
     bytes: int
     units: int
     loss: float
-    chosen: tuple[_Rung, ...]
+    chosen: tuple[Rung, ...]
 
 
 def share_out(
@@ -151,9 +64,7 @@ def share_out(
     `over` returns True.
     """
     units = UNITS * len(planners)
-    parts = {
-        job: _Part(job, planner, (terms or {}).get(job, Terms()), units, over) for job, planner in planners.items()
-    }
+    parts = {job: Part(job, planner, (terms or {}).get(job, Terms()), units, over) for job, planner in planners.items()}
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
     if brief and len(parts) > 1:
         return _brief_division(parts, budget_bytes)
@@ -172,8 +83,13 @@ def share_out(
         division = min((division, _division(parts, budget_bytes, small)), key=lambda each: _total_loss(parts, each))
     if division is None:
         raise SlowdownError("no plans slow all jobs down by as little as they were promised")
-    if host_limit is None or _host_bytes(parts, division.chosen.values()) <= host_limit:
-        return division
+    if host_limit is not None and _host_bytes(parts, division.chosen.values()) > host_limit:
+        division = _thrifty(parts, budget_bytes, levels, host_limit)
+    return with_slack(parts, division, budget_bytes, host_limit)
+
+
+def _thrifty(parts: Mapping[int, Part], budget_bytes: int, levels: Iterable[float], host_limit: int) -> Division:
+    """Return a division within the limit of host memory or, failing that, as close to it as there are plans for."""
     for part in parts.values():
         for prices in THRIFTY:
             part.climb([budget_bytes, *map(part.level_bytes, levels)], prices)
@@ -186,7 +102,7 @@ def share_out(
     return division
 
 
-def _brief_division(parts: Mapping[int, _Part], budget_bytes: int) -> Division:
+def _brief_division(parts: Mapping[int, Part], budget_bytes: int) -> Division:
     level = _common_level(parts, budget_bytes)
     for part in parts.values():
         try:
@@ -199,7 +115,7 @@ def _brief_division(parts: Mapping[int, _Part], budget_bytes: int) -> Division:
     return _settled(parts, rungs)
 
 
-def _division(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Division | None:
+def _division(parts: Mapping[int, Part], budget_bytes: int, small: bool) -> Division | None:
     """Return the best division by the rungs so far; None if none keeps to `Terms.most_slowdown`."""
     rungs = _cheapest(parts, budget_bytes)
     if rungs is None:
@@ -214,17 +130,17 @@ def _division(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Div
     return division
 
 
-def _total_loss(parts: Mapping[int, _Part], division: Division | None) -> float:
+def _total_loss(parts: Mapping[int, Part], division: Division | None) -> float:
     return sum(parts[job].loss(plan) for job, plan in division.chosen.items()) if division else math.inf
 
 
-def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes: int) -> None:
+def _check_budget(parts: Mapping[int, Part], budget_bytes: int, smallest_bytes: int) -> None:
     if smallest_bytes > budget_bytes:
         hungriest = max((part.planner for part in parts.values()), key=lambda planner: floor_bytes(planner.trace))
         raise BudgetError(budget_bytes, smallest_bytes, hungriest.largest_operator())
 
 
-def _common_level(parts: Mapping[int, _Part], budget_bytes: int) -> float:
+def _common_level(parts: Mapping[int, Part], budget_bytes: int) -> float:
     """Return the level at which all jobs together fill the budget."""
     low, high = 0.0, float(LEVELS)
     for _ in range(20):
@@ -234,7 +150,7 @@ def _common_level(parts: Mapping[int, _Part], budget_bytes: int) -> float:
     return high
 
 
-def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[float]:
+def _levels(parts: Mapping[int, Part], budget_bytes: int, small: bool) -> list[float]:
     """Return the level at which all jobs together fill the budget, and others.
 
     For large traces the others are 0 and one level on either side.
@@ -244,7 +160,7 @@ def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> list[
     return sorted({common, *others})
 
 
-def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, _Rung] | None:
+def _cheapest(parts: Mapping[int, Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Rung] | None:
     """Return one plan for each job, with the least sum of losses and of `host_price` for each byte of host memory.
 
     None if the plans that fit do not keep to `Terms.most_slowdown`. Raises BudgetError."""
@@ -269,17 +185,17 @@ def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float =
     return dict(zip(parts, chosen, strict=True))
 
 
-def _loss(part: _Part, candidate: Candidate, host_price: float) -> float:
+def _loss(part: Part, candidate: Candidate, host_price: float) -> float:
     return part.loss(candidate) + (host_price and host_price * part.planner.host_bytes(candidate))
 
 
-def _settled(parts: Mapping[int, _Part], rungs: Mapping[int, _Rung]) -> Division:
+def _settled(parts: Mapping[int, Part], rungs: Mapping[int, Rung]) -> Division:
     """Return the plans of the rungs with the whole link divided among those that use it."""
     plans = {job: rung.candidate for job, rung in rungs.items()}
     return _divided(parts, plans, {job: float(rung.units) for job, rung in rungs.items()})
 
 
-def _divided(parts: Mapping[int, _Part], plans: Mapping[int, Candidate], weights: Mapping[int, float]) -> Division:
+def _divided(parts: Mapping[int, Part], plans: Mapping[int, Candidate], weights: Mapping[int, float]) -> Division:
     """Return plans with the whole link divided by weight among those that use it."""
     used = sum(weights[job] for job, candidate in plans.items() if candidate.transfers)
     shares = {job: weights[job] / used if candidate.transfers else 1.0 for job, candidate in plans.items()}
@@ -287,7 +203,7 @@ def _divided(parts: Mapping[int, _Part], plans: Mapping[int, Candidate], weights
     return Division({job: planners[job].candidate(candidate.plan) for job, candidate in plans.items()}, shares)
 
 
-def _use_rest(parts: Mapping[int, _Part], division: Division, budget_bytes: int, small: bool) -> Division:
+def _use_rest(parts: Mapping[int, Part], division: Division, budget_bytes: int, small: bool) -> Division:
     """Return the plans after giving the rest of the budget to the jobs that lose the most.
 
     Where no rest is worth it, a job's plan is made anew if its part of the link has grown."""
@@ -309,7 +225,7 @@ def _use_rest(parts: Mapping[int, _Part], division: Division, budget_bytes: int,
     return Division(chosen, shares)
 
 
-def _host_bytes(parts: Mapping[int, _Part], chosen: Iterable[Candidate]) -> int:
+def _host_bytes(parts: Mapping[int, Part], chosen: Iterable[Candidate]) -> int:
     return sum(part.planner.host_bytes(candidate) for part, candidate in zip(parts.values(), chosen, strict=True))
 
 

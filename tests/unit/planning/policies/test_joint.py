@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -27,10 +28,12 @@ from pg_tensile.planning.policies.building_blocks.link_time import Lane
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
-from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.beside import WORTH, times_us
+from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
+from pg_tensile.planning.policies.joint.part import AbandonedError, Terms, UnplannableError
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
-from pg_tensile.planning.policies.joint.share_out import AbandonedError, Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.policies.joint.sweep import sweep
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
@@ -437,7 +440,41 @@ def test_those_that_lose_the_most_get_the_most():
 
 
 def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float:
-    return sum(chosen[job].us / planner.vanilla.us - 1 for job, planner in planners.items())
+    us = times_us(planners, chosen)
+    return sum(us[job] / planner.vanilla.us - 1 for job, planner in planners.items())
+
+
+def crowd() -> tuple[dict[int, JobPlanner], int]:
+    """Return two jobs that wait for each other if their plans fill their parts of the link, and a budget."""
+    planner = JobPlanner(network(12, latency_us=20.0), RTX_A6000)
+    return dict.fromkeys(range(2), planner), 2 * budget_of(planner.trace, 0.3)
+
+
+def division_without_slack(
+    monkeypatch: pytest.MonkeyPatch, planners: dict[int, JobPlanner], budget: int
+) -> dict[int, Candidate]:
+    with monkeypatch.context() as patch:
+        patch.setattr(share_out_module, "with_slack", lambda parts, division, *_: division)
+        return share_out(planners, budget).chosen
+
+
+def test_plans_leave_slack_on_the_link_where_jobs_wait_for_each_other(monkeypatch):
+    planners, budget = crowd()
+    full = division_without_slack(monkeypatch, planners, budget)
+    alone = sum(candidate.us / planners[job].vanilla.us - 1 for job, candidate in full.items())
+    assert lost(planners, full) > alone + 2 * WORTH  # they wait
+    chosen, shares = share_out(planners, budget)
+    assert lost(planners, chosen) < lost(planners, full) - 2 * WORTH
+    assert sum(shares[job] for job, candidate in chosen.items() if candidate.transfers) < 1 - EXACT
+    assert sum(candidate.device_peak_bytes for candidate in chosen.values()) <= budget
+
+
+def test_jobs_on_the_host_have_their_parts_of_the_link_whatever_the_others_do():
+    planners, budget = crowd()
+    chosen = share_out(planners, budget).chosen
+    host = JobPlanner(planners[0].trace, replace(RTX_A6000, kind="host"))
+    assert times_us(dict.fromkeys(chosen, host), chosen) == {job: plan.us for job, plan in chosen.items()}
+    assert times_us(planners, chosen) != {job: plan.us for job, plan in chosen.items()}
 
 
 def test_a_brief_division_fits_and_loses_little():

@@ -335,6 +335,17 @@ def test_the_paper_divides_the_budget_among_its_jobs(monkeypatch):
     assert not schedule.notes
 
 
+def test_the_paper_swaps_less_where_host_memory_is_short(monkeypatch):
+    traces = {n: network(20, latency_us=2000.0) for n in (1, 2)}
+    state = device(middle(*traces.values(), part=0.6))
+    jobs = [job(n, trace, policy="tensile") for n, trace in traces.items()]
+    monkeypatch.setattr(planning, "share_out", None)  # plans of the paper's algorithm only
+    plenty = sum(planned(decide(state, *jobs), n).host_bytes for n in traces)
+    schedule = decide(replace(state, host_bytes=plenty // 2), *jobs)
+    assert 0 <= sum(planned(schedule, n).host_bytes for n in traces) <= plenty // 2
+    assert any(planned(schedule, n).recomputes for n in traces)
+
+
 def test_the_paper_plans_its_jobs_together_within_what_others_leave():
     traces = {n: network(20, latency_us=2000.0) for n in (1, 2, 3)}
     budget = middle(*traces.values(), part=0.6)
