@@ -12,7 +12,18 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.experiments.networks import SMALL_GPT2, UNTUNED, Network
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, plan_checks
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    main,
+    name_of,
+    plan_checks,
+    simulator_checks,
+    timings_of,
+)
 from benchmarks.tables import table
 
 QUIET, BUSY = "quiet", "beside busy processes"
@@ -44,17 +55,17 @@ def slowdown(row: Row) -> float:
 
 
 def checks(results: Results) -> list[Check]:
-    return [
-        check
-        for section in (QUIET, BUSY)
-        for title, row in results.rows(section)
-        for check in row_checks(section, title, row)
-    ]
+    checked = []
+    for section in (QUIET, BUSY):
+        rows = results.rows(section)
+        checked += simulator_checks(section, timings_of(rows))
+        checked += [check for title, row in rows for check in row_checks(section, title, row)]
+    return checked
 
 
 def row_checks(section: str, title: str, row: Row) -> Iterator[Check]:
     """Check results, peak and time."""
-    what = f"{title}, {section}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    what = f"{name_of(title, row)}, {section}"
     if row["error"] is not None:
         yield Check(section, what, row["error"], "no error", False)
         return

@@ -18,12 +18,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from benchmarks.bench_cold import ERROR
 from benchmarks.bench_methods import nothing
 from benchmarks.experiments.cases import EXPERIMENTS, QUICK, Size, runs
 from benchmarks.experiments.networks import PAPER
 from benchmarks.experiments.paper import Published
-from benchmarks.experiments.sections import PROGRAM_TITLES, SECTIONS, Section, papers_row
+from benchmarks.experiments.sections import ERROR, PROGRAM_TITLES, SECTIONS, Section, papers_row
 from benchmarks.experiments.suite import method
 from benchmarks.experiments.together_bounds import least_eor
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main

@@ -33,8 +33,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.trace.trace import Kind, Trace
 
 LOADS = (0, 1, 2)  # numbers of other busy processes
-ROUNDS = 2  # over all graphs, because disturbances are temporary
-ITERATIONS = 3  # least number timed in each
+ROUNDS = 3  # over all graphs, because disturbances are temporary, and the machine's speed drifts
+ITERATIONS = 1  # least number timed in each: those of one visit share what disturbs them
 AGAIN = 2  # most further visits to a graph that was to be alone, but was not
 _SETTLE_S = 0.25  # the load is measured over a pause of this length, in which this process is idle
 _WARM_S, _TIMED_S = 0.1, 0.2  # least time of iterations before and during timing: processors slow down in a pause

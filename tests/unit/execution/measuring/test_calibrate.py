@@ -124,11 +124,11 @@ def visits_of(calibration: Calibration) -> int:
 
 
 def test_what_was_measured_beside_others_is_measured_again(device, monkeypatch):
-    """Both visits of the first round are disturbed, and so is the second graph's visit in the second round."""
+    """All visits but those of the last round are disturbed, and so is the second graph's visit in it."""
     graphs = [captured(2), captured(4)]
     calibration = Calibration(graphs, device, LIMIT_BYTES, loads=(0,))
     monkeypatch.setattr(calibration._random, "sample", lambda graphs, count: list(graphs))
-    loads_seen(monkeypatch, [0.6, 0.6, 0.02, 0.6, 0.03])
+    loads_seen(monkeypatch, [*[0.6, 0.6] * (ROUNDS - 1), 0.02, 0.6, 0.03])
     assert visits_of(calibration) == 2 * ROUNDS + 1
     loads = {
         call: {s.load for s in calibration.samples if (s.target, s.signature) == call} for call in calls_of(*graphs)
