@@ -446,7 +446,7 @@ def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float
 
 def crowd() -> tuple[dict[int, JobPlanner], int]:
     """Return two jobs that wait for each other if their plans fill their parts of the link, and a budget."""
-    planner = JobPlanner(network(12, latency_us=20.0), RTX_A6000)
+    planner = JobPlanner(network(24, latency_us=40.0), RTX_A6000)
     return dict.fromkeys(range(2), planner), 2 * budget_of(planner.trace, 0.3)
 
 
