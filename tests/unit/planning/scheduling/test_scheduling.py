@@ -268,15 +268,14 @@ def test_eager_jobs_get_what_they_claim():
 def test_several_jobs_share_the_budget_and_the_link():
     traces = [network(12), network(12, latency_us=300.0), network(12, latency_us=1000.0)]
     schedule = decide(device(middle(*traces, part=0.2)), *(job(n, trace) for n, trace in enumerate(traces)))
-    swapping = [n for n in range(3) if planned(schedule, n).out_bytes]
-    assert swapping
-    assert {planned(schedule, n).link_share for n in range(3)} == {1 / len(swapping)}
+    shares = [planned(schedule, n).link_share for n in range(3) if planned(schedule, n).out_bytes]
+    assert shares and min(shares) > 0 and sum(shares) <= 1 + 1e-9
 
 
 def test_a_job_that_moves_more_has_more_of_the_link():
     """One whose operators are too slow to be executed again, beside one that does without the link."""
     traces = [network(16, latency_us=400.0), network(16, latency_us=20.0), network(16, latency_us=20.0)]
-    state = replace(device(middle(*traces, part=0.4)), profile=RTX_A6000.with_link(4e9))
+    state = replace(device(middle(*traces, part=0.5)), profile=RTX_A6000.with_link(4e9))
     schedule = decide(state, *(job(number, trace) for number, trace in enumerate(traces)))
     decisions = [planned(schedule, number) for number in range(3)]
     shares = [decision.link_share if decision.out_bytes + decision.in_bytes else 0.0 for decision in decisions]
