@@ -55,7 +55,7 @@ def slowdown(row: Row) -> float:
 
 
 def checks(results: Results) -> list[Check]:
-    checked = []
+    checked: list[Check] = []
     for section in (QUIET, BUSY):
         rows = results.rows(section)
         checked += simulator_checks(section, timings_of(rows))
