@@ -24,7 +24,7 @@ from benchmarks.scenarios import (
     simulator_checks,
     timings_of,
 )
-from benchmarks.tables import table
+from benchmarks.tables import COSTS, costs, table
 
 QUIET, BUSY = "quiet", "beside busy processes"
 MOST = {"50%": 1.10, "35%": 1.20}  # of the time without a plan, by the share of its memory
@@ -50,10 +50,6 @@ def scenario(network: Network, section: str, quick: bool) -> Scenario:
     return Scenario(section, network.title, (*arguments, "--device", "host"), 0.0, "benchmarks.experiments.beside_busy")
 
 
-def slowdown(row: Row) -> float:
-    return float(row["step_ms_median"] / row["vanilla_step_ms_median"])
-
-
 def checks(results: Results) -> list[Check]:
     checked: list[Check] = []
     for section in (QUIET, BUSY):
@@ -71,24 +67,18 @@ def row_checks(section: str, title: str, row: Row) -> Iterator[Check]:
         return
     yield from plan_checks(section, what, row)
     if row["budget"] in MOST:
-        times, most = slowdown(row), MOST[row["budget"]]
+        times, most = row["step_ms_median"] / row["vanilla_step_ms_median"], MOST[row["budget"]]
         yield Check(section, f"{what}: times `none`", f"{times:.2f}", f"≤ {most:.2f}", times <= most)
 
 
 def tables(results: Results) -> list[str]:
     """Return the time of a step beside that without a plan, for each network, surrounding and budget."""
-    headings = ("network", "machine", "memory", "peak, MiB", "step, ms", "times `none`", "moved, MiB", "recomputed")
-    rows = []
-    for section in (QUIET, BUSY):
-        for title, row in results.rows(section):
-            start = (title, section, row["budget"] or "`none`")
-            if row["error"] is not None:
-                rows.append((*start, row["error"], *[""] * (len(headings) - 4)))
-                continue
-            moved = (row["bytes_out"] + row["bytes_in"]) / 2**20
-            numbers = (f"{row['device_peak_bytes'] / 2**20:.0f}", f"{row['step_ms_median']:.0f}")
-            rows.append((*start, *numbers, f"{slowdown(row):.2f}", f"{moved:.0f}", f"{row['recomputes']:,}"))
-    return table(headings, rows)
+    rows = [
+        (title, section, row["budget"] or "`none`", *costs(row))
+        for section in (QUIET, BUSY)
+        for title, row in results.rows(section)
+    ]
+    return table(("network", "machine", "memory", *COSTS), rows)
 
 
 def no_planning(_device: str, _quick: bool) -> list[Row]:

@@ -25,7 +25,7 @@ from benchmarks.scenarios import (
     simulator_checks,
     timings_of,
 )
-from benchmarks.tables import table
+from benchmarks.tables import COSTS, costs, table
 
 SECTION = "fine-tuning"
 BUDGETS = ("100%", "50%", "35%")
@@ -66,18 +66,8 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
 
 def tables(results: Results) -> list[str]:
     """Return the time of a step, beside that without a plan, and the peak, for each network and budget."""
-    headings = ("network", "memory", "peak, MiB", "step, ms", "times `none`", "moved, MiB", "recomputed")
-    rows = []
-    for title, row in results.rows(SECTION):
-        start = (title, row["budget"] or "`none`")
-        if row["error"] is not None:
-            rows.append((*start, row["error"], *[""] * (len(headings) - 3)))
-            continue
-        moved = (row["bytes_out"] + row["bytes_in"]) / 2**20
-        times = row["step_ms_median"] / row["vanilla_step_ms_median"]
-        numbers = (f"{row['device_peak_bytes'] / 2**20:.0f}", f"{row['step_ms_median']:.0f}", f"{times:.2f}")
-        rows.append((*start, *numbers, f"{moved:.0f}", f"{row['recomputes']:,}"))
-    return table(headings, rows)
+    rows = [(title, row["budget"] or "`none`", *costs(row)) for title, row in results.rows(SECTION)]
+    return table(("network", "memory", *COSTS), rows)
 
 
 def no_planning(_device: str, _quick: bool) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What a job would have beside the jobs that run: the scheduler's decision for all of them together.
+"""A job's plan beside the jobs that run: the scheduler's decision for all of them together.
 
 Running jobs keep what they were promised (`max_slowdown`), in memory and in their part of the link; the rest is
 divided as the scheduler divides it.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.policies.compression.advisor import TensorCoding
-from pg_tensile.planning.policies.joint.beside import times_us
 from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.contention import times_us
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling.decisions import (
     Decision,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.plan.memory import floor_bytes
-from pg_tensile.planning.policies.joint.beside import with_slack
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate, is_better
+from pg_tensile.planning.policies.joint.contention import with_slack
 from pg_tensile.planning.policies.joint.part import (
     LEVELS,
     UNITS,

@@ -28,8 +28,8 @@ from pg_tensile.planning.policies.building_blocks.link_time import Lane
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
-from pg_tensile.planning.policies.joint.beside import WORTH, times_us
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
+from pg_tensile.planning.policies.joint.contention import WORTH, times_us
 from pg_tensile.planning.policies.joint.part import AbandonedError, Terms, UnplannableError
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
