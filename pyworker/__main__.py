@@ -1,5 +1,7 @@
 """Entry point of a child process: `<pg_tensile.python> -m pyworker executor`, or another module of children/.
 
+A further argument, the supervisor's process ID, only shows in the list of processes.
+
 The handshake precedes the heavy imports, so that a supervisor can distinguish a Python without them from a child that
 dies.
 """

@@ -78,9 +78,14 @@ class TestCluster(Cluster):
         crashes = [line for line in lines if not any(pattern.search(line) for pattern in self._expected)]
         assert not crashes, "unexpected in the server's log:\n" + "\n".join(crashes)
 
-    def leftovers(self) -> list[str]:
-        """List files of the extension that a stopped server has left (sockets, spooled data)."""
-        paths = [*self.folder.rglob("*pg_tensile*"), *self.data.glob("base/pgsql_tmp/*")]
+    def leftovers(self, sockets: bool = True) -> list[str]:
+        """List files of the extension that a stopped server has left: spooled data and sockets.
+
+        A server that runs may have sockets.
+        """
+        paths = {*self.folder.rglob("*pg_tensile*"), *self.data.glob("base/pgsql_tmp/*")}
+        if not sockets:
+            paths = {path for path in paths if not path.is_socket()}
         return sorted(str(path.relative_to(self.folder)) for path in paths if path.name != MARKER)
 
     def end(self) -> None:

@@ -86,6 +86,18 @@ UNTUNED = (
     DENSENET121._replace(batch=8),
 )
 
+# with which the constants of the planner are found (benchmarks/find_prices.py)
+TUNING = (
+    VGG16._replace(batch=4),
+    INCEPTION3._replace(batch=4),
+    ALEXNET,  # memory is mostly parameters and optimizer state, as BERT's
+    GOOGLENET,
+    MOBILENET,
+    SQUEEZENET,
+    BERT,
+    LSTM,
+)
+
 # small variants, for trials
 SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))

@@ -60,6 +60,7 @@ static int	tensile_search_time = 30;
 static int	tensile_search_processes = 0;
 static int	tensile_nice = 0;
 static int	tensile_child_memory = 0;
+static bool tensile_fork_server = true;
 static bool tensile_auto_calibrate = true;
 
 static const struct config_enum_entry policies[] = {
@@ -196,6 +197,11 @@ define_child_settings(void)
 							"0 means no limit. Mapped files and device memory do not count.",
 							&tensile_child_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
 							NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.fork_server",
+							 "Sets whether jobs start as forks of a process that has imported PyTorch.",
+							 "They start faster, and share memory. The process is started with the "
+							 "first job, and ends after five minutes without one.",
+							 &tensile_fork_server, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
 /* When jobs start, write checkpoints and give up; predictions. */

@@ -46,7 +46,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     """Run the process: one job."""
     importer = ThreadPoolExecutor(1)
     gc.disable()  # collections take a fifth of the time of these imports, which make no garbage
-    libraries = importer.submit(_import_libraries)
+    libraries = importer.submit(import_libraries)
     importer.submit(_enable_garbage_collection)
     channel = Channel(connection, importer)
     try:
@@ -60,7 +60,8 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
         channel.send(FrameType.DONE, {"stopped": True})
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
+    """Import what every kind of job needs: PyTorch and what uses it."""
     from pg_tensile.execution.capture import compiler
 
     compiler.defer()

@@ -3,8 +3,9 @@
 Two rules protect the server:
 
 - Sending never blocks: frames wait in a queue while the child is writing itself, so the two cannot deadlock.
-- A child ends with its supervisor, whichever ends first: `Child.close` kills the whole process group and reaps it, and
-  the child has the kernel send it SIGKILL when its parent dies (pyworker/child.py).
+- A child ends with its supervisor, whichever ends first: `Child.close` kills the whole process group and has it reaped,
+  and when the supervisor dies, the kernel kills the child (pyworker/child.py), or the fork server does that has started
+  it (pyworker/fork_server.py).
 
 A child's output goes to a memfd, not a file: nothing is left behind, and its tail shows why a child died.
 
@@ -13,22 +14,19 @@ Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyworker.child import FD_VARIABLE, LOG_NAME, MEMORY_VARIABLE, NICE_VARIABLE, PARENT_VARIABLE, cut_output
 from pyworker.connection import Connection
 from pyworker.supervisors.child_environment import child_environment
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
+from pyworker.supervisors.fork_server import fork
+from pyworker.supervisors.processes import Process, SpawnedProcess, busy_seconds, describe_exit
 from pyworker.supervisors.server import Server
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
@@ -42,7 +40,7 @@ MAX_SILENCES = 10  # time-outs after which a silent child is killed even if it c
 MODEL_PATH_VARIABLE = "PG_TENSILE_MODEL_PATH"  # the folder of pretrained models
 LOG_TAIL = 64 << 10  # bytes; a fatal error prints the stacks of all threads, up to 100 lines each
 
-unreaped: list[subprocess.Popen[bytes]] = []  # children that SIGKILL has not ended yet
+unreaped: list[Process] = []  # children that SIGKILL has not ended yet
 
 
 class Child:
@@ -61,11 +59,13 @@ class Child:
         timeout: float = 0,
         environment: Mapping[str, str] | None = None,
         nice: int | None = None,
+        forked: bool = False,
     ) -> None:
         """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
-        has further variables. `nice` lowers its priority, by default by pg_tensile.nice.
+        has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
+        start it, if there is one.
         """
         self._server = server
         self._name = name
@@ -77,7 +77,8 @@ class Child:
         self._environment = child_environment(threads) | limits | dict(environment or {})
         self._timeout = timeout
         self._python = server.setting("pg_tensile.python")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forked = forked
+        self._process: Process | None = None
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
@@ -88,29 +89,29 @@ class Child:
 
     async def start(self) -> None:
         """Spawn the child and exchange HELLO."""
-        unreaped[:] = [process for process in unreaped if process.poll() is None]
+        unreaped[:] = [process for process in unreaped if process.reap() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._connection = Connection(ours)
         self._log = os.memfd_create(LOG_NAME)
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, even after it was truncated
         with theirs:
-            bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
-            try:
-                self._process = subprocess.Popen(
-                    [self._python, "-m", "pyworker", self._name],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    env=self._environment | bindings,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # signals to the supervisor's process group must not reach the child
-                )
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                raise self._unusable(f'cannot start "{self._python}": {reason}') from error
+            if self._forked:
+                descriptors = theirs.fileno(), self._log
+                self._process = await fork(self._server, self._python, self._name, self._environment, descriptors)
+            if self._process is None:
+                self._process = self._spawn(theirs.fileno())
         self._connection.queue(FrameType.HELLO, header={"version": VERSION})
         self._check_hello(await self._first_frame())
+
+    def _spawn(self, connection: int) -> SpawnedProcess:
+        bindings = {FD_VARIABLE: str(connection), PARENT_VARIABLE: str(os.getpid())}
+        command = [self._python, "-m", "pyworker", self._name, str(os.getpid())]
+        try:
+            return SpawnedProcess(command, self._environment | bindings, connection, self._log)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise self._unusable(f'cannot start "{self._python}": {reason}') from error
 
     async def close(self) -> None:
         """Kill the child with everything it started, and reap it."""
@@ -133,10 +134,16 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if await self._server.until(partial(has_exited, process.pid), KILL_LIMIT):
-            return process.wait()  # returns at once
+        process.kill()
+        code: int | None = None
+
+        def reaped() -> bool:
+            nonlocal code
+            code = process.reap()
+            return code is not None
+
+        if await self._server.until(reaped, KILL_LIMIT):
+            return code
         unreaped.append(process)
         self._server.log_once(f"the {self._name} (PID {process.pid}) does not end: SIGKILL has had no effect")
         return None
@@ -188,6 +195,10 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
+    def _has_exited(self) -> bool:
+        assert self._process is not None
+        return self._process.has_exited()
+
     def queue(
         self,
         type: FrameType,
@@ -217,7 +228,7 @@ class Child:
         frame = self._poll()
         if frame is None:
             await self._server.wait(self.fd, seconds, writable=not self._flush())
-            exited = has_exited(self.pid)  # checked first, so that frames sent before it died are read
+            exited = self._has_exited()  # checked first, so that frames sent before it died are read
             frame = self._poll()
             if frame is None:
                 await self._check_alive(exited)
@@ -280,7 +291,7 @@ class Child:
         """Wait for the exit to complete, kill what the child started, and return how it died."""
         reason = "closed its connection and had to be killed"
         # Its socket is closed, so it is exiting. Until it is reaped, its process group's number cannot be reused.
-        exited = await self._server.until(partial(has_exited, self.pid), EXIT_LIMIT)
+        exited = await self._server.until(self._has_exited, EXIT_LIMIT)
         code = await self._end()
         if exited and code is not None:
             reason = describe_exit(code)
@@ -292,36 +303,3 @@ class Child:
             return ""
         size = os.fstat(self._log).st_size
         return os.pread(self._log, LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace").strip()
-
-
-def has_exited(pid: int) -> bool:
-    """Return whether a child has exited, without reaping it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def busy_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and its reaped children, plus its threads' waiting time for a core.
-
-    0 if the process is gone.
-    """
-    folder = Path(f"/proc/{pid}")
-    try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    delays = 0
-    for thread in folder.glob("task/*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):  # the thread has ended, or the kernel does not count
-            delays += int(thread.read_text().split()[1])
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + delays / 1e9
-
-
-def describe_exit(code: int) -> str:
-    """Describe a `subprocess.Popen.returncode` in words."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-code} ({name})"

@@ -2,7 +2,8 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
 wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free. Between them, it begins and stops automatic calibrations
+order of the queue while slots are free; the fork server of their processes is started with the first
+(fork_server.py). Between them, it begins and stops automatic calibrations
 (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state is in the
 catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the controller
 (Server.loop).
@@ -14,6 +15,7 @@ import time
 from typing import Any
 
 from pyworker.supervisors.auto_calibration import AutoCalibration
+from pyworker.supervisors.fork_server import ForkServer
 from pyworker.supervisors.job.end import TERMINATED
 from pyworker.supervisors.server import Server
 
@@ -41,9 +43,13 @@ class Controller:
         self._launch_pause = BUSY
         self._deletion_after = 0.0
         self._calibration = AutoCalibration(server)
+        self._fork_server = ForkServer(server)
 
     async def run(self) -> None:
-        await self._server.loop(self._turn)
+        try:
+            await self._server.loop(self._turn)
+        finally:
+            self._fork_server.close()
 
     async def _turn(self) -> float:
         """Reap, launch and delete expired jobs; return the seconds until the next turn."""
@@ -103,6 +109,7 @@ class Controller:
         self._server.commit()
         if owner is None:
             return True  # cancelled meanwhile, or failed because its role or model is gone
+        self._fork_server.ensure()
         answer = self._server.call("tensile._launch_worker(int8,oid)", job, owner)
         if answer == "started":
             self._server.commit()

@@ -98,7 +98,7 @@ async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[An
     """Run an executor for the request, which a function such as tensile._explain_training has made; return the rows."""
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
-    child = Child(server, "executor", threads=threads, timeout=timeout)
+    child = Child(server, "executor", threads=threads, timeout=timeout, forked=True)
     result = _Result()
     try:
         server.check_version()

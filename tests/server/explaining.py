@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.server.support import (
@@ -35,3 +39,21 @@ def explained(conn: Connection, model: str = "m", **arguments: Any) -> dict[str,
 
 def backend(conn: Connection) -> int:
     return int(value(conn, "SELECT pg_backend_pid()"))
+
+
+@contextmanager
+def explaining(conn: Connection, **arguments: Any) -> Iterator[list[BaseException]]:
+    """Call explain_training in a thread, which appends its error to `errors`."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            explain(conn, **arguments)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield errors
+    thread.join(30)
+    assert not thread.is_alive()

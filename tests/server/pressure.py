@@ -226,6 +226,10 @@ class Lab:
         """Return the bytes granted to the job's newest plan."""
         return int(value(self.conn, "SELECT granted_bytes FROM tensile.footprints WHERE job = %s", job) or 0)
 
+    def slowdown(self, job: int) -> float:
+        """Return the expected slowdown of the job under its newest plan."""
+        return float(value(self.conn, "SELECT slowdown FROM tensile.progress WHERE job = %s", job) or 1)
+
     def used_generation(self, job: int) -> int:
         """Return the generation of the plan that the last step used."""
         return int(value(self.conn, "SELECT plan_generation FROM tensile.progress WHERE job = %s", job) or 0)

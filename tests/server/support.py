@@ -155,13 +155,16 @@ def worker_pid(conn: Connection, job: int) -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes, without zombies."""
+    """Return the child processes of a supervisor, also those that the fork server has forked for it, but no zombies."""
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                status, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == pid and status != "Z":
+                status, parent, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                arguments = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                named = arguments[1:3] == [b"-m", b"pyworker"] and arguments[-1] == str(pid).encode()
+                forked = named and session == entry.name
+                if (forked or int(parent) == pid) and status != "Z":
                     pids.append(int(entry.name))
     return pids
 

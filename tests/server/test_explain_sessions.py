@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -15,7 +13,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tests.server.explaining import backend, explain, explained
+from tests.server.explaining import backend, explain, explained, explaining
 from tests.server.support import (
     FOREVER,
     ROWS,
@@ -31,24 +29,6 @@ from tests.server.support import (
 )
 
 # -- ends -------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def explaining(conn: Connection, **arguments: Any) -> Iterator[list[BaseException]]:
-    """Call explain_training in a thread, which appends its error to `errors`."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            explain(conn, **arguments)
-        except psycopg.Error as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield errors
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 SLOW_QUERY = f"SELECT q.*, pg_sleep(1) IS NULL AS slow FROM ({ROWS}) q"
@@ -202,5 +182,4 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
 def test_nothing_is_left_in_the_file_system(db: Connection, cluster: Any) -> None:
     register(db, "m")
     explain(db)
-    assert os.listdir(cluster.data / "base" / "pgsql_tmp") == []
-    assert not (cluster.data / "pg_tensile").exists()
+    assert cluster.leftovers(sockets=False) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyworker import child
-from pyworker.supervisors import child_process
+from pyworker.supervisors import child_process, processes
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.failures import CancelRequest, ChildDied
 from pyworker.supervisors.server import Server
@@ -59,7 +59,7 @@ def test_a_child_that_is_killed_is_reaped_and_described(planner: Child) -> None:
 
 def stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in uninterruptible sleep: SIGKILL has no effect, for now."""
-    monkeypatch.setattr(child_process.os, "killpg", lambda pid, signal: None)
+    monkeypatch.setattr(processes.SpawnedProcess, "kill", lambda self: None)
     monkeypatch.setattr(child_process, "KILL_LIMIT", 0.3)
 
 
@@ -72,7 +72,7 @@ def test_a_child_that_cannot_be_killed_does_not_keep_its_supervisor(
         drive(planner.close())
     assert server.plpy.lines == [f"pg_tensile: the planner (PID {pid}) does not end: SIGKILL has had no effect"]
     os.kill(pid, 9)
-    until(lambda: child_process.has_exited(pid))
+    until(child_process.unreaped[0].has_exited)
     drive(planner.start())  # the next one reaps it
     assert child_process.unreaped == []
     with pytest.raises(ChildProcessError):
@@ -87,7 +87,8 @@ def test_a_dying_child_that_cannot_be_killed_is_given_up(planner: Child, monkeyp
         death = drive(planner._death())
     assert str(death) == "planner closed its connection and had to be killed"
     os.kill(pid, 9)
-    until(lambda: child_process.unreaped.pop().wait() == -9)
+    until(lambda: child_process.unreaped[0].reap() == -9)
+    child_process.unreaped.clear()
 
 
 def test_what_a_cancel_or_a_drop_ends_is_closed_all_the_same(planner: Child) -> None:

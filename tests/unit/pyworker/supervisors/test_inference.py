@@ -7,7 +7,6 @@ import json
 import os
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -19,6 +18,7 @@ from pg_tensile.memory_limit import memory_bytes
 from pyworker.connection import Connection
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.inference import Inference
+from pyworker.supervisors.processes import SpawnedProcess
 from pyworker.supervisors.server import Server
 from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import Frame, FrameType
@@ -103,13 +103,14 @@ class Predictor(Child):
         self._server = server
         self._connection = connection
         self._timeout = 0.0
-        self._process = subprocess.Popen(["sleep", "600"])
         self._log = os.memfd_create("log")
+        self._sleeping = SpawnedProcess(["sleep", "600"], os.environ, self._log, self._log)
+        self._process = self._sleeping
 
     def end(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self._sleeping.kill()
+        while self._sleeping.reap() is None:
+            time.sleep(0.01)
         os.close(self._log)
 
 

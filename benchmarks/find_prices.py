@@ -1,0 +1,195 @@
+"""`python -m benchmarks.find_prices`: the origin of the constants of `joint`, on networks of their own.
+
+The networks (experiments/networks.py, `TUNING`) are not among those of `make bench-planner`, which so stay unseen. At
+each point (a network, a profile of a device, a budget) the time of a plan is compared with that without a plan.
+
+- PRICES: one pass for each candidate of a grid at each point. Prices are chosen one by one, each for the least mean of
+  the logarithms of the best time of those chosen so far: so any number of the first ones is a good choice, too.
+- CONGESTED: the same with stretched passes, at the points whose best plan of PRICES still waits.
+- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them halved
+  or doubled, or as `ALTERNATIVES` says.
+
+The choice and the effects go to benchmarks/results/prices-model.json; tests compare policies/joint/prices.py with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from benchmarks.bench_planner import PROFILES, trace_of
+from benchmarks.experiments.networks import TUNING, Network
+from benchmarks.scenarios import RESULTS
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.policies.joint import planner as planner_module
+from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, Prices
+from pg_tensile.tools.bench.report import machine, versions
+
+PATH = RESULTS / "prices-model.json"
+TUNING_PROFILES = ("RTX A6000", "H100", "slow link")
+SAVED = (0.3, 0.5, 0.65, 0.75)
+GRID = tuple(
+    Prices(*values)
+    for values in product((0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6), (0.0, 0.3, 0.6, 1.0), (1, 2, 4, 8, 24))
+)
+CONGESTED_GRID = tuple(Prices(*values) for values in product((0.05, 0.3, 1.0, 3.0), (0.3, 0.8), (1, 2, 4, 8)))
+NO_PLAN = 20.0  # time that counts where a pass finds no plan, as a multiple of that without a plan
+ALTERNATIVES: dict[str, tuple[Any, ...]] = {
+    "OPERATORS": (9_500, 38_000),
+    "PROMISING": (1.0, 1.1),
+    "SLOW": (1.0, 2.0),
+    "STRETCHED": (1.0, 1.3),
+    "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
+    "STRETCHED_PASSES": (0, 2),
+    "REFINEMENTS": (20, 80),
+    "REPAIRS": (2, 8),
+}
+
+
+class Point(NamedTuple):
+    """A planner for a network on a device, and a budget in bytes."""
+
+    planner: JobPlanner
+    budget_bytes: int
+
+
+def points(network: Network) -> Iterable[tuple[str, Point]]:
+    trace = trace_of(network)
+    for profile in TUNING_PROFILES:
+        planner = JobPlanner(roofline.timed(trace, PROFILES[profile]), PROFILES[profile])
+        for saved in SAVED:
+            budget = int((1 - saved) * planner.vanilla.device_peak_bytes)
+            if budget >= planner.least_bytes:
+                yield f"{network.title}, {profile}, {saved:.0%}", Point(planner, budget)
+
+
+def slowdown(point: Point, prices: Prices | None = None) -> float:
+    """Return the time of the best plan, or of that of one pass, as a multiple of the time without a plan."""
+    best = point.planner.best(point.budget_bytes, prices)
+    return best.us / point.planner.vanilla.us if isinstance(best, Candidate) else NO_PLAN
+
+
+def passes(network: Network) -> dict[str, list[float]]:
+    """Return the slowdown by each of GRID at each of the network's points."""
+    return {name: [slowdown(point, prices) for prices in GRID] for name, point in points(network)}
+
+
+def stretched_passes(network: Network, chosen: Sequence[Prices]) -> dict[str, list[float]]:
+    """Return the slowdown by each of CONGESTED_GRID, the best of its stretches, at the points that wait."""
+    found = {}
+    for name, point in points(network):
+        before = min(slowdown(point, prices) for prices in chosen)
+        if planner_module.STRETCHED <= before < NO_PLAN:
+            found[name] = [before] + [
+                min(slowdown(point, prices._replace(stretch=before**exponent)) for exponent in planner_module.STRETCHES)
+                for prices in CONGESTED_GRID
+            ]
+    return found
+
+
+def effects(network: Network) -> dict[str, dict[str, float]]:
+    """Return the mean logarithm of the slowdown and the computing time in s, by constant and value."""
+    results = {}
+    for name, values in [("", (None,)), *ALTERNATIVES.items()]:
+        for value in values:
+            before = getattr(planner_module, name) if name else None
+            if name:
+                setattr(planner_module, name, value)
+            try:
+                mine = [point for _, point in points(network)]
+                began = time.process_time()
+                times = [math.log(slowdown(point)) for point in mine]
+                seconds = time.process_time() - began
+            finally:
+                if name:
+                    setattr(planner_module, name, before)
+            results[f"{name} = {value}" if name else "as it is"] = {
+                "log": sum(times),
+                "s": seconds,
+                "points": len(times),
+            }
+    return results
+
+
+def choose(
+    rows: Sequence[Sequence[float]], candidates: Sequence[Prices], most: int, start: Sequence[float]
+) -> list[Prices]:
+    """Return the candidates chosen one by one, each for the least mean of the logarithms of the best so far.
+
+    `rows`: slowdowns by candidate at each point; `start`: the slowdown at each point before any is chosen.
+    """
+    best, chosen = list(start), []
+    for _ in range(most):
+        means = [
+            statistics.fmean(math.log(min(so_far, row[index])) for so_far, row in zip(best, rows, strict=True))
+            for index in range(len(candidates))
+        ]
+        index = min(range(len(candidates)), key=means.__getitem__)
+        best = [min(so_far, row[index]) for so_far, row in zip(best, rows, strict=True)]
+        chosen.append(candidates[index])
+    return chosen
+
+
+def gathered(work: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
+    """Do the work for each network, in as many processes as there are cores."""
+    with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
+        return pool.starmap(work, [(network, *arguments) for network in TUNING], chunksize=1)
+
+
+def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    return {name: row for part in parts for name, row in part.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The origin of the constants of the policy joint.")
+    parser.add_argument("--effects", action="store_true", help="only the effects of the other constants")
+    options = parser.parse_args()
+    results = json.loads(PATH.read_text()) if PATH.exists() else {}
+    if not options.effects:
+        rows = merged(gathered(passes))
+        prices = choose(list(rows.values()), GRID, len(PRICES), [NO_PLAN] * len(rows))
+        congested_rows = merged(gathered(stretched_passes, prices))
+        congested = choose(
+            [row[1:] for row in congested_rows.values()],
+            CONGESTED_GRID,
+            len(CONGESTED),
+            [row[0] for row in congested_rows.values()],
+        )
+        results |= {
+            "prices": [list(each[:3]) for each in prices],
+            "congested": [list(each[:3]) for each in congested],
+            "points": len(rows),
+            "congested_points": len(congested_rows),
+            "chosen_at": versions()["revision"],
+        }
+    else:
+        parts = gathered(effects)
+        results["effects"] = {
+            name: {
+                "slowdown": math.exp(
+                    sum(part[name]["log"] for part in parts) / sum(part[name]["points"] for part in parts)
+                ),
+                "s": sum(part[name]["s"] for part in parts),
+            }
+            for name in parts[0]
+        }
+        results["effects_at"] = versions()["revision"]
+    results |= {"machine": machine(None), "networks": [network.title for network in TUNING]}
+    PATH.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

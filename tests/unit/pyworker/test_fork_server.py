@@ -1,0 +1,262 @@
+"""The fork server without a database server: its children live and end like those that a supervisor starts itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyworker import fork_server as served
+from pyworker.supervisors import fork_server
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied
+from pyworker.supervisors.fork_server import ForkServer
+from pyworker.supervisors.processes import ForkedProcess, SpawnedProcess
+from pyworker.supervisors.server import Server
+from tests.repository import REPOSITORY
+from tests.unit.pyworker.supervisors.plpy import Plpy
+from tests.unit.pyworker.supervisors.test_child_process import drive, until
+
+
+class Settings(Plpy):
+    """PL/Python with settings that a test may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = {"pg_tensile.python": sys.executable, "pg_tensile.fork_server": "on", "pg_tensile.model_path": ""}
+
+    def execute(self, sql: str, values: Any = ()) -> list[dict[str, Any]]:
+        if values and values[0] in self.values:
+            return [{"value": self.values[values[0]]}]
+        return super().execute(sql, values)
+
+
+@pytest.fixture
+def plpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a server whose data directory is the working directory."""
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return Settings()
+
+
+@pytest.fixture
+def controller(plpy: Settings) -> Iterator[ForkServer]:
+    """A fork server that has been started, seen from the controller."""
+    server = ForkServer(Server(plpy))
+    server.ensure()
+    yield server
+    server.close()
+    for process in server._retired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def executor(plpy: Settings, controller: ForkServer) -> Iterator[Child]:
+    """An executor that waits for its job."""
+    started = Child(Server(plpy), "executor", threads=2, nice=3, forked=True)
+    drive(started.start())
+    yield started
+    drive(started.close())
+
+
+def start(plpy: Settings) -> type:
+    """Start and end an executor; return the kind of its process."""
+    child = Child(Server(plpy), "executor", threads=1, forked=True)
+    try:
+        drive(child.start())
+        return type(child._process)
+    finally:
+        drive(child.close())
+
+
+def process_of(controller: ForkServer) -> subprocess.Popen[bytes]:
+    assert controller._process is not None
+    return controller._process
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(executor: Child, controller: ForkServer) -> None:
+    pid = executor.pid
+    assert parent(pid) == process_of(controller).pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
+    assert arguments == [sys.executable, "-m", "pyworker", "executor", str(os.getpid())]
+    assert os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0) == 3
+    assert executor.torch
+    files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    assert not any("eventpoll" in file for file in files), files  # those of the fork server are closed
+    assert sum("socket" in file for file in files) == 1 or len({f for f in files if "socket" in f}) == 1, files
+
+
+def test_a_forked_child_that_is_killed_is_reaped_and_described(executor: Child) -> None:
+    pid = executor.pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="executor was killed by signal 9"):
+        while True:
+            drive(executor.receive(1))
+    until(lambda: is_gone(pid))
+
+
+def test_the_output_of_a_forked_child_is_its_supervisors(executor: Child) -> None:
+    os.kill(executor.pid, signal.SIGABRT)
+    with pytest.raises(ChildDied, match="signal 6") as death:
+        while True:
+            drive(executor.receive(1))
+    assert "Fatal Python error: Aborted" in str(death.value.traceback)
+
+
+def test_a_forked_child_ends_when_it_is_closed(executor: Child) -> None:
+    pid = executor.pid
+    drive(executor.close())
+    until(lambda: is_gone(pid))
+
+
+SUPERVISOR = """
+import sys, time
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.server import Server
+from tests.unit.pyworker.supervisors.test_child_process import drive
+from tests.unit.pyworker.test_fork_server import Settings
+child = Child(Server(Settings()), "executor", threads=1, forked=True)
+drive(child.start())
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_forked_child_dies_with_its_supervisor(controller: ForkServer, stopped: bool) -> None:
+    """Even one that does nothing."""
+    command = [sys.executable, "-c", SUPERVISOR]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        pid = int(supervisor.stdout.readline())
+        assert parent(pid) == process_of(controller).pid
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        supervisor.kill()
+    until(lambda: is_gone(pid))
+
+
+def test_children_die_with_the_fork_server_and_the_next_one_starts_without(
+    executor: Child, controller: ForkServer, plpy: Settings
+) -> None:
+    pid = executor.pid
+    process_of(controller).kill()
+    with pytest.raises(ChildDied, match="executor was killed by signal 9"):
+        while True:
+            drive(executor.receive(1))
+    until(lambda: is_gone(pid))
+    assert start(plpy) is SpawnedProcess
+
+
+def test_a_closed_fork_server_ends_with_its_last_child(executor: Child, controller: ForkServer, plpy: Settings) -> None:
+    process = process_of(controller)
+    controller.close()
+    assert not list(Path("base/pgsql_tmp").iterdir())
+    assert start(plpy) is SpawnedProcess  # it takes no more requests
+    assert process.poll() is None and not is_gone(executor.pid)
+    drive(executor.close())
+    assert process.wait(60) == 0
+
+
+def test_without_a_fork_server_a_supervisor_starts_its_child_itself(plpy: Settings) -> None:
+    assert start(plpy) is SpawnedProcess
+
+
+def test_settings_decide_whether_and_with_which_python_children_are_forked(
+    controller: ForkServer, plpy: Settings, tmp_path: Path
+) -> None:
+    assert start(plpy) is ForkedProcess
+    plpy.values["pg_tensile.python"] = other = str(tmp_path / "python")
+    Path(other).symlink_to(sys.executable)
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", tmp_path)
+    first = process_of(controller)
+    child = Child(Server(plpy), "planner", threads=1, forked=True)
+    assert drive(fork_server.fork(child._server, other, "planner", {}, (0, 1))) is None
+    controller.ensure()
+    assert process_of(controller) is not first and first.wait(60) == 0
+    plpy.values["pg_tensile.fork_server"] = "off"
+    second = process_of(controller)
+    controller.ensure()
+    assert controller._process is None
+    second.wait(60)
+
+
+def test_a_fork_server_that_does_not_answer_is_done_without(
+    controller: ForkServer, plpy: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "ANSWER_LIMIT", 0.1)
+    os.kill(process_of(controller).pid, signal.SIGSTOP)
+    assert start(plpy) is SpawnedProcess
+
+
+def test_a_python_that_cannot_run_the_fork_server_is_logged_and_not_tried_at_once_again(
+    plpy: Settings, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 7\n")
+    python.chmod(0o755)
+    plpy.values["pg_tensile.python"] = str(python)
+    controller = ForkServer(Server(plpy))
+    controller.ensure()
+    process_of(controller).wait(60)
+    for _ in range(2):
+        controller.ensure()
+    assert controller._process is None
+    assert plpy.lines == [f"pg_tensile: the fork server of {python} exited with status 7"]
+    plpy.values["pg_tensile.python"] = str(tmp_path / "missing")
+    controller._start_after = time.monotonic()
+    controller.ensure()
+    assert controller._process is None and not plpy.lines[1:]
+
+
+def test_after_an_update_of_the_files_no_more_children_are_forked(
+    plpy: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of two versions would meet in one process."""
+    versions: Iterator[int] = iter(range(10))
+    monkeypatch.setattr(served, "_installed_files", lambda: next(versions))
+    ends = [socket.socketpair() for _ in range(2)]
+    server = served.ForkServer(sys.executable, ends[0][0], ends[1][0])
+    assert not server._is_current()
+    server.run()  # ends, because it has no children and takes no more requests
+    for pair in ends:
+        for end in pair:
+            end.close()
+
+
+IMPORTS = """
+import torch
+def asked(*arguments, **options):
+    raise AssertionError("a device was asked for something, which a fork does not survive")
+for name in ("is_available", "device_count", "current_device", "init", "_lazy_init"):
+    setattr(torch.cuda, name, asked)
+for name in ("current_accelerator", "is_available", "device_count"):
+    setattr(torch.accelerator, name, asked)
+from pyworker import fork_server
+fork_server.preload()
+"""
+
+
+def test_imports_ask_no_device_for_anything() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, env=environment)
