@@ -54,6 +54,7 @@ class Controller:
     async def _turn(self) -> float:
         """Reap, launch and delete expired jobs; return the seconds until the next turn."""
         self._reap()
+        self._fork_server.reap()
         pause = self._calibration.turn()
         self._launch()
         self._delete_expired()

@@ -37,22 +37,25 @@ class ForkServer:
 
     def ensure(self) -> None:
         """Have a fork server for the current settings running, or none if they say so."""
-        self._retired = [process for process in self._retired if process.poll() is None]
+        self.reap()
         wanted = self._server.setting("pg_tensile.fork_server") == "on"
         python = self._server.setting("pg_tensile.python")
-        if self._process is not None and (self._has_ended() or not wanted or python != self._python):
+        if not wanted or python != self._python:
             self.close()
         if wanted and self._process is None and time.monotonic() >= self._start_after:
             self._start(python)
 
-    def _has_ended(self) -> bool:
-        assert self._process is not None
-        code = self._process.poll()
+    def reap(self) -> None:
+        """Reap fork servers that have ended, and log the end of one that has failed."""
+        self._retired = [process for process in self._retired if process.poll() is None]
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return
         if code:
             self._server.log_once(f"the fork server of {self._python} {describe_exit(code)}")
-        if code and code > 0:
+        if code > 0:
             self._start_after = time.monotonic() + FAILURE_PAUSE
-        return code is not None
+        self.close()
 
     def _start(self, python: str) -> None:
         path = spool_folder() / SOCKET

@@ -65,7 +65,7 @@ def some_size(random: Random) -> int:
 
 
 @given(random=randoms, limit=st.one_of(st.none(), st.integers(60, 600)))
-@settings(KEPT, max_examples=80)
+@settings(KEPT, max_examples=50)
 def test_any_order_of_allocations(random, limit):
     """Until the limit, in MiB, is too little even after free pages were given back."""
     begin()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.explaining import backend, explaining
 from tests.server.stage import processes, terminate
 from tests.server.support import (
@@ -103,8 +105,9 @@ def test_jobs_are_retried_when_the_fork_server_is_killed(
         cancel(conn, job)
 
 
+@pytest.mark.long
 def test_a_new_controller_has_a_fork_server_of_its_own(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """A job that runs is not disturbed."""
+    """A job that runs is not disturbed. Long: the launcher takes its time to start another controller."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         old = submit(conn, "m", MLP, epochs=FOREVER)

@@ -188,7 +188,9 @@ def test_streaming_keeps_the_budget_and_beats_swapping_on_demand(name: str) -> N
     assert streamed(planner, planner.least_bytes - 1) is None
 
 
+@pytest.mark.long
 def test_resnet_152_in_less_than_a_quarter_of_its_parameters() -> None:
+    """Long: a network of real size."""
     torch.manual_seed(0)
     model = resnet152()
     model.features.final_pool = nn.AdaptiveAvgPool2d(1)

@@ -497,7 +497,9 @@ def test_a_division_ends_when_it_is_not_wanted_any_more(calls):
         share_out(planners, sum(budget_of(trace, 0.5) for trace in traces), over=lambda: next(answers))
 
 
+@pytest.mark.long
 def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
+    """Long: four jobs are shared out twice."""
     traces = [network(12, latency_us=20.0 + job) for job in range(4)]
     budget = sum(budget_of(trace, 0.25) for trace in traces)
     planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}

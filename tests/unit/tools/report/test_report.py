@@ -279,7 +279,9 @@ def test_hostile_text_stays_text():
     assert facts_in(text)["job"]["model_name"] == HOSTILE
 
 
+@pytest.mark.long
 def test_a_page_about_many_operators_is_small():
+    """Long: a plan for 13,000 operators."""
     held = saving(layers=3_715, share=1.0, policy="swap_all")
     assert held.trace.operator_count > 13_000
     text = render(record(held))
