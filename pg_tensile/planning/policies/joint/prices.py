@@ -30,23 +30,22 @@ class Prices(NamedTuple):
     stretch: float = 1.0  # factor on the latencies where the link's free time is counted: a slow iteration has more
 
 
-# The passes for one job, in this order: small traces get more of them than large ones. No record is left of how the
-# table was found. `python -m benchmarks.bench_methods` measures what it achieves on the models of docs/benchmarks.md,
-# compared with the other policies and, where it is known, with the optimum.
+# The passes for one job, in this order: small traces get more of them than large ones. Found by greedy selection from a
+# grid, on networks other than those of `make bench-planner`, by `python -m benchmarks.find_prices`.
 PRICES = tuple(
     Prices(*prices)
     for prices in (
-        (0.06, 0.3, 2), (0.01, 0.3, 2), (0.09, 0.3, 2), (0.06, 0.6, 24), (0.25, 0.6, 1), (0.06, 0.3, 4),
-        (0.005, 0.3, 1), (0.25, 0.3, 1), (0.01, 1.0, 1), (0.12, 1.0, 2), (0.25, 0.3, 2), (0.12, 0.6, 4), (0.02, 1.0, 1),
-        (0.06, 0.3, 1), (0.09, 1.0, 1), (0.005, 0.6, 2), (0.03, 0.3, 2), (0.25, 1.0, 2), (0.045, 0.6, 2),
-        (0.005, 1.0, 2),
+        (0.08, 0.3, 8), (0.04, 0.3, 1), (0.02, 0.3, 24), (0.16, 1.0, 4), (0.3, 0.3, 8), (0.6, 0.3, 24),
+        (0.08, 0.6, 4), (0.005, 1.0, 2), (0.16, 0.6, 8), (0.04, 1.0, 24), (0.16, 1.0, 2), (0.04, 0.3, 4),
+        (0.16, 0.6, 4), (0.02, 0.6, 24), (0.08, 0.3, 4), (0.08, 0.6, 1), (0.04, 0.6, 24), (0.04, 1.0, 4),
+        (0.04, 0.0, 8), (0.005, 0.0, 2),
     )
 )  # fmt: skip
-# For iterations that wait for the link. Found by greedy selection among link prices 0.06, 0.3, 1 and 3, weights 0.3 and
-# 0.8, and chains of 1, 2, 4 and 8, stretched, for the least mean time of the better plan at nine points: ResNet-50 with
-# 2 images, GPT-2 and U-Net of `make bench-planner` at 50 to 75 % saved.
-CONGESTED = (Prices(0.3, 0.3, 8), Prices(1.0, 0.8, 8))
-THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # prefer recomputing to swapping
+# For iterations that wait for the link, stretched; found by the same command.
+CONGESTED = (Prices(0.3, 0.3, 8), Prices(1.0, 0.8, 4))
+# For jobs that have too little of the link or of the host's memory: swaps as dear as all that they keep the link busy,
+# and so much dearer that whatever can be recomputed is.
+THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))
 
 Way = tuple[int, bool]  # of taking a tensor off the device: (tensor, by a swap)
 ExtraCosts = Mapping[Way, float]  # µs
