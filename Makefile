@@ -119,6 +119,7 @@ help:
 	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
 	@echo 'make bench-gpu      methods on a GPU at sizes that keep it busy (needs PyTorch for CUDA); under ten minutes'
 	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
+	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make bench-busy      plans on a quiet machine and beside busy processes (BENCH as above)'

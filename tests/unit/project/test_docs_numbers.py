@@ -34,6 +34,7 @@ from benchmarks import (
     bench_methods,
     bench_papers,
     bench_planner,
+    bench_prices,
     bench_systems,
     bench_tables,
     bench_tensile,
@@ -103,6 +104,8 @@ def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
         section = bench_answers.page_part(json.loads(path.read_text()))
     elif name == "allocator":
         section = bench_allocator.page_part(json.loads(path.read_text()))
+    elif name == "prices":
+        section = bench_prices.page_part(json.loads(path.read_text()))
     elif name == "planner":
         section = bench_planner.page_part(json.loads(path.read_text()))
     elif name == "tables":

@@ -48,12 +48,11 @@ from pg_tensile.planning.trace.trace import Int64s, Trace
 FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
 PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
 OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
-PROMISING = 1.02  # factor on the best time so far up to which a plan is worth relaxing
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
 STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
 STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
-STRETCHED_PASSES = 1  # prices that are tried with each of them, besides CONGESTED
-REFINEMENTS = 40  # most passes that refine the best plan so far
+STRETCHED_PASSES = 2  # prices that are tried with each of them, besides CONGESTED
+REFINEMENTS = 20  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
 CLOSE = 1.1  # factor on the time of the plan that is too large for the allocator: a plan this fast ends the search
@@ -302,12 +301,12 @@ class JobPlanner:
         return outcome if outcome and is_better(outcome.candidate, best.candidate) else None
 
     def _tried(self, best: Outcome, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts) -> Outcome | None:
-        """Return the outcome of another pass, relaxed if it is hardly slower than the best; None if it has no plan."""
+        """Return the outcome of another pass, relaxed if it is faster than the best; None if it has no plan."""
         sequence = self._try(budget_bytes, prices, extra_costs)
         if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes, prices.stretch)):
             return None
         outcome = Outcome(candidate, prices, sequence, extra_costs)
-        return self._relaxed(outcome, budget_bytes) if candidate.us < PROMISING * best.candidate.us else outcome
+        return self._relaxed(outcome, budget_bytes) if candidate.us < best.candidate.us else outcome
 
     def costs(self, plan: Plan) -> dict[Way, float]:
         """Return the µs that each tensor's swaps and recomputations cost."""

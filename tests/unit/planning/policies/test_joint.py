@@ -31,7 +31,7 @@ from pg_tensile.planning.policies.joint import share_out as share_out_module
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
 from pg_tensile.planning.policies.joint.contention import WORTH, times_us
 from pg_tensile.planning.policies.joint.part import AbandonedError, Terms, UnplannableError
-from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.policies.joint.sweep import sweep
@@ -255,7 +255,7 @@ def test_state_updated_last_is_copied_out_after_the_end_of_the_iteration():
 def test_transfers_are_in_time_beside_a_busy_other_lane():
     planned = JobPlanner(network(12), RTX_A6000.with_link(2e10, duplex_factor=0.5))
     candidate = planned.within(int(0.6 * planned.vanilla.device_peak_bytes))
-    assert candidate.transfers and candidate.stall_us == 0
+    assert candidate.transfers and candidate.us <= PERFECT * planned.vanilla.us
 
 
 def test_a_parameter_leaves_ahead_where_the_link_will_be_full():

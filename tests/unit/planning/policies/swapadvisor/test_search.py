@@ -221,7 +221,7 @@ def test_recomputing_is_one_of_the_ways():
     trace, budget = small()
     breeder = Breeder(trace, RTX_A6000.with_link(5e8), budget)
     order = np.arange(trace.operator_count, dtype=np.int32)
-    swapping, both = breeder.make(Individual(order)), breeder.make(Individual(order, prices=0))
+    swapping, both = breeder.make(Individual(order)), breeder.make(Individual(order, prices=5))
     assert swapping is not None and both is not None
     assert EventKind.RECOMPUTE not in {event.kind for event in swapping.plan.events}
     assert EventKind.RECOMPUTE in {event.kind for event in both.plan.events}

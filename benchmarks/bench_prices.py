@@ -1,4 +1,4 @@
-"""`python -m benchmarks.find_prices`: the origin of the constants of `joint`, on networks of their own.
+"""`make bench-prices`: the origin of the constants of `joint`, on networks of their own.
 
 The networks (experiments/networks.py, `TUNING`) are not among those of `make bench-planner`, which so stay unseen. At
 each point (a network, a profile of a device, a budget) the time of a plan is compared with that without a plan.
@@ -9,7 +9,8 @@ each point (a network, a profile of a device, a budget) the time of a plan is co
 - Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them halved
   or doubled, or as `ALTERNATIVES` says.
 
-The choice and the effects go to benchmarks/results/prices-model.json; tests compare policies/joint/prices.py with it.
+The choice and the effects go to benchmarks/results/prices-model.json and to docs/benchmarks.md; a test compares
+policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.bench_planner import PROFILES, trace_of
 from benchmarks.experiments.networks import TUNING, Network
-from benchmarks.scenarios import RESULTS
+from benchmarks.scenarios import RESULTS, measured_on, write_document
+from benchmarks.tables import table
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.policies.joint import planner as planner_module
 from pg_tensile.planning.policies.joint.candidate import Candidate
@@ -36,7 +38,8 @@ from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, Prices
 from pg_tensile.tools.bench.report import machine, versions
 
-PATH = RESULTS / "prices-model.json"
+NAME, KIND = "prices", "model"
+PATH = RESULTS / f"{NAME}-{KIND}.json"
 TUNING_PROFILES = ("RTX A6000", "H100", "slow link")
 SAVED = (0.3, 0.5, 0.65, 0.75)
 GRID = tuple(
@@ -44,15 +47,15 @@ GRID = tuple(
     for values in product((0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6), (0.0, 0.3, 0.6, 1.0), (1, 2, 4, 8, 24))
 )
 CONGESTED_GRID = tuple(Prices(*values) for values in product((0.05, 0.3, 1.0, 3.0), (0.3, 0.8), (1, 2, 4, 8)))
+AS_IT_IS = "as it is"
 NO_PLAN = 20.0  # time that counts where a pass finds no plan, as a multiple of that without a plan
 ALTERNATIVES: dict[str, tuple[Any, ...]] = {
     "OPERATORS": (9_500, 38_000),
-    "PROMISING": (1.0, 1.1),
     "SLOW": (1.0, 2.0),
     "STRETCHED": (1.0, 1.3),
     "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
-    "STRETCHED_PASSES": (0, 2),
-    "REFINEMENTS": (20, 80),
+    "STRETCHED_PASSES": (0, 1, 4),
+    "REFINEMENTS": (10, 40),
     "REPAIRS": (2, 8),
 }
 
@@ -114,7 +117,7 @@ def effects(network: Network) -> dict[str, dict[str, float]]:
             finally:
                 if name:
                     setattr(planner_module, name, before)
-            results[f"{name} = {value}" if name else "as it is"] = {
+            results[f"{name} = {value}" if name else AS_IT_IS] = {
                 "log": sum(times),
                 "s": seconds,
                 "points": len(times),
@@ -151,43 +154,81 @@ def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]
     return {name: row for part in parts for name, row in part.items()}
 
 
+def found_prices() -> dict[str, Any]:
+    """Return the prices that are chosen, and at how many points."""
+    rows = merged(gathered(passes))
+    prices = choose(list(rows.values()), GRID, len(PRICES), [NO_PLAN] * len(rows))
+    congested_rows = merged(gathered(stretched_passes, prices))
+    before = [row[0] for row in congested_rows.values()]
+    congested = choose([row[1:] for row in congested_rows.values()], CONGESTED_GRID, len(CONGESTED), before)
+    return {
+        "revision": versions()["revision"],
+        "points": len(rows),
+        "congested_points": len(congested_rows),
+        "prices": [list(each[:3]) for each in prices],
+        "congested": [list(each[:3]) for each in congested],
+    }
+
+
+def measured_effects() -> dict[str, Any]:
+    """Return the mean slowdown and the seconds of computing by constant and value."""
+    parts = gathered(effects)
+    counted = sum(part[AS_IT_IS]["points"] for part in parts)
+    rows = [
+        {
+            "constant": name,
+            "slowdown": math.exp(sum(part[name]["log"] for part in parts) / counted),
+            "seconds": sum(part[name]["s"] for part in parts),
+        }
+        for name in parts[0]
+    ]
+    return {"revision": versions()["revision"], "rows": rows}
+
+
+def page_part(results: Mapping[str, Any]) -> str:
+    """Return the generated part of the section."""
+    chosen, rows = results["chosen"], results["effects"]["rows"]
+    revisions = ", ".join(dict.fromkeys((chosen["revision"], results["effects"]["revision"])))
+    device = f"sim:{', '.join(TUNING_PROFILES)}"
+    base = rows[0]
+    shown = [
+        (
+            f"`{row['constant']}`",
+            f"{row['slowdown']:.4f}",
+            f"{row['slowdown'] / base['slowdown'] - 1:+.2%}",
+            f"{row['seconds'] / base['seconds']:.2f}",
+        )
+        for row in rows
+    ]
+    return (
+        "\n".join(
+            [
+                measured_on(device, results["machine"], results["versions"], revisions),
+                "",
+                f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, those for a "
+                f"congested link at {chosen['congested_points']}.",
+                "",
+                *table(("constant", "time", "change", "computing"), shown),
+            ]
+        ).rstrip()
+        + "\n"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="The origin of the constants of the policy joint.")
     parser.add_argument("--effects", action="store_true", help="only the effects of the other constants")
+    parser.add_argument("--document", action="store_true", help="only write the document from the results")
     options = parser.parse_args()
     results = json.loads(PATH.read_text()) if PATH.exists() else {}
-    if not options.effects:
-        rows = merged(gathered(passes))
-        prices = choose(list(rows.values()), GRID, len(PRICES), [NO_PLAN] * len(rows))
-        congested_rows = merged(gathered(stretched_passes, prices))
-        congested = choose(
-            [row[1:] for row in congested_rows.values()],
-            CONGESTED_GRID,
-            len(CONGESTED),
-            [row[0] for row in congested_rows.values()],
-        )
-        results |= {
-            "prices": [list(each[:3]) for each in prices],
-            "congested": [list(each[:3]) for each in congested],
-            "points": len(rows),
-            "congested_points": len(congested_rows),
-            "chosen_at": versions()["revision"],
-        }
-    else:
-        parts = gathered(effects)
-        results["effects"] = {
-            name: {
-                "slowdown": math.exp(
-                    sum(part[name]["log"] for part in parts) / sum(part[name]["points"] for part in parts)
-                ),
-                "s": sum(part[name]["s"] for part in parts),
-            }
-            for name in parts[0]
-        }
-        results["effects_at"] = versions()["revision"]
-    results |= {"machine": machine(None), "networks": [network.title for network in TUNING]}
-    PATH.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+    if not options.document:
+        results |= {"effects": measured_effects()} if options.effects else {"chosen": found_prices()}
+        networks = [network.title for network in TUNING]
+        results |= {"machine": machine(None), "versions": versions(), "networks": networks}
+        PATH.write_text(json.dumps(results, indent=1) + "\n")
+    if {"chosen", "effects"} <= results.keys():
+        write_document(NAME, KIND, page_part(results))
+        print(page_part(results))
     return 0
 
 
