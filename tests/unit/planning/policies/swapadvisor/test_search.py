@@ -18,6 +18,7 @@ from pg_tensile.planning.plan.order import check_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.joint.prices import PRICES
 from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
 from pg_tensile.planning.policies.swapadvisor.search import Found, _survivors, search
@@ -221,7 +222,8 @@ def test_recomputing_is_one_of_the_ways():
     trace, budget = small()
     breeder = Breeder(trace, RTX_A6000.with_link(5e8), budget)
     order = np.arange(trace.operator_count, dtype=np.int32)
-    swapping, both = breeder.make(Individual(order)), breeder.make(Individual(order, prices=5))
+    chains = [prices.longest_chain for prices in PRICES]
+    swapping, both = breeder.make(Individual(order)), breeder.make(Individual(order, prices=chains.index(2)))
     assert swapping is not None and both is not None
     assert EventKind.RECOMPUTE not in {event.kind for event in swapping.plan.events}
     assert EventKind.RECOMPUTE in {event.kind for event in both.plan.events}
