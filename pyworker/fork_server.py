@@ -134,32 +134,38 @@ class ForkServer:
             return
         if pid == 0:
             _become_child(request, *descriptors)
-        child = self._children[pid] = _Child(pid, connection)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._reap, child))
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, child))
         try:
-            socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [child.pidfd])
+            process = self._children[pid] = _Child(pid, connection)
+        except OSError:  # no descriptor is left
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            connection.close()
+            return
+        self._selector.register(process.pidfd, selectors.EVENT_READ, partial(self._reap, process))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, process))
+        try:
+            socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [process.pidfd])
         except OSError:
-            child.kill()
+            process.kill()
 
-    def _kill(self, child: _Child, connection: socket.socket) -> None:
+    def _kill(self, process: _Child, connection: socket.socket) -> None:
         """End a child whose supervisor has ended the connection."""
-        if not child.reaped:  # by an event of the same moment
+        if not process.reaped:  # by an event of the same moment
             self._selector.unregister(connection)
-            child.kill()
+            process.kill()
 
-    def _reap(self, child: _Child, pidfd: int) -> None:
-        child.kill()  # what it has started; its group's number is not reused before it is reaped
-        _, status = os.waitpid(child.pid, 0)
-        child.reaped = True
+    def _reap(self, process: _Child, pidfd: int) -> None:
+        process.kill()  # what it has started; its group's number is not reused before it is reaped
+        _, status = os.waitpid(process.pid, 0)
+        process.reaped = True
         with contextlib.suppress(OSError):
-            child.connection.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+            process.connection.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
         self._selector.unregister(pidfd)
         os.close(pidfd)
         with contextlib.suppress(KeyError):
-            self._selector.unregister(child.connection)
-        child.connection.close()
-        del self._children[child.pid]
+            self._selector.unregister(process.connection)
+        process.connection.close()
+        del self._children[process.pid]
 
 
 def _become_child(request: dict[str, Any], connection: int, log: int) -> NoReturn:
@@ -197,10 +203,13 @@ def _show(arguments: list[str]) -> None:
 
 
 def _installed_files() -> list[tuple[int, int]]:
-    """Identify the installed versions of pg_tensile and PyTorch by a file of each."""
+    """Identify the installed versions of pg_tensile and PyTorch by a file of each; none while one is missing."""
     import torch
 
-    files = [Path(module.__file__ or "").stat() for module in (child, torch)]
+    try:
+        files = [Path(module.__file__ or "").stat() for module in (child, torch)]
+    except OSError:  # an update goes on
+        return []
     return [(file.st_ino, file.st_mtime_ns) for file in files]
 
 

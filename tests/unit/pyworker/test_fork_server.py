@@ -229,14 +229,19 @@ def test_a_python_that_cannot_run_the_fork_server_is_logged_and_not_tried_at_onc
     assert controller._process is None and not plpy.lines[1:]
 
 
-def test_after_an_update_of_the_files_no_more_children_are_forked(
-    plpy: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("update", ["replaced", "removed"])
+def test_during_and_after_an_update_of_the_files_no_more_children_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: str
 ) -> None:
     """Modules of two versions would meet in one process."""
-    versions: Iterator[int] = iter(range(10))
-    monkeypatch.setattr(served, "_installed_files", lambda: next(versions))
+    file, new = tmp_path / "child.py", tmp_path / "new.py"
+    file.write_text("old")
+    new.write_text("new")
+    monkeypatch.setattr(served.child, "__file__", str(file))
     ends = [socket.socketpair() for _ in range(2)]
     server = served.ForkServer(sys.executable, ends[0][0], ends[1][0])
+    assert server._is_current()
+    new.replace(file) if update == "replaced" else file.unlink()
     assert not server._is_current()
     server.run()  # ends, because it has no children and takes no more requests
     for pair in ends:
