@@ -51,7 +51,13 @@ def backup(server: TestCluster, folder: Path, *options: str) -> str:
 
 
 def sockets(server: TestCluster) -> list[Path]:
-    return [path for path in server.folder.rglob("*pg_tensile*") if stat.S_ISSOCK(path.lstat().st_mode)]
+    """Return the predictor's sockets."""
+    paths = set(server.folder.rglob("*pg_tensile*")) - {fork_socket(server)}
+    return [path for path in paths if stat.S_ISSOCK(path.lstat().st_mode)]
+
+
+def fork_socket(server: TestCluster) -> Path:
+    return server.data / "base" / "pgsql_tmp" / "pgsql_tmp.pg_tensile_fork"
 
 
 @pytest.fixture
@@ -142,6 +148,7 @@ def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
     if os.geteuid() == 0:
         shutil.chown(folder, server.os_user)
     try:
+        assert fork_socket(server).is_socket() and not fork_socket(server).stat().st_mode & 0o077
         assert backup(server, folder / "one") == ""
         assert not list((folder / "one").rglob("*pg_tensile*")) and sockets(server) == [beside]
         server.stop()
@@ -153,7 +160,8 @@ def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
         server.start()
         with server.connect() as conn:
             answers(conn)
-            assert sockets(server) == [stale]
+            train(conn)
+            assert fork_socket(server).is_socket() and sockets(server) == [stale]
             assert stat.S_IMODE(stale.stat().st_mode) == 0o600
             assert backup(server, folder / "two") == ""
         assert not list((folder / "two").rglob("*pg_tensile*"))
@@ -162,6 +170,7 @@ def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
         assert stale.exists()
         server.start()
         assert not stale.exists(), "the server's temporary files are not cleaned up"
+        assert not fork_socket(server).exists()
         log = server.log()
         assert "skipping special file" not in log and "unexpected file found" not in log
     finally:
