@@ -205,8 +205,8 @@ def page_part(results: Mapping[str, Any]) -> str:
             [
                 measured_on(device, results["machine"], results["versions"], revisions),
                 "",
-                f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, those for a "
-                f"congested link at {chosen['congested_points']}.",
+                f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, "
+                f"those for a congested link at {chosen['congested_points']}.",
                 "",
                 *table(("constant", "time", "change", "computing"), shown),
             ]
