@@ -6,8 +6,8 @@ each point (a network, a profile of a device, a budget) the time of a plan is co
 - PRICES: one pass for each candidate of a grid at each point. Prices are chosen one by one, each for the least mean of
   the logarithms of the best time of those chosen so far: so any number of the first ones is a good choice, too.
 - CONGESTED: the same with stretched passes, at the points whose best plan of PRICES still waits.
-- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them halved
-  or doubled, or as `ALTERNATIVES` says.
+- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them changed
+  as `ALTERNATIVES` says.
 
 The choice and the effects go to benchmarks/results/prices-model.json and to docs/benchmarks.md; a test compares
 policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
@@ -23,9 +23,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from benchmarks.bench_planner import PROFILES, trace_of
 from benchmarks.experiments.networks import TUNING, Network
@@ -103,25 +105,17 @@ def stretched_passes(network: Network, chosen: Sequence[Prices]) -> dict[str, li
 
 def effects(network: Network) -> dict[str, dict[str, float]]:
     """Return the mean logarithm of the slowdown and the computing time in s, by constant and value."""
+    changes: list[dict[str, Any]] = [{}]
+    changes += [{name: value} for name, values in ALTERNATIVES.items() for value in values]
     results = {}
-    for name, values in [("", (None,)), *ALTERNATIVES.items()]:
-        for value in values:
-            before = getattr(planner_module, name) if name else None
-            if name:
-                setattr(planner_module, name, value)
-            try:
-                mine = [point for _, point in points(network)]
-                began = time.process_time()
-                times = [math.log(slowdown(point)) for point in mine]
-                seconds = time.process_time() - began
-            finally:
-                if name:
-                    setattr(planner_module, name, before)
-            results[f"{name} = {value}" if name else AS_IT_IS] = {
-                "log": sum(times),
-                "s": seconds,
-                "points": len(times),
-            }
+    for change in changes:
+        with patch.multiple(planner_module, **change) if change else nullcontext():
+            mine = [point for _, point in points(network)]
+            began = time.process_time()
+            times = [math.log(slowdown(point)) for point in mine]
+            seconds = time.process_time() - began
+        title = "".join(f"{name} = {value}" for name, value in change.items()) or AS_IT_IS
+        results[title] = {"log": sum(times), "s": seconds, "points": len(times)}
     return results
 
 

@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what jobs need, and forks a process for each job.
 
-Importing PyTorch takes a second or more of computing, and a fork milliseconds. The controller starts the server as
+Importing PyTorch takes a second or more of computing, which a fork saves. The controller starts the server as
 `<pg_tensile.python> -m pyworker.fork_server <python> <path> <listening socket> <control socket>`, the sockets as
 descriptors (supervisors/fork_server.py). Each supervisor connects to it for itself and sends one request. On that
 connection (SOCK_SEQPACKET):

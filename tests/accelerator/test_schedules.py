@@ -42,9 +42,9 @@ SMALL = {
 }
 VARIANTS = [*POLICIES, "coded", "changing"]
 EXTREMES = [("late_copies", 0), ("late_compute", 0)]
-# Schedules of a job: fewer where a step moves or computes everything, and takes ten times as long.
+SOME = 3  # schedules of a job
+# For the long test: fewer where a step moves or computes everything, and takes ten times as long.
 BUSY = ("swap_all", "recompute_all", "coded", "changing")
-SOME = 3
 MANY = {variant: 44 if variant in BUSY else 228 for variant in VARIANTS}
 
 
