@@ -91,6 +91,12 @@ tensile_setup_signals(void)
 		ereport(FATAL, (errcode(ERRCODE_SYSTEM_ERROR), errmsg("could not create a timer: %m")));
 	pqsignal(SIGTERM, handle_sigterm);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+
+	/*
+	 * StartBackgroundWorker ignores SIGHUP until now, which discards one that
+	 * came since the fork.  So read the settings that it was about.
+	 */
+	ProcessConfigFile(PGC_SIGHUP);
 	BackgroundWorkerUnblockSignals();
 }
 

@@ -220,6 +220,19 @@ def test_the_extension_can_be_dropped_and_the_server_stopped(
         wait_until(lambda: not alive(executor))
 
 
+@pytest.mark.long
+def test_settings_that_changed_while_a_process_started(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """Long: it starts a server. The postmaster is not told to reload, as if the signal had come during the start."""
+    cluster = fresh_cluster(extension=False)
+    with cluster.connect() as conn:
+        conn.execute("ALTER SYSTEM SET pg_tensile.auto_calibrate = 'on'")
+        with conn.transaction():
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            hurry(conn, 600)
+        assert value(conn, "SHOW pg_tensile.auto_calibrate") == "off"
+        measuring(conn, wait_until)
+
+
 # ---- what is to be calibrated ----------------------------------------------------------------------------------------
 
 
