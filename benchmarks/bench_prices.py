@@ -6,11 +6,12 @@ each point (a network, a profile of a device, a budget) the time of a plan is co
 - PRICES: one pass for each candidate of a grid at each point. Prices are chosen one by one, each for the least mean of
   the logarithms of the best time of those chosen so far: so any number of the first ones is a good choice, too.
 - CONGESTED: the same with stretched passes, at the points whose best plan of PRICES still waits.
-- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them changed
-  as `ALTERNATIVES` says.
+- Other constants: the mean time and the planner's computing time with each of them changed as `EFFECTS` says, for one
+  job, for one job after a search, or for several jobs that share memory and link (`GROUPS`).
 
 The choice and the effects go to benchmarks/results/prices-model.json and to docs/benchmarks.md; a test compares
-policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
+policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and the effects
+(`--effects`) twenty.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -34,6 +36,8 @@ from benchmarks.experiments.networks import TUNING, Network
 from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import table
 from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.policies.building_blocks import recompute_chains, transfer_times
+from pg_tensile.planning.policies.joint import contention, off_device, part, search, share_out, sweep
 from pg_tensile.planning.policies.joint import planner as planner_module
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -51,15 +55,56 @@ GRID = tuple(
 CONGESTED_GRID = tuple(Prices(*values) for values in product((0.05, 0.3, 1.0, 3.0), (0.3, 0.8), (1, 2, 4, 8)))
 AS_IT_IS = "as it is"
 NO_PLAN = 20.0  # time that counts where a pass finds no plan, as a multiple of that without a plan
-ALTERNATIVES: dict[str, tuple[Any, ...]] = {
-    "OPERATORS": (9_500, 38_000),
-    "SLOW": (1.0, 2.0),
-    "STRETCHED": (1.0, 1.3),
-    "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
-    "STRETCHED_PASSES": (0, 1, 4),
-    "REFINEMENTS": (10, 40),
-    "REPAIRS": (2, 8),
+ONE, SEARCHED, SEVERAL = "one job", "searched", "several jobs"
+MODULES = (planner_module, sweep, off_device, recompute_chains, transfer_times, search, part, share_out, contention)
+EFFECTS: dict[str, dict[str, tuple[Any, ...]]] = {
+    ONE: {
+        "OPERATORS": (9_500, 38_000),
+        "SLOW": (1.0, 2.0),
+        "STRETCHED": (1.0, 1.3),
+        "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
+        "STRETCHED_PASSES": (0, 1, 4),
+        "REFINEMENTS": (10, 40),
+        "REPAIRS": (2, 8),
+        "SMALLEST": (1 / 200_000, 1 / 2_000),
+        "STALE": (1.05, 2.0),
+        "SMALL_INPUT": (1, 16),
+        "LONGEST_RECOMPUTATION": (8, 48),
+        "AHEAD": (0.0, 0.5),
+    },
+    SEARCHED: {
+        "TRIES": (40, 160),
+        "STARTS": (1, 4),
+        "FEWER": (0, 1),
+        "STEP": (0.1,),
+        "PENALISED": (0.0, 1.0),
+        "PRICE_SPREAD": (0.25, 1.0),
+        "WEIGHT_SPREAD": (0.0, 0.3),
+        "STRETCH_SPREAD": (0.0, 0.4),
+        "OTHER_CHAIN": (0.0, 0.5),
+        "MOST_PENALTIES": (3, 30),
+    },
+    SEVERAL: {
+        "LEVELS": (4, 16),
+        "UNITS": (1, 4),
+        "OTHER_UNITS": ((),),
+        "WORTH_ANOTHER": (0.0, 0.1),
+        "SPLITS": (64,),
+        "FEWEST_SPLITS": (8,),
+        "STAGGERS": ((1.0,), (0.2, 0.4, 0.6, 0.8, 1.0)),
+        "WORTH": (0.0, 0.02),
+        "SLACKS": ((), (0.8, 0.65, 0.5, 0.35)),
+        "PASSES": (1, 8),
+    },
 }
+SEARCHED_PROFILES, SEARCHED_SAVED = ("RTX A6000", "H100"), (0.5, 0.65)
+# Networks trained at once, within a part of the memory that they take together without plans
+GROUPS = (("VGG-16", "BERT, 6 layers"), ("GoogLeNet", "MobileNet", "SqueezeNet"), ("Inception v3", "LSTM"))
+GROUP_BUDGETS, GROUP_PROFILE = (0.6, 0.4), "RTX A6000"
+JUDGED = (0.1, 0.3, 0.5, 0.7, 0.9)  # STAGGERS with which every division is judged
+
+
+cached_trace = cache(trace_of)
 
 
 class Point(NamedTuple):
@@ -69,11 +114,13 @@ class Point(NamedTuple):
     budget_bytes: int
 
 
-def points(network: Network) -> Iterable[tuple[str, Point]]:
-    trace = trace_of(network)
-    for profile in TUNING_PROFILES:
+def points(
+    network: Network, profiles: Sequence[str] = TUNING_PROFILES, saved_parts: Sequence[float] = SAVED
+) -> Iterable[tuple[str, Point]]:
+    trace = cached_trace(network)
+    for profile in profiles:
         planner = JobPlanner(roofline.timed(trace, PROFILES[profile]), PROFILES[profile])
-        for saved in SAVED:
+        for saved in saved_parts:
             budget = int((1 - saved) * planner.vanilla.device_peak_bytes)
             if budget >= planner.least_bytes:
                 yield f"{network.title}, {profile}, {saved:.0%}", Point(planner, budget)
@@ -103,20 +150,65 @@ def stretched_passes(network: Network, chosen: Sequence[Prices]) -> dict[str, li
     return found
 
 
-def effects(network: Network) -> dict[str, dict[str, float]]:
-    """Return the mean logarithm of the slowdown and the computing time in s, by constant and value."""
-    changes: list[dict[str, Any]] = [{}]
-    changes += [{name: value} for name, values in ALTERNATIVES.items() for value in values]
+@contextmanager
+def changed(name: str, value: Any) -> Iterator[None]:
+    """Give a constant another value, in each of MODULES that has it."""
+    with ExitStack() as stack:
+        for module in MODULES:
+            if hasattr(module, name):
+                stack.enter_context(patch.object(module, name, value))
+        yield
+
+
+def measured_values(kind: str, measure: Callable[[], Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return the sum of the logarithms of the slowdowns, and the computing time in s, by constant and value.
+
+    `measure` returns slowdowns.
+    """
+    changes = [(name, value) for name, values in EFFECTS[kind].items() for value in values]
     results = {}
-    for change in changes:
-        with patch.multiple(planner_module, **change) if change else nullcontext():
-            mine = [point for _, point in points(network)]
+    for title, change in [(AS_IT_IS, None), *((f"{name} = {value}", (name, value)) for name, value in changes)]:
+        with changed(*change) if change else ExitStack():
             began = time.process_time()
-            times = [math.log(slowdown(point)) for point in mine]
+            times = measure()
             seconds = time.process_time() - began
-        title = "".join(f"{name} = {value}" for name, value in change.items()) or AS_IT_IS
-        results[title] = {"log": sum(times), "s": seconds, "points": len(times)}
+        results[title] = {"log": sum(map(math.log, times)), "s": seconds, "points": len(times)}
     return results
+
+
+def effects_on_one(network: Network) -> dict[str, dict[str, float]]:
+    return measured_values(ONE, lambda: [slowdown(point) for _, point in points(network)])
+
+
+def effects_on_searches(network: Network) -> dict[str, dict[str, float]]:
+    def measure() -> list[float]:
+        found = []
+        for _, (planner, budget_bytes) in points(network, SEARCHED_PROFILES, SEARCHED_SAVED):
+            best = search.Search(planner, search.TRIES).best(budget_bytes)
+            found.append(best.us / planner.vanilla.us if isinstance(best, Candidate) else NO_PLAN)
+        return found
+
+    return measured_values(SEARCHED, measure)
+
+
+def effects_on_several(titles: Sequence[str]) -> dict[str, dict[str, float]]:
+    profile = PROFILES[GROUP_PROFILE]
+    networks = [network for network in TUNING if network.title in titles]
+    planners = {
+        job: JobPlanner(roofline.timed(trace_of(network), profile), profile) for job, network in enumerate(networks)
+    }
+    together = sum(planner.vanilla.device_peak_bytes for planner in planners.values())
+
+    def measure() -> list[float]:
+        found = []
+        for share in GROUP_BUDGETS:
+            division = share_out.share_out(planners, int(share * together))
+            with changed("STAGGERS", JUDGED):
+                us = contention.times_us(planners, division.chosen)
+            found += [us[job] / planner.vanilla.us for job, planner in planners.items()]
+        return found
+
+    return measured_values(SEVERAL, measure)
 
 
 def choose(
@@ -138,10 +230,12 @@ def choose(
     return chosen
 
 
-def gathered(work: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
-    """Do the work for each network, in as many processes as there are cores."""
+def gathered(
+    work: Callable[..., dict[str, Any]], *arguments: Any, items: Iterable[Any] = TUNING
+) -> list[dict[str, Any]]:
+    """Do the work for each network or group of them, in as many processes as there are cores."""
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        return pool.starmap(work, [(network, *arguments) for network in TUNING], chunksize=1)
+        return pool.starmap(work, [(item, *arguments) for item in items], chunksize=1)
 
 
 def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
@@ -166,14 +260,20 @@ def found_prices() -> dict[str, Any]:
 
 def measured_effects() -> dict[str, Any]:
     """Return the mean slowdown and the seconds of computing by constant and value."""
-    parts = gathered(effects)
-    counted = sum(part[AS_IT_IS]["points"] for part in parts)
+    parts_by_kind = {
+        ONE: gathered(effects_on_one),
+        SEARCHED: gathered(effects_on_searches),
+        SEVERAL: gathered(effects_on_several, items=GROUPS),
+    }
     rows = [
         {
+            "jobs": kind,
             "constant": name,
+            "points": (counted := sum(part[name]["points"] for part in parts)),
             "slowdown": math.exp(sum(part[name]["log"] for part in parts) / counted),
             "seconds": sum(part[name]["s"] for part in parts),
         }
+        for kind, parts in parts_by_kind.items()
         for name in parts[0]
     ]
     return {"revision": versions()["revision"], "rows": rows}
@@ -184,13 +284,15 @@ def page_part(results: Mapping[str, Any]) -> str:
     chosen, rows = results["chosen"], results["effects"]["rows"]
     revisions = ", ".join(dict.fromkeys((chosen["revision"], results["effects"]["revision"])))
     device = f"sim:{', '.join(TUNING_PROFILES)}"
-    base = rows[0]
+    bases = {row["jobs"]: row for row in rows if row["constant"] == AS_IT_IS}
     shown = [
         (
+            row["jobs"],
             f"`{row['constant']}`",
             f"{row['slowdown']:.4f}",
-            f"{row['slowdown'] / base['slowdown'] - 1:+.2%}",
-            f"{row['seconds'] / base['seconds']:.2f}",
+            f"{row['slowdown'] / bases[row['jobs']]['slowdown'] - 1:+.2%}",
+            # Plans for several jobs come from the cache after the first.
+            "" if row["jobs"] == SEVERAL else f"{row['seconds'] / bases[row['jobs']]['seconds']:.2f}",
         )
         for row in rows
     ]
@@ -202,7 +304,7 @@ def page_part(results: Mapping[str, Any]) -> str:
                 f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, "
                 f"those for a congested link at {chosen['congested_points']}.",
                 "",
-                *table(("constant", "time", "change", "computing"), shown),
+                *table(("jobs", "constant", "time", "change", "computing"), shown),
             ]
         ).rstrip()
         + "\n"

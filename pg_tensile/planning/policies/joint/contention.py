@@ -16,7 +16,8 @@ from pg_tensile.planning.policies.joint.part import Division, Part
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 
-STARTS = (0.3, 1.0)  # of an equal part of a step: how far apart the jobs start; the mean of both counts
+# Tuning. `make bench-prices` measures what each of them changes.
+STAGGERS = (0.3, 1.0)  # of an equal part of a step: how far apart the jobs start; the mean of both counts
 WORTH = 0.005  # of a job's time, on average: what a change of the division has to gain
 SLACKS = (0.65, 0.5)  # parts of its part of the link that a job's plan may count on
 PASSES = 3  # for such a plan: little of what more of them gain is left beside other jobs
@@ -35,13 +36,13 @@ def times_us(planners: Mapping[int, JobPlanner], chosen: Mapping[int, Candidate]
     profile = planners[users[0]].profile
     gap_us = mean(planners[job].vanilla.us for job in users) / len(users)
     means = dict.fromkeys(users, 0.0)
-    for start in STARTS:
+    for stagger in STAGGERS:
         jobs = [
-            SimulatedJob(planners[job].trace, chosen[job].plan, number * start * gap_us)
+            SimulatedJob(planners[job].trace, chosen[job].plan, number * stagger * gap_us)
             for number, job in enumerate(users)
         ]
         for job, timeline in zip(users, simulate(jobs, profile), strict=True):
-            means[job] += timeline.iteration_us / len(STARTS)
+            means[job] += timeline.iteration_us / len(STAGGERS)
     return us | means
 
 

@@ -43,8 +43,8 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Int64s, Trace
 
-# Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_methods` measures what they achieve
-# (docs/benchmarks.md), `python -m benchmarks.bench_planning` how long planning takes.
+# Tuning. `make bench-prices` measures what changes with OPERATORS to REPAIRS, `python -m benchmarks.bench_planning` how
+# long planning takes.
 FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
 PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
 OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
