@@ -57,45 +57,48 @@ AS_IT_IS = "as it is"
 NO_PLAN = 20.0  # time that counts where a pass finds no plan, as a multiple of that without a plan
 ONE, SEARCHED, SEVERAL = "one job", "searched", "several jobs"
 MODULES = (planner_module, sweep, off_device, recompute_chains, transfer_times, search, part, share_out, contention)
-EFFECTS: dict[str, dict[str, tuple[Any, ...]]] = {
-    ONE: {
-        "OPERATORS": (9_500, 38_000),
-        "SLOW": (1.0, 2.0),
-        "STRETCHED": (1.0, 1.3),
-        "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
-        "STRETCHED_PASSES": (0, 1, 4),
-        "REFINEMENTS": (10, 40),
-        "REPAIRS": (2, 8),
-        "SMALLEST": (1 / 200_000, 1 / 2_000),
-        "STALE": (1.05, 2.0),
-        "SMALL_INPUT": (1, 16),
-        "LONGEST_RECOMPUTATION": (8, 48),
-        "AHEAD": (0.0, 0.5),
-    },
-    SEARCHED: {
-        "TRIES": (40, 160),
-        "STARTS": (1, 4),
-        "FEWER": (0, 1),
-        "STEP": (0.1,),
-        "PENALISED": (0.0, 1.0),
-        "PRICE_SPREAD": (0.25, 1.0),
-        "WEIGHT_SPREAD": (0.0, 0.3),
-        "STRETCH_SPREAD": (0.0, 0.4),
-        "OTHER_CHAIN": (0.0, 0.5),
-        "MOST_PENALTIES": (3, 30),
-    },
-    SEVERAL: {
-        "LEVELS": (4, 16),
-        "UNITS": (1, 4),
-        "OTHER_UNITS": ((),),
-        "WORTH_ANOTHER": (0.0, 0.1),
-        "SPLITS": (64,),
-        "FEWEST_SPLITS": (8,),
-        "STAGGERS": ((1.0,), (0.2, 0.4, 0.6, 0.8, 1.0)),
-        "WORTH": (0.0, 0.02),
-        "SLACKS": ((), (0.8, 0.65, 0.5, 0.35)),
-        "PASSES": (1, 8),
-    },
+# What is changed, by kind. With one unit for each job and no other numbers of them, the jobs that use the link have
+# equal parts of it.
+EFFECTS: dict[str, list[dict[str, Any]]] = {
+    ONE: [
+        *({"OPERATORS": value} for value in (9_500, 38_000)),
+        *({"SLOW": value} for value in (1.0, 2.0)),
+        *({"STRETCHED": value} for value in (1.0, 1.3)),
+        *({"STRETCHES": value} for value in ((0.5,), (0.25, 0.5, 0.75, 1.0))),
+        *({"STRETCHED_PASSES": value} for value in (0, 1, 4)),
+        *({"REFINEMENTS": value} for value in (10, 40)),
+        *({"REPAIRS": value} for value in (2, 8)),
+        *({"SMALLEST": value} for value in (1 / 200_000, 1 / 2_000)),
+        *({"STALE": value} for value in (1.05, 2.0)),
+        *({"SMALL_INPUT": value} for value in (1, 16)),
+        *({"LONGEST_RECOMPUTATION": value} for value in (8, 48)),
+        *({"AHEAD": value} for value in (0.0, 0.5)),
+    ],
+    SEARCHED: [
+        *({"TRIES": value} for value in (40, 160)),
+        *({"STARTS": value} for value in (1, 4)),
+        *({"FEWER": value} for value in (0, 1)),
+        {"STEP": 0.1},
+        *({"PENALISED": value} for value in (0.0, 1.0)),
+        *({"PRICE_SPREAD": value} for value in (0.25, 1.0)),
+        *({"WEIGHT_SPREAD": value} for value in (0.0, 0.3)),
+        *({"STRETCH_SPREAD": value} for value in (0.0, 0.4)),
+        *({"OTHER_CHAIN": value} for value in (0.0, 0.5)),
+        *({"MOST_PENALTIES": value} for value in (3, 30)),
+    ],
+    SEVERAL: [
+        *({"LEVELS": value} for value in (4, 16)),
+        *({"UNITS": value} for value in (1, 4)),
+        {"OTHER_UNITS": ()},
+        {"UNITS": 1, "OTHER_UNITS": ()},
+        *({"WORTH_ANOTHER": value} for value in (0.0, 0.1)),
+        {"SPLITS": 64},
+        {"FEWEST_SPLITS": 8},
+        *({"STAGGERS": value} for value in ((1.0,), (0.2, 0.4, 0.6, 0.8, 1.0))),
+        *({"WORTH": value} for value in (0.0, 0.02)),
+        *({"SLACKS": value} for value in ((), (0.8, 0.65, 0.5, 0.35))),
+        *({"PASSES": value} for value in (1, 8)),
+    ],
 }
 SEARCHED_PROFILES, SEARCHED_SAVED = ("RTX A6000", "H100"), (0.5, 0.65)
 # Networks trained at once, within a part of the memory that they take together without plans
@@ -151,28 +154,37 @@ def stretched_passes(network: Network, chosen: Sequence[Prices]) -> dict[str, li
 
 
 @contextmanager
-def changed(name: str, value: Any) -> Iterator[None]:
-    """Give a constant another value, in each of MODULES that has it."""
+def changed(constants: Mapping[str, Any]) -> Iterator[None]:
+    """Give constants other values, in each of MODULES that has them."""
     with ExitStack() as stack:
-        for module in MODULES:
+        for module, (name, value) in product(MODULES, constants.items()):
             if hasattr(module, name):
                 stack.enter_context(patch.object(module, name, value))
         yield
 
 
+def title_of(change: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(
+            f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
+            for name, value in change.items()
+        )
+        or AS_IT_IS
+    )
+
+
 def measured_values(kind: str, measure: Callable[[], Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Return the sum of the logarithms of the slowdowns, and the computing time in s, by constant and value.
+    """Return the sum of the logarithms of the slowdowns, and the computing time in s, by change.
 
     `measure` returns slowdowns.
     """
-    changes = [(name, value) for name, values in EFFECTS[kind].items() for value in values]
     results = {}
-    for title, change in [(AS_IT_IS, None), *((f"{name} = {value}", (name, value)) for name, value in changes)]:
-        with changed(*change) if change else ExitStack():
+    for change in ({}, *EFFECTS[kind]):
+        with changed(change):
             began = time.process_time()
             times = measure()
             seconds = time.process_time() - began
-        results[title] = {"log": sum(map(math.log, times)), "s": seconds, "points": len(times)}
+        results[title_of(change)] = {"log": sum(map(math.log, times)), "s": seconds, "points": len(times)}
     return results
 
 
@@ -203,7 +215,7 @@ def effects_on_several(titles: Sequence[str]) -> dict[str, dict[str, float]]:
         found = []
         for share in GROUP_BUDGETS:
             division = share_out.share_out(planners, int(share * together))
-            with changed("STAGGERS", JUDGED):
+            with changed({"STAGGERS": JUDGED}):
                 us = contention.times_us(planners, division.chosen)
             found += [us[job] / planner.vanilla.us for job, planner in planners.items()]
         return found
@@ -259,7 +271,7 @@ def found_prices() -> dict[str, Any]:
 
 
 def measured_effects() -> dict[str, Any]:
-    """Return the mean slowdown and the seconds of computing by constant and value."""
+    """Return the mean slowdown and the seconds of computing by change."""
     parts_by_kind = {
         ONE: gathered(effects_on_one),
         SEARCHED: gathered(effects_on_searches),
@@ -268,7 +280,7 @@ def measured_effects() -> dict[str, Any]:
     rows = [
         {
             "jobs": kind,
-            "constant": name,
+            "change": name,
             "points": (counted := sum(part[name]["points"] for part in parts)),
             "slowdown": math.exp(sum(part[name]["log"] for part in parts) / counted),
             "seconds": sum(part[name]["s"] for part in parts),
@@ -284,11 +296,11 @@ def page_part(results: Mapping[str, Any]) -> str:
     chosen, rows = results["chosen"], results["effects"]["rows"]
     revisions = ", ".join(dict.fromkeys((chosen["revision"], results["effects"]["revision"])))
     device = f"sim:{', '.join(TUNING_PROFILES)}"
-    bases = {row["jobs"]: row for row in rows if row["constant"] == AS_IT_IS}
+    bases = {row["jobs"]: row for row in rows if row["change"] == AS_IT_IS}
     shown = [
         (
             row["jobs"],
-            f"`{row['constant']}`",
+            f"`{row['change']}`",
             f"{row['slowdown']:.4f}",
             f"{row['slowdown'] / bases[row['jobs']]['slowdown'] - 1:+.2%}",
             # Plans for several jobs come from the cache after the first.
@@ -304,7 +316,7 @@ def page_part(results: Mapping[str, Any]) -> str:
                 f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, "
                 f"those for a congested link at {chosen['congested_points']}.",
                 "",
-                *table(("jobs", "constant", "time", "change", "computing"), shown),
+                *table(("jobs", "constant", "time", "difference", "computing"), shown),
             ]
         ).rstrip()
         + "\n"
