@@ -37,7 +37,7 @@ def test_each_effect_is_that_of_constants_with_other_values(kind: str, change: d
     for name, other in change.items():
         (value,) = {getattr(module, name) for module in MODULES if hasattr(module, name)}
         assert value != other
-    rows = json.loads(PATH.read_text())["effects"]["rows"]
+    rows = json.loads(PATH.read_text())["effects"]
     assert title_of(change) in {row["change"] for row in rows if row["jobs"] == kind}
 
 
