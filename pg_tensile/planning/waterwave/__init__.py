@@ -1,0 +1,1 @@
+"""Memory that flows between jobs that train at once (Waterwave)."""

@@ -1,0 +1,93 @@
+"""Groups of a job's steps, between which the memory that it holds may go to another job (Waterwave, section 4.1).
+
+On the way to its largest footprint a job takes memory, after that it gives memory back. The paper cuts the graph where
+the net allocation reaches a given size. Here the exact footprint of the job's plan is cut where it first exceeds a
+multiple of that size before the peak, and where it last does after the peak, so that small ups and downs make no
+groups, and a plan may swap or recompute as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.codecs import staging_bytes
+from pg_tensile.planning.trace.trace import Floats, Int64s
+
+
+class Group(NamedTuple):
+    """Consecutive steps of an iteration that a job executes without a pause."""
+
+    first: int  # step
+    last: int  # step
+    most_bytes: int  # that the job takes during the group
+    rest_bytes: int  # that it keeps from its last step on, until its next group begins
+    us: float
+
+
+def groups_of(sequence: AccessSequence, split_bytes: int, split_us: float | None = None) -> list[Group]:
+    """Return the groups of an iteration of `sequence`, in execution order.
+
+    `split_bytes`: what a job gains or gives back in a group, at most. `split_us`: the time of a group, at most, if it
+    has more than one step.
+    """
+    if split_bytes <= 0:
+        raise ValueError("split_bytes is to be positive")
+    footprint = step_bytes(sequence)
+    us = sequence.trace.latency_us[sequence.steps]
+    first = _starts(_levels(footprint, split_bytes), us, split_us)
+    last = np.append(first[1:], len(footprint)) - 1
+    rest = resting_bytes(sequence)
+    return [
+        Group(begin, end, int(footprint[begin : end + 1].max()), int(rest[end]), float(us[begin : end + 1].sum()))
+        for begin, end in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+
+
+def step_bytes(sequence: AccessSequence) -> Int64s:
+    """Return int64[s]: the device memory in bytes that each step takes, with its workspace and what codecs stage."""
+    workspace = sequence.trace.workspace_bytes[sequence.steps]
+    return sequence.footprint + workspace + staging_bytes(sequence.trace, sequence.plan)
+
+
+def resting_bytes(sequence: AccessSequence) -> Int64s:
+    """Return int64[s]: the bytes of the tensors that stay on the device between each step and the next one.
+
+    After the last step these are those with which the next iteration begins."""
+    tensor, first, last = sequence.interval_tensor, sequence.interval_first, sequence.interval_last
+    steps = len(sequence.steps)
+    change = np.zeros(steps + 1, np.int64)
+    np.add.at(change, first, sequence.trace.tensor_bytes[tensor])
+    np.subtract.at(change, last, sequence.trace.tensor_bytes[tensor])
+    resting = np.cumsum(change[:-1])
+    resting[-1] = sequence.trace.tensor_bytes[sorted(sequence.boundary.device)].sum()
+    return resting
+
+
+def _levels(footprint: Int64s, split_bytes: int) -> Int64s:
+    """Return int64[s]: numbers that differ between neighbouring steps where a group begins."""
+    peak = int(np.argmax(footprint))
+    rising = np.maximum.accumulate(footprint[: peak + 1])
+    falling = np.maximum.accumulate(footprint[:peak:-1])[::-1]
+    lowest = int(footprint.min())
+    levels = -(-(np.append(rising, falling) - lowest) // split_bytes)
+    levels[peak + 1 :] = -1 - levels[peak + 1 :]  # a group ends at the peak, even if the next step takes as much
+    return levels
+
+
+def _starts(levels: Int64s, us: Floats, split_us: float | None) -> Int64s:
+    """Return the first steps of groups: where the level changes, or where a group would take more than `split_us`."""
+    changes = np.flatnonzero(np.diff(levels)) + 1
+    starts = [0]
+    for begin, end in zip([0, *changes.tolist()], [*changes.tolist(), len(levels)], strict=True):
+        if begin:
+            starts.append(begin)
+        elapsed = 0.0
+        for step in range(begin, end) if split_us is not None else ():
+            if step > starts[-1] and elapsed + us[step] > split_us:
+                starts.append(step)
+                elapsed = 0.0
+            elapsed += float(us[step])
+    return np.array(starts, np.int64)

@@ -1,0 +1,65 @@
+"""Groups of steps: they cover an iteration, bound what it takes, and are as many as the sizes ask for."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.waterwave.groups import groups_of, resting_bytes, step_bytes
+from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
+
+STYLES = st.sampled_from((None, MIXED, SWAP_ALL, RECOMPUTE_ALL))
+
+
+def sequence_of(random: Random, style: Style | None) -> AccessSequence:
+    trace = random_trace(random, 16, 20)
+    return AccessSequence(trace, random_plan(random, trace, style) if style else NO_EVENTS)
+
+
+@given(random=dice(), style=STYLES, parts=st.integers(1, 30), split_us=st.none() | st.floats(0.1, 100))
+@settings(max_examples=300, deadline=None)
+def test_groups_cover_an_iteration(random: Random, style: Style | None, parts: int, split_us: float | None) -> None:
+    sequence = sequence_of(random, style)
+    footprint, us = step_bytes(sequence), sequence.trace.latency_us[sequence.steps]
+    groups = groups_of(sequence, max(1, int(footprint.max()) // parts), split_us)
+    assert [step for group in groups for step in range(group.first, group.last + 1)] == list(range(len(footprint)))
+    assert [group.most_bytes for group in groups] == [int(footprint[g.first : g.last + 1].max()) for g in groups]
+    assert np.isclose(sum(group.us for group in groups), us.sum())
+    assert all(group.us <= split_us * (1 + 1e-9) or group.first == group.last for group in groups if split_us)
+    # What is kept between two groups was there during the one before.
+    assert all(group.rest_bytes <= group.most_bytes for group in groups)
+
+
+@given(random=dice(), style=STYLES, parts=st.integers(1, 30))
+@settings(max_examples=300, deadline=None)
+def test_a_group_gains_or_gives_back_no_more_than_the_size(random: Random, style: Style | None, parts: int) -> None:
+    """Before the peak, the most of a group is less than the size above what was reached before it, unless a single
+    step takes that; after the peak likewise in reverse."""
+    sequence = sequence_of(random, style)
+    footprint = step_bytes(sequence)
+    size = max(1, int(footprint.max()) // parts)
+    groups = groups_of(sequence, size)
+    peak = int(np.argmax(footprint))
+    rising = [group for group in groups if group.last <= peak]
+    falling = [group for group in groups if group.first > peak]
+    assert len(rising) + len(falling) == len(groups)
+    for group in rising:
+        assert group.most_bytes < footprint[group.first] + size
+    for group in falling:
+        assert group.most_bytes < footprint[group.last] + size
+
+
+@given(random=dice(), style=STYLES)
+@settings(max_examples=200, deadline=None)
+def test_what_rests_is_what_both_steps_have(random: Random, style: Style | None) -> None:
+    sequence = sequence_of(random, style)
+    resting, trace = resting_bytes(sequence), sequence.trace
+    spans = list(zip(sequence.interval_tensor, sequence.interval_first, sequence.interval_last, strict=True))
+    for step in range(len(resting) - 1):
+        assert resting[step] == sum(trace.tensor_bytes[t] for t, first, last in spans if first <= step < last)
+    assert resting[-1] == sum(trace.tensor_bytes[list(sequence.boundary.device)])
