@@ -117,8 +117,6 @@ class Grants:
     def _is_safe(self, jobs: Sequence[FlowingJob]) -> bool:
         """Return whether what jobs hold fits, and there is an order in which each can end its iteration."""
         free = self.budget_bytes - sum(job.held_bytes for job in jobs)
-        if free < 0:
-            return False
         # Jobs between two iterations hold the least that they can. Of the others, those that give memory back come
         # first, then those that only get back what a plan had swapped out, the one that leaves the most last.
         begun = [(job.needed_bytes - job.held_bytes, job.held_bytes - job.least_bytes) for job in jobs if job.begun]
