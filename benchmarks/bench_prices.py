@@ -95,9 +95,9 @@ EFFECTS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 SEARCHED_PROFILES, SEARCHED_SAVED = ("RTX A6000",), (0.65,)
-# Networks trained at once, within a part of the memory that they take together without plans
+# Networks trained at once, within the least memory for which there are plans and a part of what they could save
 GROUPS = (("VGG-16", "BERT, 6 layers"), ("GoogLeNet", "MobileNet", "SqueezeNet"), ("Inception v3", "LSTM"))
-GROUP_BUDGETS, GROUP_PROFILE = (0.6, 0.4), "RTX A6000"
+GROUP_BUDGETS, GROUP_PROFILE = (0.5, 0.25), "RTX A6000"
 JUDGED = (0.1, 0.3, 0.5, 0.7, 0.9)  # STAGGERS with which every division is judged
 
 
@@ -200,11 +200,13 @@ def effects_on_several(titles: Sequence[str], changes: Sequence[Mapping[str, Any
         job: JobPlanner(roofline.timed(trace_of(network), profile), profile) for job, network in enumerate(networks)
     }
     together = sum(planner.vanilla.device_peak_bytes for planner in planners.values())
+    least = sum(planner.least_bytes for planner in planners.values())
 
     def measure() -> list[float]:
         found = []
         for share in GROUP_BUDGETS:
-            division = share_out.share_out(planners, int(share * together))
+            budget_bytes = least + int(share * (together - least))
+            division = share_out.share_out(planners, budget_bytes)
             with changed({"STAGGERS": JUDGED}):
                 us = contention.times_us(planners, division.chosen)
             found += [us[job] / planner.vanilla.us for job, planner in planners.items()]
@@ -267,32 +269,29 @@ MEASURES: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[Any]]] = {
 }
 
 
-def measured_effects(known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of all changes: those that are known, and the others as they are measured now.
+def missing_effects(kind: str, known: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Measure the changes that `known` lacks, and yield their rows.
 
     A row has the mean slowdown, and the computing time over that without a change. Raises ValueError if plans without
     a change are not those of the known rows.
     """
-    rows: list[Mapping[str, Any]] = []
-    for kind, (work, items) in MEASURES.items():
-        mine = [row for row in known if row["jobs"] == kind]
-        missing = [change for change in EFFECTS[kind] if title_of(change) not in {row["change"] for row in mine}]
-        rows += mine
-        parts = gathered(work, missing, items=items) if missing else []
-        for name in parts[0] if parts else ():
-            row = {
-                "jobs": kind,
-                "change": name,
-                "points": (points_in_all := sum(part[name]["points"] for part in parts)),
-                "slowdown": math.exp(sum(part[name]["log"] for part in parts) / points_in_all),
-                "computing": sum(part[name]["s"] for part in parts) / sum(part[AS_IT_IS]["s"] for part in parts),
-                "revision": versions()["revision"],
-            }
-            if name != AS_IT_IS or not mine:
-                rows.append(row)
-            elif not math.isclose(row["slowdown"], mine[0]["slowdown"], rel_tol=1e-9):
-                raise ValueError(f"plans have changed ({kind}): remove the known rows to measure all of them again")
-    return rows
+    mine = [row for row in known if row["jobs"] == kind]
+    missing = [change for change in EFFECTS[kind] if title_of(change) not in {row["change"] for row in mine}]
+    work, items = MEASURES[kind]
+    parts = gathered(work, missing, items=items) if missing else []
+    for name in parts[0] if parts else ():
+        row = {
+            "jobs": kind,
+            "change": name,
+            "points": (points_in_all := sum(part[name]["points"] for part in parts)),
+            "slowdown": math.exp(sum(part[name]["log"] for part in parts) / points_in_all),
+            "computing": sum(part[name]["s"] for part in parts) / sum(part[AS_IT_IS]["s"] for part in parts),
+            "revision": versions()["revision"],
+        }
+        if name != AS_IT_IS or not mine:
+            yield row
+        elif not math.isclose(row["slowdown"], mine[0]["slowdown"], rel_tol=1e-9):
+            raise ValueError(f"plans have changed ({kind}): remove the known rows to measure all of them again")
 
 
 def page_part(results: Mapping[str, Any]) -> str:
@@ -335,18 +334,25 @@ def main() -> int:
     parser.add_argument("--document", action="store_true", help="only write the document from the results")
     options = parser.parse_args()
     results = json.loads(PATH.read_text()) if PATH.exists() else {}
-    if not options.document:
-        if options.effects:
-            results["effects"] = measured_effects(results.get("effects", []))
-        else:
-            results["chosen"] = found_prices()
-        networks = [network.title for network in TUNING]
-        results |= {"machine": machine(None), "versions": versions(), "networks": networks}
-        PATH.write_text(json.dumps(results, indent=1) + "\n")
+    networks = [network.title for network in TUNING]
+    about = {"machine": machine(None), "versions": versions(), "networks": networks}
+    if options.effects:
+        for kind in EFFECTS:
+            known = results.get("effects", [])
+            rows = sorted([*known, *missing_effects(kind, known)], key=lambda row: list(EFFECTS).index(row["jobs"]))
+            save(results | about | {"effects": rows})
+            results = json.loads(PATH.read_text())
+    elif not options.document:
+        save(results | about | {"chosen": found_prices()})
+    results = json.loads(PATH.read_text())
     if {"chosen", "effects"} <= results.keys():
         write_document(NAME, KIND, page_part(results))
         print(page_part(results))
     return 0
+
+
+def save(results: Mapping[str, Any]) -> None:
+    PATH.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ The library uses no SQLSTATEs; `pyworker/child.py` maps these classes to them.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TensileError(Exception):
     """Base class of all errors that a user can cause.
@@ -18,6 +20,16 @@ class TensileError(Exception):
         self.message = message
         self.hint = hint
         self.detail = detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy the error, which may come from another process, without the arguments of its class."""
+        return _copied, (type(self), self.args, self.__dict__)
+
+
+def _copied(kind: type[TensileError], args: tuple[object, ...], state: dict[str, Any]) -> TensileError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class DataError(TensileError):
