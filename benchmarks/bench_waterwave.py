@@ -143,8 +143,8 @@ def page_part(results: Mapping[str, Any]) -> str:
     shown = []
     for row in rows:
         batch = f"{row['paired'] / row['alone']:.0%}" if row["groups"] else ""
-        cells = row["groups"] or "`joint`", batch, shown_speeds(row["speeds"]) if row["groups"] else ""
-        shown.append((row["network"], row["alone"], *cells, shown_speeds(row["large_speeds"])))
+        cells = str(row["groups"] or "`joint`"), batch, shown_speeds(row["speeds"]) if row["groups"] else ""
+        shown.append((row["network"], str(row["alone"]), *cells, shown_speeds(row["large_speeds"])))
     heading = measured_on(f"sim:{PROFILE.name} with 32 GiB", results["machine"], results["versions"], revisions)
     return "\n".join([heading, "", *table(headings, shown)]).rstrip() + "\n"
 
