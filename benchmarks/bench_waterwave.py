@@ -3,8 +3,9 @@
 For each network, with the memory of the paper's V100: the batch of each of two jobs over that of one job alone, if the
 paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its next group as
 soon as its memory is free (planning/waterwave/grants.py). Beside it, `joint` with half of the memory and of the link
-for each. How much two jobs slow each other down when they compute at once depends on the device, so each speed is given
-for none, for half and for all of it. Everything is simulated.
+for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing. How much
+two jobs slow each other down when they compute at once depends on the device, so each speed is given for none, for half
+and for all of it. Everything is simulated.
 
 The rows go to benchmarks/results/waterwave-model.json and to docs/benchmarks.md.
 """
@@ -32,7 +33,8 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.simulator.alone import evaluate
+from pg_tensile.planning.trace.trace import Floats, Trace
 from pg_tensile.planning.waterwave.groups import Group, groups_of, step_bytes
 from pg_tensile.planning.waterwave.simulation import simulate_flow
 from pg_tensile.tools.bench.report import machine, versions
@@ -47,6 +49,7 @@ NETWORKS = (*PAPER, BERT)
 COUNTS = (2, 4, 8, 16)  # groups on the way to the peak
 LARGE = 0.95  # of the batch of a job alone
 CONTENTIONS = (0.0, 0.5, 1.0)
+PARTS = (0.5, 0.6, 0.7, 0.8)  # of the memory that the plan of each job takes
 
 
 class Steps:
@@ -67,10 +70,14 @@ class Steps:
         return int(step_bytes(AccessSequence(self.trace(batch), NO_EVENTS)).max())
 
     def groups(self, batch: int, count: int) -> list[Group]:
-        """Return the groups of a step without a plan, `count` of them for what it takes on the way to its peak."""
-        sequence = AccessSequence(self.trace(batch), NO_EVENTS)
-        taken = step_bytes(sequence)
-        return groups_of(sequence, max(1, -int(taken.min() - taken.max()) // count))
+        """Return the groups of a step without a plan."""
+        return counted_groups(AccessSequence(self.trace(batch), NO_EVENTS), count)
+
+
+def counted_groups(sequence: AccessSequence, count: int, stalled_us: Floats | None = None) -> list[Group]:
+    """Return the groups of a step, `count` of them for what it takes on the way to its peak."""
+    taken = step_bytes(sequence)
+    return groups_of(sequence, max(1, -int(taken.min() - taken.max()) // count), stalled_us=stalled_us)
 
 
 def paired_bytes(groups: Sequence[Group]) -> int:
@@ -89,9 +96,8 @@ def pairs_fit(steps: Steps, count: int, batch: int) -> bool:
     return paired_bytes(steps.groups(batch, count)) <= MEMORY_BYTES
 
 
-def speeds(groups: Sequence[Group]) -> list[float] | None:
+def speeds(groups: Sequence[Group], alone_us: float) -> list[float] | None:
     """Return the speed of two jobs over taking turns, for each of CONTENTIONS; None if they cannot both run."""
-    alone_us = sum(group.us for group in groups)
     found = []
     for contention in CONTENTIONS:
         flow = simulate_flow({1: groups, 2: groups}, MEMORY_BYTES, contention)
@@ -101,30 +107,39 @@ def speeds(groups: Sequence[Group]) -> list[float] | None:
     return found
 
 
-def joint_speeds(trace: Trace) -> list[float] | None:
-    """Return the speed of two jobs with half of memory and link each, as `speeds`; None if there is no plan."""
-    planner = JobPlanner(trace, PROFILE, share=0.5)
-    best = planner.best(MEMORY_BYTES // 2)
+def unplanned_speeds(groups: Sequence[Group]) -> list[float] | None:
+    return speeds(groups, sum(group.us for group in groups))
+
+
+def planned_speeds(planner: JobPlanner, part: float) -> list[float] | None:
+    """Return the speed of two jobs with plans that take this part of the memory each; None if there is no plan.
+
+    Of more than half of it, what both take together exceeds the memory, and flows.
+    """
+    best = planner.best(int(part * MEMORY_BYTES))
     if not isinstance(best, Candidate):
         return None
-    return [2 * planner.vanilla.us / best.us / (1 + contention) for contention in CONTENTIONS]
+    sequence = AccessSequence(best.trace, best.plan)
+    stalled_us = evaluate(sequence, planner.link).stalled_us
+    return speeds(counted_groups(sequence, max(COUNTS), stalled_us), planner.vanilla.us)
 
 
 def measure(network: Network) -> Iterator[dict[str, Any]]:
     steps = Steps(network)
     alone = largest(lambda batch: steps.peak_bytes(batch) <= MEMORY_BYTES)
     large = int(LARGE * alone)
-    common = {"network": network.title, "alone": alone, "revision": versions()["revision"]}
+    common = {"network": network.title, "alone": alone, "large": large, "revision": versions()["revision"]}
     for count in COUNTS:
         paired = largest(partial(pairs_fit, steps, count))
         yield common | {
             "groups": count,
             "paired": paired,
-            "speeds": speeds(steps.groups(paired, count)),
-            "large": large,
-            "large_speeds": speeds(steps.groups(large, count)),
+            "speeds": unplanned_speeds(steps.groups(paired, count)),
+            "large_speeds": unplanned_speeds(steps.groups(large, count)),
         }
-    yield common | {"groups": None, "large": large, "large_speeds": joint_speeds(steps.trace(large))}
+    planner = JobPlanner(steps.trace(large), PROFILE, share=0.5)
+    for part in PARTS:
+        yield common | {"groups": None, "part": part, "large_speeds": planned_speeds(planner, part)}
 
 
 def rows_of(network: Network) -> list[dict[str, Any]]:
@@ -143,7 +158,11 @@ def page_part(results: Mapping[str, Any]) -> str:
     shown = []
     for row in rows:
         batch = f"{row['paired'] / row['alone']:.0%}" if row["groups"] else ""
-        cells = str(row["groups"] or "`joint`"), batch, shown_speeds(row["speeds"]) if row["groups"] else ""
+        cells = (
+            str(row["groups"] or f"`joint` at {row['part']:.0%}"),
+            batch,
+            shown_speeds(row["speeds"]) if row["groups"] else "",
+        )
         shown.append((row["network"], str(row["alone"]), *cells, shown_speeds(row["large_speeds"])))
     heading = measured_on(f"sim:{PROFILE.name} with 32 GiB", results["machine"], results["versions"], revisions)
     return "\n".join([heading, "", *table(headings, shown)]).rstrip() + "\n"

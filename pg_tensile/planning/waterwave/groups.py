@@ -27,16 +27,22 @@ class Group(NamedTuple):
     us: float
 
 
-def groups_of(sequence: AccessSequence, split_bytes: int, split_us: float | None = None) -> list[Group]:
+def groups_of(
+    sequence: AccessSequence, split_bytes: int, split_us: float | None = None, stalled_us: Floats | None = None
+) -> list[Group]:
     """Return the groups of an iteration of `sequence`, in execution order.
 
     `split_bytes`: what a job gains or gives back in a group, at most. `split_us`: the time of a group, at most, if it
-    has more than one step.
+    has more than one step. `stalled_us`: float64[s + 1], the time that the job waits for transfers after each number of
+    steps (simulator/alone.py); None if it never does.
     """
     if split_bytes <= 0:
         raise ValueError("split_bytes is to be positive")
     footprint = step_bytes(sequence)
     us = sequence.trace.latency_us[sequence.steps]
+    if stalled_us is not None:
+        us = us + stalled_us[:-1]
+        us[-1] += stalled_us[-1]
     first = _starts(_levels(footprint, split_bytes), us, split_us)
     last = np.append(first[1:], len(footprint)) - 1
     rest = resting_bytes(sequence)

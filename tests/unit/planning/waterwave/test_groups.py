@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.waterwave.groups import groups_of, resting_bytes, step_bytes
 from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
 
@@ -33,6 +35,15 @@ def test_groups_cover_an_iteration(random: Random, style: Style | None, parts: i
     assert all(group.us <= split_us * (1 + 1e-9) or group.first == group.last for group in groups if split_us)
     # What is kept between two groups was there during the one before.
     assert all(group.rest_bytes <= group.most_bytes for group in groups)
+
+
+@given(random=dice(), style=STYLES, parts=st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_a_job_takes_as_long_as_all_of_its_groups(random: Random, style: Style | None, parts: int) -> None:
+    sequence = sequence_of(random, style)
+    evaluation = evaluate(sequence, RTX_A6000)
+    groups = groups_of(sequence, max(1, int(step_bytes(sequence).max()) // parts), None, evaluation.stalled_us)
+    assert np.isclose(sum(group.us for group in groups), evaluation.iteration_us)
 
 
 @given(random=dice(), style=STYLES, parts=st.integers(1, 30))
