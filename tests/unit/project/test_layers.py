@@ -18,8 +18,8 @@ from tests.repository import REPOSITORY
 WINGS = ("errors", "rules", "memory_limit", "text"), ("planning",), ("execution",), ("tools", "client", "__main__")
 # The packages and modules of planning, in the same manner.
 PLANNING = (
-    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "policies", "batchsize",
-    "scheduling", "explain",
+    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave", "policies",
+    "batchsize", "scheduling", "explain",
 )  # fmt: skip
 
 
