@@ -6,12 +6,11 @@ each point (a network, a profile of a device, a budget) the time of a plan is co
 - PRICES: one pass for each candidate of a grid at each point. Prices are chosen one by one, each for the least mean of
   the logarithms of the best time of those chosen so far: so any number of the first ones is a good choice, too.
 - CONGESTED: the same with stretched passes, at the points whose best plan of PRICES still waits.
-- Other constants: the mean time and the planner's computing time with each of them changed as `EFFECTS` says, for one
-  job, for one job after a search, or for several jobs that share memory and link (`GROUPS`).
+- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them changed
+  as `ALTERNATIVES` says.
 
 The choice and the effects go to benchmarks/results/prices-model.json and to docs/benchmarks.md; a test compares
-policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and the effects
-(`--effects`) twenty.
+policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -36,8 +34,6 @@ from benchmarks.experiments.networks import TUNING, Network
 from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import table
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.policies.building_blocks import recompute_chains, transfer_times
-from pg_tensile.planning.policies.joint import contention, off_device, part, search, share_out, sweep
 from pg_tensile.planning.policies.joint import planner as planner_module
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -55,53 +51,15 @@ GRID = tuple(
 CONGESTED_GRID = tuple(Prices(*values) for values in product((0.05, 0.3, 1.0, 3.0), (0.3, 0.8), (1, 2, 4, 8)))
 AS_IT_IS = "as it is"
 NO_PLAN = 20.0  # time that counts where a pass finds no plan, as a multiple of that without a plan
-ONE, SEARCHED, SEVERAL = "one job", "searched", "several jobs"
-MODULES = (planner_module, sweep, off_device, recompute_chains, transfer_times, search, part, share_out, contention)
-# What is changed, by kind. With one unit for each job and no other numbers of them, the jobs that use the link have
-# equal parts of it.
-EFFECTS: dict[str, list[dict[str, Any]]] = {
-    ONE: [
-        *({"OPERATORS": value} for value in (9_500, 38_000)),
-        *({"SLOW": value} for value in (1.0, 2.0)),
-        *({"STRETCHED": value} for value in (1.0, 1.3)),
-        *({"STRETCHES": value} for value in ((0.5,), (0.25, 0.5, 0.75, 1.0))),
-        *({"STRETCHED_PASSES": value} for value in (0, 1, 4)),
-        *({"REFINEMENTS": value} for value in (10, 40)),
-        *({"REPAIRS": value} for value in (2, 8)),
-        *({"SMALLEST": value} for value in (1 / 200_000, 1 / 2_000)),
-        *({"STALE": value} for value in (1.05, 2.0)),
-        *({"SMALL_INPUT": value} for value in (1, 16)),
-        *({"LONGEST_RECOMPUTATION": value} for value in (8, 48)),
-        *({"AHEAD": value} for value in (0.0, 0.5)),
-    ],
-    SEARCHED: [
-        *({"TRIES": value} for value in (40, 160)),
-        {"STARTS": 1},
-        {"FEWER": 0},
-        *({"PENALISED": value} for value in (0.0, 1.0)),
-    ],
-    SEVERAL: [
-        *({"LEVELS": value} for value in (4, 16)),
-        *({"UNITS": value} for value in (1, 4)),
-        {"OTHER_UNITS": ()},
-        {"UNITS": 1, "OTHER_UNITS": ()},
-        *({"WORTH_ANOTHER": value} for value in (0.0, 0.1)),
-        {"SPLITS": 64},
-        {"FEWEST_SPLITS": 8},
-        *({"STAGGERS": value} for value in ((1.0,), (0.2, 0.4, 0.6, 0.8, 1.0))),
-        *({"WORTH": value} for value in (0.0, 0.02)),
-        *({"SLACKS": value} for value in ((), (0.8, 0.65, 0.5, 0.35))),
-        *({"PASSES": value} for value in (1, 8)),
-    ],
+ALTERNATIVES: dict[str, tuple[Any, ...]] = {
+    "OPERATORS": (9_500, 38_000),
+    "SLOW": (1.0, 2.0),
+    "STRETCHED": (1.0, 1.3),
+    "STRETCHES": ((0.5,), (0.25, 0.5, 0.75, 1.0)),
+    "STRETCHED_PASSES": (0, 1, 4),
+    "REFINEMENTS": (10, 40),
+    "REPAIRS": (2, 8),
 }
-SEARCHED_PROFILES, SEARCHED_SAVED = ("RTX A6000",), (0.65,)
-# Networks trained at once, within the least memory for which there are plans and a part of what they could save
-GROUPS = (("VGG-16", "BERT, 6 layers"), ("GoogLeNet", "MobileNet", "SqueezeNet"), ("Inception v3", "LSTM"))
-GROUP_BUDGETS, GROUP_PROFILE = (0.5, 0.25), "RTX A6000"
-JUDGED = (0.1, 0.3, 0.5, 0.7, 0.9)  # STAGGERS with which every division is judged
-
-
-cached_trace = cache(trace_of)
 
 
 class Point(NamedTuple):
@@ -111,13 +69,11 @@ class Point(NamedTuple):
     budget_bytes: int
 
 
-def points(
-    network: Network, profiles: Sequence[str] = TUNING_PROFILES, saved_parts: Sequence[float] = SAVED
-) -> Iterable[tuple[str, Point]]:
-    trace = cached_trace(network)
-    for profile in profiles:
+def points(network: Network) -> Iterable[tuple[str, Point]]:
+    trace = trace_of(network)
+    for profile in TUNING_PROFILES:
         planner = JobPlanner(roofline.timed(trace, PROFILES[profile]), PROFILES[profile])
-        for saved in saved_parts:
+        for saved in SAVED:
             budget = int((1 - saved) * planner.vanilla.device_peak_bytes)
             if budget >= planner.least_bytes:
                 yield f"{network.title}, {profile}, {saved:.0%}", Point(planner, budget)
@@ -147,72 +103,20 @@ def stretched_passes(network: Network, chosen: Sequence[Prices]) -> dict[str, li
     return found
 
 
-@contextmanager
-def changed(constants: Mapping[str, Any]) -> Iterator[None]:
-    """Give constants other values, in each of MODULES that has them."""
-    with ExitStack() as stack:
-        for module, (name, value) in product(MODULES, constants.items()):
-            if hasattr(module, name):
-                stack.enter_context(patch.object(module, name, value))
-        yield
-
-
-def title_of(change: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in change.items()) or AS_IT_IS
-
-
-def measured_values(
-    changes: Sequence[Mapping[str, Any]], measure: Callable[[], Sequence[float]]
-) -> dict[str, dict[str, float]]:
-    """Return the sum of the logarithms of the slowdowns, and the computing time in s, without and with each change.
-
-    `measure` returns slowdowns.
-    """
+def effects(network: Network) -> dict[str, dict[str, float]]:
+    """Return the mean logarithm of the slowdown and the computing time in s, by constant and value."""
+    changes: list[dict[str, Any]] = [{}]
+    changes += [{name: value} for name, values in ALTERNATIVES.items() for value in values]
     results = {}
-    for change in ({}, *changes):
-        with changed(change):
+    for change in changes:
+        with patch.multiple(planner_module, **change) if change else nullcontext():
+            mine = [point for _, point in points(network)]
             began = time.process_time()
-            times = measure()
+            times = [math.log(slowdown(point)) for point in mine]
             seconds = time.process_time() - began
-        results[title_of(change)] = {"log": sum(map(math.log, times)), "s": seconds, "points": len(times)}
+        title = "".join(f"{name} = {value}" for name, value in change.items()) or AS_IT_IS
+        results[title] = {"log": sum(times), "s": seconds, "points": len(times)}
     return results
-
-
-def effects_on_one(network: Network, changes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    return measured_values(changes, lambda: [slowdown(point) for _, point in points(network)])
-
-
-def effects_on_searches(network: Network, changes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    def measure() -> list[float]:
-        found = []
-        for _, (planner, budget_bytes) in points(network, SEARCHED_PROFILES, SEARCHED_SAVED):
-            best = search.Search(planner, search.TRIES).best(budget_bytes)
-            found.append(best.us / planner.vanilla.us if isinstance(best, Candidate) else NO_PLAN)
-        return found
-
-    return measured_values(changes, measure)
-
-
-def effects_on_several(titles: Sequence[str], changes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    profile = PROFILES[GROUP_PROFILE]
-    networks = [network for network in TUNING if network.title in titles]
-    planners = {
-        job: JobPlanner(roofline.timed(trace_of(network), profile), profile) for job, network in enumerate(networks)
-    }
-    together = sum(planner.vanilla.device_peak_bytes for planner in planners.values())
-    least = sum(planner.least_bytes for planner in planners.values())
-
-    def measure() -> list[float]:
-        found = []
-        for share in GROUP_BUDGETS:
-            budget_bytes = least + int(share * (together - least))
-            division = share_out.share_out(planners, budget_bytes)
-            with changed({"STAGGERS": JUDGED}):
-                us = contention.times_us(planners, division.chosen)
-            found += [us[job] / planner.vanilla.us for job, planner in planners.items()]
-        return found
-
-    return measured_values(changes, measure)
 
 
 def choose(
@@ -234,12 +138,10 @@ def choose(
     return chosen
 
 
-def gathered(
-    work: Callable[..., dict[str, Any]], *arguments: Any, items: Iterable[Any] = TUNING
-) -> list[dict[str, Any]]:
-    """Do the work for each network or group of them, in as many processes as there are cores."""
+def gathered(work: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
+    """Do the work for each network, in as many processes as there are cores."""
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        return pool.starmap(work, [(item, *arguments) for item in items], chunksize=1)
+        return pool.starmap(work, [(network, *arguments) for network in TUNING], chunksize=1)
 
 
 def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
@@ -262,52 +164,33 @@ def found_prices() -> dict[str, Any]:
     }
 
 
-MEASURES: dict[str, tuple[Callable[..., dict[str, Any]], Sequence[Any]]] = {
-    ONE: (effects_on_one, TUNING),
-    SEARCHED: (effects_on_searches, TUNING),
-    SEVERAL: (effects_on_several, GROUPS),
-}
-
-
-def missing_effects(kind: str, known: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Measure the changes that `known` lacks, and yield their rows.
-
-    A row has the mean slowdown, and the computing time over that without a change. Raises ValueError if plans without
-    a change are not those of the known rows.
-    """
-    mine = [row for row in known if row["jobs"] == kind]
-    missing = [change for change in EFFECTS[kind] if title_of(change) not in {row["change"] for row in mine}]
-    work, items = MEASURES[kind]
-    parts = gathered(work, missing, items=items) if missing else []
-    for name in parts[0] if parts else ():
-        row = {
-            "jobs": kind,
-            "change": name,
-            "points": (points_in_all := sum(part[name]["points"] for part in parts)),
-            "slowdown": math.exp(sum(part[name]["log"] for part in parts) / points_in_all),
-            "computing": sum(part[name]["s"] for part in parts) / sum(part[AS_IT_IS]["s"] for part in parts),
-            "revision": versions()["revision"],
+def measured_effects() -> dict[str, Any]:
+    """Return the mean slowdown and the seconds of computing by constant and value."""
+    parts = gathered(effects)
+    counted = sum(part[AS_IT_IS]["points"] for part in parts)
+    rows = [
+        {
+            "constant": name,
+            "slowdown": math.exp(sum(part[name]["log"] for part in parts) / counted),
+            "seconds": sum(part[name]["s"] for part in parts),
         }
-        if name != AS_IT_IS or not mine:
-            yield row
-        elif not math.isclose(row["slowdown"], mine[0]["slowdown"], rel_tol=1e-9):
-            raise ValueError(f"plans have changed ({kind}): remove the known rows to measure all of them again")
+        for name in parts[0]
+    ]
+    return {"revision": versions()["revision"], "rows": rows}
 
 
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
-    chosen, rows = results["chosen"], results["effects"]
-    revisions = ", ".join(dict.fromkeys([chosen["revision"], *(row["revision"] for row in rows)]))
+    chosen, rows = results["chosen"], results["effects"]["rows"]
+    revisions = ", ".join(dict.fromkeys((chosen["revision"], results["effects"]["revision"])))
     device = f"sim:{', '.join(TUNING_PROFILES)}"
-    bases = {row["jobs"]: row for row in rows if row["change"] == AS_IT_IS}
+    base = rows[0]
     shown = [
         (
-            row["jobs"],
-            f"`{row['change']}`",
+            f"`{row['constant']}`",
             f"{row['slowdown']:.4f}",
-            f"{row['slowdown'] / bases[row['jobs']]['slowdown'] - 1:+.2%}",
-            # Plans for several jobs come from the cache after the first.
-            "" if row["jobs"] == SEVERAL else f"{row['computing']:.2f}",
+            f"{row['slowdown'] / base['slowdown'] - 1:+.2%}",
+            f"{row['seconds'] / base['seconds']:.2f}",
         )
         for row in rows
     ]
@@ -319,7 +202,7 @@ def page_part(results: Mapping[str, Any]) -> str:
                 f"Networks: {', '.join(results['networks'])}. Prices were chosen at {chosen['points']} points, "
                 f"those for a congested link at {chosen['congested_points']}.",
                 "",
-                *table(("jobs", "constant", "time", "difference", "computing"), shown),
+                *table(("constant", "time", "change", "computing"), shown),
             ]
         ).rstrip()
         + "\n"
@@ -328,31 +211,19 @@ def page_part(results: Mapping[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The origin of the constants of the policy joint.")
-    parser.add_argument(
-        "--effects", action="store_true", help="only the effects of other constants that the results lack"
-    )
+    parser.add_argument("--effects", action="store_true", help="only the effects of the other constants")
     parser.add_argument("--document", action="store_true", help="only write the document from the results")
     options = parser.parse_args()
     results = json.loads(PATH.read_text()) if PATH.exists() else {}
-    networks = [network.title for network in TUNING]
-    about = {"machine": machine(None), "versions": versions(), "networks": networks}
-    if options.effects:
-        for kind in EFFECTS:
-            known = results.get("effects", [])
-            rows = sorted([*known, *missing_effects(kind, known)], key=lambda row: list(EFFECTS).index(row["jobs"]))
-            save(results | about | {"effects": rows})
-            results = json.loads(PATH.read_text())
-    elif not options.document:
-        save(results | about | {"chosen": found_prices()})
-    results = json.loads(PATH.read_text())
+    if not options.document:
+        results |= {"effects": measured_effects()} if options.effects else {"chosen": found_prices()}
+        networks = [network.title for network in TUNING]
+        results |= {"machine": machine(None), "versions": versions(), "networks": networks}
+        PATH.write_text(json.dumps(results, indent=1) + "\n")
     if {"chosen", "effects"} <= results.keys():
         write_document(NAME, KIND, page_part(results))
         print(page_part(results))
     return 0
-
-
-def save(results: Mapping[str, Any]) -> None:
-    PATH.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.bench_prices import EFFECTS, GRID, MODULES, PATH, changed, choose, title_of
+from benchmarks.bench_prices import ALTERNATIVES, GRID, PATH, choose
 from benchmarks.experiments.networks import TUNING, UNTUNED
-from pg_tensile.planning.policies.joint import part, share_out
+from pg_tensile.planning.policies.joint import planner
 from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES
 
 
@@ -30,18 +30,9 @@ def test_prices_are_chosen_for_what_they_add_to_those_chosen_before() -> None:
     assert choose(rows, [one, two, three], 1, [1.0, 9.0, 1.0]) == [three]
 
 
-@pytest.mark.parametrize(
-    ("kind", "change"), [(kind, change) for kind, changes in EFFECTS.items() for change in changes]
-)
-def test_each_effect_is_that_of_constants_with_other_values(kind: str, change: dict[str, object]) -> None:
-    for name, other in change.items():
-        (value,) = {getattr(module, name) for module in MODULES if hasattr(module, name)}
-        assert value != other
-    rows = json.loads(PATH.read_text())["effects"]
-    assert title_of(change) in {row["change"] for row in rows if row["jobs"] == kind}
-
-
-def test_a_constant_is_changed_wherever_it_was_imported() -> None:
-    with changed({"UNITS": 5}):
-        assert part.UNITS == share_out.UNITS == 5
-    assert part.UNITS == share_out.UNITS != 5
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_each_effect_is_that_of_a_constant_with_another_value(name: str) -> None:
+    value = getattr(planner, name)
+    effects = {row["constant"] for row in json.loads(PATH.read_text())["effects"]["rows"]}
+    assert value not in ALTERNATIVES[name]
+    assert all(f"{name} = {other}" in effects for other in ALTERNATIVES[name])

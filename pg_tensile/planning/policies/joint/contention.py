@@ -16,7 +16,6 @@ from pg_tensile.planning.policies.joint.part import Division, Part
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 
-# Tuning. `make bench-prices` measures what each of them changes.
 STAGGERS = (0.3, 1.0)  # of an equal part of a step: how far apart the jobs start; the mean of both counts
 WORTH = 0.005  # of a job's time, on average: what a change of the division has to gain
 SLACKS = (0.65, 0.5)  # parts of its part of the link that a job's plan may count on

@@ -12,7 +12,8 @@ from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.prices import Prices
 from pg_tensile.planning.policies.joint.sweep import Shortage
 
-# Tuning. `make bench-prices` measures what each of them changes.
+# Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
+# (docs/benchmarks.md, jobs at once).
 LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
 UNITS = 2  # of the link for each of several jobs
 

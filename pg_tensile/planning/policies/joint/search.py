@@ -19,7 +19,6 @@ from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
 from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
 from pg_tensile.planning.policies.joint.sweep import Shortage
 
-# Tuning. `make bench-prices` measures what each of them changes.
 TRIES = 80  # passes of a search
 STARTS = 2  # plans that a search starts from, half of the tries each
 FEWER = 3  # plans for less memory that a search takes into account
