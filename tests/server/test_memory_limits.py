@@ -14,6 +14,14 @@ from tests.server.support import FOREVER, value
 pytestmark = pytest.mark.long
 
 
+def answer(lab: Lab, ask: str) -> object:
+    """Return the prediction; None if jobs have not made room in the time that they have, as on a busy machine."""
+    try:
+        return value(lab.conn, ask)
+    except psycopg.errors.OutOfMemory:
+        return None
+
+
 def test_a_model_for_prediction_gets_memory_beside_jobs(lab: Lab) -> None:
     model = lab.submit("mlp", 1)
     assert lab.digest(model) == lab.weights["mlp", 1]
@@ -35,7 +43,7 @@ def test_a_model_for_prediction_gets_memory_beside_jobs(lab: Lab) -> None:
     weights = value(lab.conn, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", model)
     assert device(lab, "granted_bytes") + weights > device(lab, "budget_bytes")
     with lab.watch():
-        assert value(lab.conn, ask) == "3"  # 7 % 4
+        assert lab.wait_until(lambda: answer(lab, ask)) == "3"  # 7 % 4
         assert device(lab, "inference_bytes") >= weights
         for job in jobs:
             lab.await_steps(job)
