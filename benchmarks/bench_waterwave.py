@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -21,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
+
+import numpy as np
 
 from benchmarks.experiments.accudnn import largest
 from benchmarks.experiments.networks import BERT, PAPER, Network
@@ -76,8 +79,8 @@ class Steps:
 
 def counted_groups(sequence: AccessSequence, count: int, stalled_us: Floats | None = None) -> list[Group]:
     """Return the groups of a step, `count` of them for what it takes on the way to its peak."""
-    taken = step_bytes(sequence)
-    return groups_of(sequence, max(1, -int(taken.min() - taken.max()) // count), stalled_us=stalled_us)
+    split_bytes = math.ceil(int(np.ptp(step_bytes(sequence))) / count)
+    return groups_of(sequence, max(1, split_bytes), stalled_us=stalled_us)
 
 
 def paired_bytes(groups: Sequence[Group]) -> int:
@@ -97,8 +100,11 @@ def pairs_fit(steps: Steps, count: int, batch: int) -> bool:
 
 
 def speeds(groups: Sequence[Group], alone_us: float) -> list[float] | None:
-    """Return the speed of two jobs over taking turns, for each of CONTENTIONS; None if they cannot both run."""
-    found = []
+    """Return the speed of two jobs over taking turns, for each of CONTENTIONS; None if they cannot both run.
+
+    `alone_us`: the time of a step without a plan, alone on the device.
+    """
+    found: list[float] = []
     for contention in CONTENTIONS:
         flow = simulate_flow({1: groups, 2: groups}, MEMORY_BYTES, contention)
         if flow is None:

@@ -32,17 +32,17 @@ class FlowingJob:
 
     @property
     def held_bytes(self) -> int:
-        """What the job holds now: what its running group takes at most, else what it keeps between two groups."""
+        """Bytes that the job holds now: the most of its running group, else what it keeps between two groups."""
         return self.groups[self.position].most_bytes if self.running else self.groups[self.position - 1].rest_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What the job takes at most until the end of its iteration."""
+        """Most bytes that the job takes until the end of its iteration."""
         return max(group.most_bytes for group in self.groups[self.position :])
 
     @property
     def least_bytes(self) -> int:
-        """What the job keeps between two iterations."""
+        """Bytes that the job keeps between two iterations."""
         return self.groups[-1].rest_bytes
 
     @property

@@ -11,11 +11,10 @@ from pg_tensile.planning.waterwave.groups import Group
 
 
 class Flow(NamedTuple):
-    """What jobs that interlock take, in the steady state."""
+    """Times and memory of jobs that interlock, in their steady state."""
 
     iteration_us: dict[int, float]  # by job
     most_bytes: int  # of all jobs together, at any time
-    waited_us: dict[int, float]  # per iteration, for memory
 
 
 @dataclass(slots=True)
@@ -23,7 +22,6 @@ class _Runner:
     left_us: float = 0.0  # of the running group, alone on the device
     waiting_since: float | None = None
     iterations: int = 0
-    waited_us: float = 0.0
     counted_from: float = 0.0
     counted_to: float = 0.0
     counted_iterations: int = 0
@@ -60,7 +58,6 @@ def simulate_flow(
             for number, runner in runners.items()
         },
         most,
-        {number: runner.waited_us / runner.counted_iterations for number, runner in runners.items()},
     )
 
 
@@ -74,7 +71,6 @@ def _begin_waiting(grants: Grants, runners: Mapping[int, _Runner], now: float) -
         if grants.begin(number):
             runner, job = runners[number], grants.jobs[number]
             runner.left_us = job.groups[job.position].us
-            runner.waited_us += now - (runner.waiting_since or now)
             runner.waiting_since = None
 
 
@@ -84,6 +80,6 @@ def _end(grants: Grants, number: int, runner: _Runner, now: float, iterations: i
         runner.iterations += 1
         runner.counted_to = now
         if runner.iterations <= iterations // 3:
-            runner.counted_from, runner.waited_us = now, 0.0
+            runner.counted_from = now
         else:
             runner.counted_iterations += 1

@@ -152,4 +152,3 @@ def test_simulated_jobs_stay_within_the_budget(jobs: list[list[Group]], contenti
     assert all(flow.iteration_us[number] >= alone_us[number] * (1 - 1e-9) for number in numbered)
     if len(jobs) == 1:
         assert flow.iteration_us == pytest.approx(alone_us)
-        assert flow.waited_us == {0: 0.0}
