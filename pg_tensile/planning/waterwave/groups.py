@@ -8,13 +8,30 @@ groups, and a plan may swap or recompute as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.errors import PlanError
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.codecs import staging_bytes
 from pg_tensile.planning.trace.trace import Floats, Int64s
+
+# A group as it is stored and sent, as large as an event of a plan (plan.py, EVENT_ROW).
+GROUP_ROW = np.dtype(
+    [
+        ("first", "<i4"),  # step
+        ("last", "<i4"),  # step
+        ("first_operator", "<i4"),
+        ("last_operator", "<i4"),
+        ("most_bytes", "<i8"),
+        ("rest_bytes", "<i8"),
+    ]
+)
+GROUP_FIELDS = ("first", "last", "most_bytes", "rest_bytes")
+MOST_GROUPS = 64  # of a job
 
 
 class Group(NamedTuple):
@@ -24,7 +41,35 @@ class Group(NamedTuple):
     last: int  # step
     most_bytes: int  # that the job takes during the group
     rest_bytes: int  # that it keeps from its last step on, until its next group begins
-    us: float
+    us: float = 0.0
+
+
+def groups_to_bytes(groups: Sequence[Group], sequence: AccessSequence) -> bytes:
+    """Return the groups of `sequence` as rows of GROUP_ROW."""
+    operators = sequence.operators
+    rows = [
+        (group.first, group.last, operators[group.first], operators[group.last], group.most_bytes, group.rest_bytes)
+        for group in groups
+    ]
+    return np.array(rows, GROUP_ROW).tobytes()
+
+
+def bytes_to_groups(data: bytes) -> list[Group]:
+    """Return the groups that `groups_to_bytes` has encoded, without their times.
+
+    Raises PlanError if they are not groups of consecutive steps, or have impossible sizes."""
+    if len(data) % GROUP_ROW.itemsize:
+        raise PlanError(f"groups of {len(data)} bytes are not rows of {GROUP_ROW.itemsize} bytes")
+    rows = np.frombuffer(data, GROUP_ROW)
+    groups = [Group(*row) for row in zip(*(rows[name].tolist() for name in GROUP_FIELDS), strict=True)]
+    follow = all(group.first == before.last + 1 for before, group in pairwise(groups))
+    if groups and not (groups[0].first == 0 and follow and all(_possible(group) for group in groups)):
+        raise PlanError("the groups are not consecutive, or have impossible sizes")
+    return groups
+
+
+def _possible(group: Group) -> bool:
+    return group.first <= group.last and 0 <= group.rest_bytes <= group.most_bytes
 
 
 def groups_of(

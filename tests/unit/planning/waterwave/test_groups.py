@@ -5,14 +5,23 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.waterwave.groups import groups_of, resting_bytes, step_bytes
+from pg_tensile.planning.waterwave.groups import (
+    GROUP_ROW,
+    bytes_to_groups,
+    groups_of,
+    groups_to_bytes,
+    resting_bytes,
+    step_bytes,
+)
 from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
 
 STYLES = st.sampled_from((None, MIXED, SWAP_ALL, RECOMPUTE_ALL))
@@ -74,3 +83,35 @@ def test_what_rests_is_what_both_steps_have(random: Random, style: Style | None)
     for step in range(len(resting) - 1):
         assert resting[step] == sum(trace.tensor_bytes[t] for t, first, last in spans if first <= step < last)
     assert resting[-1] == sum(trace.tensor_bytes[list(sequence.boundary.device)])
+
+
+@given(random=dice(), style=STYLES, parts=st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_encoded_groups_are_the_same_without_times(random: Random, style: Style | None, parts: int) -> None:
+    sequence = sequence_of(random, style)
+    groups = groups_of(sequence, max(1, int(step_bytes(sequence).max()) // parts))
+    data = groups_to_bytes(groups, sequence)
+    assert bytes_to_groups(data) == [group._replace(us=0.0) for group in groups]
+    rows = np.frombuffer(data, GROUP_ROW)
+    assert rows["first_operator"].tolist() == sequence.operators[[group.first for group in groups]].tolist()
+    assert rows["last_operator"].tolist() == sequence.operators[[group.last for group in groups]].tolist()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, 2, 0, 0, 5, 5)],  # begins late
+        [(0, 2, 0, 0, 5, 5), (4, 5, 0, 0, 5, 5)],  # a gap
+        [(0, -1, 0, 0, 5, 5)],
+        [(0, 2, 0, 0, 5, 6)],  # keeps more than it takes
+        [(0, 2, 0, 0, 5, -1)],
+    ],
+)
+def test_impossible_groups_are_refused(rows: list[tuple[int, ...]]) -> None:
+    with pytest.raises(PlanError):
+        bytes_to_groups(np.array(rows, GROUP_ROW).tobytes())
+
+
+def test_half_a_row_is_refused() -> None:
+    with pytest.raises(PlanError, match="rows of 32 bytes"):
+        bytes_to_groups(bytes(33))
