@@ -54,14 +54,14 @@ def groups_to_bytes(groups: Sequence[Group], sequence: AccessSequence) -> bytes:
     return np.array(rows, GROUP_ROW).tobytes()
 
 
-def bytes_to_groups(data: bytes) -> list[Group]:
+def bytes_to_groups(data: bytes) -> tuple[Group, ...]:
     """Return the groups that `groups_to_bytes` has encoded, without their times.
 
     Raises PlanError if they are not groups of consecutive steps, or have impossible sizes."""
     if len(data) % GROUP_ROW.itemsize:
         raise PlanError(f"groups of {len(data)} bytes are not rows of {GROUP_ROW.itemsize} bytes")
     rows = np.frombuffer(data, GROUP_ROW)
-    groups = [Group(*row) for row in zip(*(rows[name].tolist() for name in GROUP_FIELDS), strict=True)]
+    groups = tuple(Group(*row) for row in zip(*(rows[name].tolist() for name in GROUP_FIELDS), strict=True))
     follow = all(group.first == before.last + 1 for before, group in pairwise(groups))
     if groups and not (groups[0].first == 0 and follow and all(_possible(group) for group in groups)):
         raise PlanError("the groups are not consecutive, or have impossible sizes")

@@ -91,7 +91,7 @@ def test_encoded_groups_are_the_same_without_times(random: Random, style: Style 
     sequence = sequence_of(random, style)
     groups = groups_of(sequence, max(1, int(step_bytes(sequence).max()) // parts))
     data = groups_to_bytes(groups, sequence)
-    assert bytes_to_groups(data) == [group._replace(us=0.0) for group in groups]
+    assert bytes_to_groups(data) == tuple(group._replace(us=0.0) for group in groups)
     rows = np.frombuffer(data, GROUP_ROW)
     assert rows["first_operator"].tolist() == sequence.operators[[group.first for group in groups]].tolist()
     assert rows["last_operator"].tolist() == sequence.operators[[group.last for group in groups]].tolist()
