@@ -77,6 +77,17 @@ class Grants:
         """Remove a job, wherever it is; all that it held is free."""
         del self.jobs[number]
 
+    def change(self, number: int, groups: Sequence[Group]) -> None:
+        """Change the groups of a job that is between two iterations.
+
+        While they do not fit beside the other jobs, it cannot begin."""
+        job = self.jobs[number]
+        if job.begun:
+            raise ValueError(f"job {number} is not between two iterations")
+        waiting = job.waiting
+        self.jobs[number] = job = FlowingJob(groups)
+        job.waiting = waiting
+
     def begin(self, number: int) -> bool:
         """Begin the job's next group; return False if it has to wait, until a group ends or a job leaves."""
         job = self.jobs[number]

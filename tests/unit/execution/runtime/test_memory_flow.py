@@ -92,10 +92,11 @@ class Asking:
             if request > 0:
                 arbiter.grants.end(self._number)
                 arbiter.changed.notify_all()
-            elif whole is not self._whole:
-                if self._whole is not None:
-                    arbiter.grants.leave(self._number)
+            elif self._whole is None:
                 self._wait(lambda: arbiter.grants.join(self._number, self._tables[whole]))
+            elif whole is not self._whole:
+                arbiter.grants.change(self._number, self._tables[whole])
+            if request <= 0:
                 self._whole = whole
             self._wait(lambda: arbiter.grants.begin(self._number))
             assert arbiter.grants.held_bytes() <= arbiter.grants.budget_bytes
