@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import cache
 from random import Random
 
@@ -20,18 +19,16 @@ from torch.nn import functional as F
 
 from pg_tensile.errors import InvalidPlanError, OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
-from pg_tensile.execution.runtime import executor as executors
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.memory_flow import CONSTANT, REPLY, REQUEST, REST, WHOLE, GroupSocket, claimed
 from pg_tensile.execution.runtime.program import BEGIN_GROUP
-from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
-from pg_tensile.planning.waterwave.grants import Grants
 from pg_tensile.planning.waterwave.groups import Group, groups_of, resting_bytes, step_bytes
 from tests.unit.executing import FAST, plan_of
+from tests.unit.flowing import Flowing, alone, run_together
 from tests.unit.graphs import dice
 
 SPEC = StepSpec(F.cross_entropy, OptimizerSpec("adamw", 1e-3), returns_outputs=True)
@@ -63,140 +60,27 @@ def most_of(groups: list[Group]) -> int:
     return max(group.most_bytes for group in groups)
 
 
-class Arbiter:
-    """Grants of several executors in this process: `requests` of each one of them."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.grants = Grants(budget_bytes)
-        self.changed = threading.Condition()
-        self.asked: list[tuple[int, int]] = []  # job and request
-
-    def requests(self, number: int, groups: list[Group]) -> Asking:
-        return Asking(self, number, groups)
-
-
-class Asking:
-    """The requests of one executor (memory_flow.Requests)."""
-
-    def __init__(self, arbiter: Arbiter, number: int, groups: list[Group]) -> None:
-        self.flows = False
-        self._arbiter = arbiter
-        self._number = number
-        self._tables = {True: [Group(0, 0, most_of(groups), groups[-1].rest_bytes)], False: groups}
-        self._whole: bool | None = None  # which of the tables the arbiter has
-
-    def ask(self, generation: int, request: int) -> None:
-        arbiter, whole = self._arbiter, request == WHOLE
-        with arbiter.changed:
-            arbiter.asked.append((self._number, request))
-            if request > 0:
-                arbiter.grants.end(self._number)
-                arbiter.changed.notify_all()
-            elif self._whole is None:
-                self._wait(lambda: arbiter.grants.join(self._number, self._tables[whole]))
-            elif whole is not self._whole:
-                arbiter.grants.change(self._number, self._tables[whole])
-            if request <= 0:
-                self._whole = whole
-            self._wait(lambda: arbiter.grants.begin(self._number))
-            assert arbiter.grants.held_bytes() <= arbiter.grants.budget_bytes
-            self.flows = True
-
-    def rest(self, generation: int) -> None:
-        with self._arbiter.changed:
-            self._arbiter.asked.append((self._number, REST))
-            self._arbiter.grants.end(self._number)
-            assert self._arbiter.grants.jobs[self._number].position == 0
-            self._arbiter.changed.notify_all()
-
-    def _wait(self, granted: Callable[[], bool]) -> None:
-        assert self._arbiter.changed.wait_for(granted, PATIENCE_S)
-
-
-class Sum:
-    """The bytes in all registries together."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.now = self.most = 0
-
-
-@contextmanager
-def summed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sum]:
-    """Count what all registries have together, whenever one of them changes."""
-    total = Sum()
-
-    class Counted(Registry):
-        _own = 0
-
-        @property
-        def in_use(self) -> int:
-            return self._own
-
-        @in_use.setter
-        def in_use(self, size: int) -> None:
-            with total.lock:
-                total.now += size - self._own
-                total.most = max(total.most, total.now)
-                self._own = size
-
-    monkeypatch.setattr(executors, "Registry", Counted)
-    yield total
-
-
-def train(executor: Executor, rows: int, steps: int) -> list[Tensor]:
-    return [executor.step(*batch(rows)).loss.clone() for _ in range(steps)]
-
-
-def alone(rows: int, plan: Plan, steps: int) -> list[Tensor]:
-    device = HostDevice(FAST)
-    with Executor(captured_tower(rows), tower(), device, plan) as executor:
-        losses = train(executor, rows, steps)
-    device.close()
-    return losses
-
-
 @pytest.mark.parametrize("policy", ["none", "swap_all", "recompute_all"])
 def test_two_executors_interlock_within_the_budget(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes more than half; one has another batch size, so that the two do not keep step."""
     sizes, steps = (512, 448), 12
-    plans = [plan_of(policy, captured_tower(rows).trace) for rows in sizes]
-    groups = [groups_of_plan(captured_tower(rows), plan) for rows, plan in zip(sizes, plans, strict=True)]
-    most = [most_of(each) for each in groups]
-    budget = int(1.02 * max(most[0] + groups[1][-1].rest_bytes, most[1] + groups[0][-1].rest_bytes))
+    jobs = []
+    for rows in sizes:
+        captured = captured_tower(rows)
+        plan = plan_of(policy, captured.trace)
+        jobs.append(Flowing(captured, tower, plan, groups_of_plan(captured, plan), *batch(rows)))
+    most = [most_of(job.groups) for job in jobs]
+    kept = [job.groups[-1].rest_bytes for job in jobs]
+    budget = int(1.02 * max(most[0] + kept[1], most[1] + kept[0]))
     assert max(most) < budget < sum(most)
-    expected = [alone(rows, plan, steps) for rows, plan in zip(sizes, plans, strict=True)]
-    arbiter = Arbiter(budget)
-    with summed(monkeypatch) as total:
-        losses: list[list[Tensor]] = [[], []]
-
-        def run(number: int) -> None:
-            device = HostDevice(FAST, most[number])
-            requests = arbiter.requests(number, groups[number])
-            with claimed(requests, 1, True):
-                executor = Executor(
-                    captured_tower(sizes[number]),
-                    tower(),
-                    device,
-                    plans[number],
-                    groups=groups[number],
-                    requests=requests,
-                )
-            with executor:
-                losses[number] = train(executor, sizes[number], steps)
-            device.close()
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert total.most <= budget
-    for number in range(2):
-        assert all(torch.equal(*pair) for pair in zip(losses[number], expected[number], strict=True))
-        # Of all iterations, only the verified one is asked for as a whole.
-        asked = [request for job, request in arbiter.asked if job == number and request not in (WHOLE, REST)]
-        assert asked == list(range(len(groups[number]))) * (steps - 1)
+    expected = [alone(job, steps) for job in jobs]
+    flow = run_together(jobs, budget, steps, monkeypatch)
+    assert flow.most_bytes <= budget
+    for job, own in enumerate(expected):
+        assert all(torch.equal(*pair) for pair in zip(flow.losses[job], own, strict=True))
+        # Of all iterations, only the first one, which is verified, is asked for as a whole.
+        asked = [request for number, request in flow.asked if number == job and request not in (WHOLE, REST)]
+        assert asked == list(range(len(jobs[job].groups))) * (steps - 1)
 
 
 @given(random=dice())
