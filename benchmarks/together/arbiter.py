@@ -27,9 +27,7 @@ class Arbiter:
             for job, own in groups.items()
         }
         self._whole: dict[int, bool] = {}  # whether a job that has joined is in a whole iteration, or was last
-        self._waiting: dict[
-            int, tuple[int, int]
-        ] = {}  # generation and request, by job, first come first
+        self._waiting: dict[int, tuple[int, int]] = {}  # generation and request, by job, first come first
         self._ending, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
