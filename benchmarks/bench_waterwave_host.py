@@ -250,7 +250,7 @@ def main() -> int:
     if options.document:
         results = json.loads(PATH.read_text())
     else:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for title, networks in MIXES.items():
             if options.only in title:
                 print(title, file=sys.stderr, flush=True)

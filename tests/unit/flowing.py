@@ -115,9 +115,8 @@ def run_together(jobs: Sequence[Flowing], budget_bytes: int, steps: int, monkeyp
         for ours, _ in pairs:
             stack.enter_context(ours)
         sockets = {number: ours for number, (ours, _) in enumerate(pairs)}
-        arbiter = stack.enter_context(
-            Watched(budget_bytes, sockets, {number: job.groups for number, job in enumerate(jobs)})
-        )
+        arbiter = Watched(budget_bytes, sockets, {number: job.groups for number, job in enumerate(jobs)})
+        stack.enter_context(arbiter)
         flow = arbiter.flow
         flow.losses = [[] for _ in jobs]
 

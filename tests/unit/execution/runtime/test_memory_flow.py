@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 
@@ -56,7 +56,7 @@ def groups_of_plan(captured: Captured, plan: Plan = NO_EVENTS, count: int = 8) -
     return groups_of(sequence, math.ceil(int(np.ptp(step_bytes(sequence))) / count))
 
 
-def most_of(groups: list[Group]) -> int:
+def most_of(groups: Sequence[Group]) -> int:
     return max(group.most_bytes for group in groups)
 
 
