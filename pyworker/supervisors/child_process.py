@@ -128,7 +128,8 @@ class Child:
 
     def _spawn(self, connection: int, *groups: int) -> SpawnedProcess:
         bindings = {FD_VARIABLE: str(connection), PARENT_VARIABLE: str(os.getpid())}
-        bindings |= {GROUPS_VARIABLE: str(descriptor) for descriptor in groups}
+        if groups:
+            bindings[GROUPS_VARIABLE] = str(groups[0])
         command = [self._python, "-m", "pyworker", self._name, str(os.getpid())]
         try:
             return SpawnedProcess(command, self._environment | bindings, connection, self._log, *groups)
