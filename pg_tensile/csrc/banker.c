@@ -209,16 +209,23 @@ tensile_flow_could_go(TensileFlow *const *jobs, int njobs, const TensileFlow *jo
 }
 
 /*
- * Has another job waited so long that no iteration begins before it goes on?
- * One that could not go on even then holds up nobody.
+ * Has another job waited so long, and longer than this one, that no iteration
+ * begins before it goes on?  One that waits for more than these jobs could
+ * give holds up nobody.
  */
 static bool
 is_overtaken(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t new_budget)
 {
 	for (int i = 0; i < njobs; i++)
-		if (jobs[i] != job && jobs[i]->waiting && jobs[i]->overtaken >= TENSILE_OVERTAKEN &&
-			tensile_flow_could_go(jobs, njobs, jobs[i], new_budget))
+	{
+		const TensileFlow *other = jobs[i];
+
+		if (other->waiting && other->overtaken >= TENSILE_OVERTAKEN &&
+			other->overtaken > job->overtaken &&
+			((other->joined && other->claim != TENSILE_CLAIM_CONSTANT) ||
+			 tensile_flow_could_go(jobs, njobs, other, new_budget)))
 			return true;
+	}
 	return false;
 }
 
@@ -231,10 +238,24 @@ additional_bytes(const TensileFlow *job)
 	return needed - tensile_flow_held(job);
 }
 
+/* Does a job come before another one where only one can go on? */
+static bool
+comes_before(const TensileFlow *job, const TensileFlow *other)
+{
+	bool		overtaken = job->overtaken >= TENSILE_OVERTAKEN;
+
+	if (tensile_flow_begun(job))
+		return additional_bytes(job) < additional_bytes(other);
+	if (overtaken || other->overtaken >= TENSILE_OVERTAKEN)
+		return job->overtaken > other->overtaken;
+	return additional_bytes(job) < additional_bytes(other);
+}
+
 /*
  * Is it the turn of this job although nothing is safe?  Yes if no job runs,
- * and of those in an iteration (or if there are none, of those that would
- * begin one and could not even if all rested) it needs the fewest bytes.
+ * and of those in an iteration it needs the fewest bytes.  If there are none,
+ * of those that would begin one: but not while one could safely, unless it
+ * has been overtaken by these for too long.
  */
 static bool
 is_only_way(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t budget,
@@ -242,6 +263,7 @@ is_only_way(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t
 {
 	const TensileFlow *first = NULL;
 	bool		begun = false;
+	bool		could_go = false;
 
 	for (int i = 0; i < njobs; i++)
 	{
@@ -258,12 +280,11 @@ is_only_way(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t
 		if (!other->joined || !other->waiting || other->claim == TENSILE_CLAIM_CONSTANT ||
 			tensile_flow_begun(other) != begun)
 			continue;
-		if (!begun && tensile_flow_could_go(jobs, njobs, other, new_budget))
-			return false;
-		if (first == NULL || additional_bytes(other) < additional_bytes(first))
+		could_go = could_go || (!begun && tensile_flow_could_go(jobs, njobs, other, new_budget));
+		if (first == NULL || comes_before(other, first))
 			first = other;
 	}
-	return first == job;
+	return first == job && (!could_go || job->overtaken >= TENSILE_OVERTAKEN);
 }
 
 bool
