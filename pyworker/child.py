@@ -31,6 +31,7 @@ from pyworker.version import VERSION
 from pyworker.wire import FrameType, ProtocolError
 
 FD_VARIABLE = "PG_TENSILE_FD"
+GROUPS_VARIABLE = "PG_TENSILE_GROUPS_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"
 NICE_VARIABLE = "PG_TENSILE_NICE"
 MEMORY_VARIABLE = "PG_TENSILE_MEMORY"  # bytes; 0 means no limit
@@ -73,10 +74,18 @@ OUT_OF_MEMORY = "53200"
 ALLOCATION_FAILURES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 
 
+_groups: socket.socket | None = None
+
+
 class VersionMismatch(Exception):
     """SQL, shim and Python do not have the same version."""
 
     hint = "Run make install and ALTER EXTENSION pg_tensile UPDATE, then restart the server."
+
+
+def group_socket() -> socket.socket | None:
+    """Return the socket on which this child asks for memory that flows (csrc/flow_socket.c); None if it has none."""
+    return _groups
 
 
 def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
@@ -88,6 +97,7 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the stream ends when the process has ended
     os.set_inheritable(inherited, False)
     connection = Connection(socket.socket(fileno=os.dup(inherited)))
+    _take_groups()
     try:
         body(connection, _shake_hands(connection))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -100,6 +110,14 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     except SystemExit as end:  # raised by the code of a model
         _exit(end.code if isinstance(end.code, int) else int(end.code is not None))
     _exit(0)
+
+
+def _take_groups() -> None:
+    global _groups
+    inherited = os.environ.pop(GROUPS_VARIABLE, None)
+    if inherited is not None:
+        _groups = socket.socket(fileno=int(inherited))
+        _groups.set_inheritable(False)
 
 
 def _exit(status: int) -> NoReturn:

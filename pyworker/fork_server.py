@@ -5,8 +5,8 @@ Importing PyTorch takes a second or more of computing, which a fork saves. The c
 descriptors (supervisors/fork_server.py). Each supervisor connects to it for itself and sends one request. On that
 connection (SOCK_SEQPACKET):
 
-- request: JSON `{python, name, supervisor, environment}`, with two descriptors: the child's end of its connection to
-  the supervisor, and the file that takes its output
+- request: JSON `{python, name, supervisor, environment}`, with two or three descriptors: the child's end of its
+  connection to the supervisor, the file that takes its output, and its end of the socket on which it asks for memory
 - answer: JSON `{pid}`, with a descriptor of the child (pidfd). A request that cannot be answered is closed, and the
   supervisor starts its child itself.
 - at the child's end: JSON `{status}`, its exit code or the negative number of a signal, when its process group is gone
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -39,6 +40,7 @@ from pyworker.__main__ import run
 
 IDLE = 300.0  # seconds
 MAX_REQUEST = 1 << 20  # bytes; larger than what the kernel sends as one packet
+CHILD_DESCRIPTORS = 5  # that a child begins with, at most
 # What jobs import: these and, on their first use, parts of PyTorch
 PRELOADS = (
     "pg_tensile.execution.capture.early_update",
@@ -108,7 +110,7 @@ class ForkServer:
         """Fork a child for the request that has come."""
         self._selector.unregister(connection)
         try:
-            message, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST, 2)
+            message, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
         except OSError:
             message, descriptors = b"", []
         request = json.loads(message) if message and self._is_current() else None
@@ -168,20 +170,26 @@ class ForkServer:
         del self._children[process.pid]
 
 
-def _become_child(request: dict[str, Any], connection: int, log: int) -> NoReturn:
+def _become_child(request: dict[str, Any], connection: int, log: int, groups: int | None = None) -> NoReturn:
     """Turn the forked process into the child that was asked for."""
     try:
         server = os.getppid()
         os.setsid()  # signals to the server's process group must not reach the child
         os.dup2(log, 1)
         os.dup2(log, 2)
+        bindings = {child.PARENT_VARIABLE: str(server)}
+        if groups is not None:
+            groups = fcntl.fcntl(groups, fcntl.F_DUPFD, CHILD_DESCRIPTORS)  # out of the way of the next line
         inherited = os.dup2(connection, 3)
+        bindings[child.FD_VARIABLE] = str(inherited)
+        if groups is not None:
+            inherited = os.dup2(groups, inherited + 1)
+            bindings[child.GROUPS_VARIABLE] = str(inherited)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor > inherited:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
         os.environ.clear()
-        bindings = {child.FD_VARIABLE: str(inherited), child.PARENT_VARIABLE: str(server)}
         os.environ.update(request["environment"] | bindings)
         arguments = [request["name"], str(request["supervisor"])]
         sys.argv[1:] = arguments

@@ -30,6 +30,12 @@ typedef enum TensilePolicy
 	TENSILE_POLICY_SWAPADVISOR
 } TensilePolicy;
 
+typedef enum TensileMemoryFlow
+{
+	TENSILE_FLOW_OFF,
+	TENSILE_FLOW_AUTO
+} TensileMemoryFlow;
+
 /* Read by other C files. */
 char	   *tensile_database = NULL;
 int			tensile_device_memory = 0;
@@ -38,6 +44,7 @@ int			tensile_plan_events = 65536;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 400;
 int			tensile_executor_timeout = 300;
+int			tensile_flow_timeout = 30;
 bool		tensile_log_jobs = true;
 
 /* Read by the Python processes, through SQL. */
@@ -45,6 +52,7 @@ static char *tensile_python = NULL;
 static char *tensile_device = NULL;
 static char *tensile_model_path = NULL;
 static int	tensile_policy = TENSILE_POLICY_JOINT;
+static int	tensile_memory_flow = TENSILE_FLOW_AUTO;
 static int	tensile_dataset_cache = 1024;
 static int	tensile_checkpoint_interval = 60;
 static int	tensile_max_state_size = 65536;
@@ -68,6 +76,12 @@ static const struct config_enum_entry policies[] = {
 	{"tensile", TENSILE_POLICY_TENSILE, false},
 	{"joint", TENSILE_POLICY_JOINT, false},
 	{"swapadvisor", TENSILE_POLICY_SWAPADVISOR, false},
+	{NULL, 0, false}
+};
+
+static const struct config_enum_entry memory_flows[] = {
+	{"off", TENSILE_FLOW_OFF, false},
+	{"auto", TENSILE_FLOW_AUTO, false},
 	{NULL, 0, false}
 };
 
@@ -269,6 +283,19 @@ define_plan_settings(void)
 							 "PyTorch.",
 							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL,
 							 NULL, NULL);
+	DefineCustomEnumVariable("pg_tensile.memory_flow",
+							 "Sets whether jobs on the host that do not fit beside each other "
+							 "share its memory as they go.",
+							 "Each takes in its forward pass what others give back in their "
+							 "backward passes. With off, every job has memory of its own.",
+							 &tensile_memory_flow, TENSILE_FLOW_AUTO, memory_flows, PGC_SIGHUP, 0,
+							 NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.flow_timeout",
+							"Sets how long a job may hold memory that flows while another job "
+							"waits for it.",
+							"Then its executor counts as hung and is killed. 0 means no limit.",
+							&tensile_flow_timeout, 30, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.update_threshold",
 							 "Sets the relative change of a job's measured latency that causes "
 							 "a new plan.",

@@ -19,6 +19,9 @@
  * executes code of users.  So numbers that no device can have are an error of
  * that job, and sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
  *
+ * Jobs whose memory flows have no grant.  They have what all this leaves
+ * (tensile_ledger_flow_budget), and flow.c divides it.
+ *
  * Everything is protected by shared->lock.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -27,10 +30,10 @@
 
 #include <unistd.h>
 
-#include "funcapi.h"
 #include "utils/builtins.h"
-#include "utils/tuplestore.h"
+#include "utils/timestamp.h"
 
+#include "flow.h"
 #include "guc.h"
 #include "ledger.h"
 #include "pg_tensile.h"
@@ -41,56 +44,91 @@
 
 PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_inference_memory);
-PG_FUNCTION_INFO_V1(tensile_devices);
-PG_FUNCTION_INFO_V1(tensile_budgets);
-PG_FUNCTION_INFO_V1(tensile_grants);
 
 #define HOST_DEVICE "cpu"
 #define MAX_RATE 1e15			/* bytes/s; no link is faster */
+#define RESERVED_MS 2000		/* longer than the scheduler's and the predictor's pauses */
 
 /* ---- grants ---- */
 
-/* The use of a device by all of its jobs, in all databases. */
-typedef struct DeviceUse
+/* Constant grants and overheads of the jobs on a device.  Caller holds shared->lock. */
+static int64
+constant_bytes(int device)
 {
-	int			jobs;
-	int64		granted_bytes;	/* with overheads */
-	int64		in_use_bytes;	/* as last reported */
-	float8		utilisation;	/* the highest reported; < 0: none */
-} DeviceUse;
-
-/* Caller holds shared->lock. */
-static DeviceUse
-device_use(int device)
-{
-	DeviceUse	use = {.utilisation = -1};
+	int64		bytes = 0;
 
 	for (int i = 0; i < tensile_shared->max_jobs; i++)
 	{
-		TensileSlot *slot = &tensile_shared->slots[i];
+		const TensileSlot *slot = &tensile_shared->slots[i];
 
-		if (slot->state == SLOT_FREE || slot->device != device)
-			continue;
-		use.jobs++;
-		use.granted_bytes += slot->granted_bytes + slot->overhead_bytes;
-		LWLockAcquire(slot->lock, LW_SHARED);
-		use.in_use_bytes += slot->progress.device_bytes;
-		if (slot->progress.reported & TENSILE_REPORTED_UTILISATION)
-			use.utilisation = Max(use.utilisation, slot->progress.utilisation);
-		LWLockRelease(slot->lock);
+		if (slot->state != SLOT_FREE && slot->device == device)
+			bytes += slot->granted_bytes + slot->overhead_bytes;
 	}
-	return use;
+	return bytes;
 }
 
-/*
- * The part of a device's memory that jobs and the predictor may use together.
- */
-static int64
-device_budget(const TensileDevice *device)
+/* The number of jobs on a device, in all databases.  Caller holds shared->lock. */
+static int
+jobs_on(int device)
+{
+	int			jobs = 0;
+
+	for (int i = 0; i < tensile_shared->max_jobs; i++)
+		jobs += tensile_shared->slots[i].state != SLOT_FREE &&
+			tensile_shared->slots[i].device == device;
+	return jobs;
+}
+
+int64
+tensile_device_budget(const TensileDevice *device)
 {
 	int64		limit = (int64) tensile_device_memory * 1024;
 
 	return limit > 0 ? Min(limit, device->total_bytes) : device->total_bytes;
+}
+
+int64
+tensile_ledger_flow_budget(int number, bool begins)
+{
+	const TensileDevice *device = &tensile_shared->devices[number];
+	int64		room = tensile_device_budget(device) - constant_bytes(number);
+
+	if (!begins)
+		return room - device->inference_bytes;
+	if (device->reserved_bytes > 0 && GetCurrentTimestamp() < device->reserved_until)
+		room -= device->reserved_bytes;
+	return room - Max(device->inference_bytes, device->inference_wanted);
+}
+
+/*
+ * Is there room for a constant grant to grow beside the jobs whose memory
+ * flows?  They have to fit into what remains.  If the state is not safe within
+ * that now, it will be when they have ended their iterations: for a while none
+ * begins that would prevent it, and the caller tries again.
+ */
+static bool
+make_room(int number, int64 growth, int64 room)
+{
+	TensileDevice *device = &tensile_shared->devices[number];
+	int64		fit_bytes;
+	int64		safe_bytes;
+
+	tensile_flow_needs(number, &fit_bytes, &safe_bytes);
+	if (growth > room - fit_bytes)
+		return false;
+	if (growth > room - safe_bytes)
+	{
+		TimestampTz now = GetCurrentTimestamp();
+
+		if (now >= device->reserved_until)
+			device->reserved_bytes = 0;
+		device->reserved_bytes = Max(device->reserved_bytes, growth);
+		device->reserved_until = TimestampTzPlusMilliseconds(now, RESERVED_MS);
+		return false;
+	}
+	device->reserved_bytes = 0;
+	tensile_flow_wake(number);
+	return true;
 }
 
 bool
@@ -99,11 +137,11 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 	const TensileDevice *device = &tensile_shared->devices[slot->device];
 	int64		growth = granted_bytes - slot->granted_bytes;
 	int64		inference = Max(device->inference_bytes, device->inference_wanted);
-	int64		room = device_budget(device) - inference - device_use(slot->device).granted_bytes;
+	int64		room = tensile_device_budget(device) - inference - constant_bytes(slot->device);
 
-	if (growth <= 0)
+	if (growth <= 0 || slot->flow.ngroups > 0)
 		return true;			/* the larger grant stays until the plan is acknowledged */
-	if (growth > room)
+	if (!make_room(slot->device, growth, room))
 		return false;
 	slot->granted_bytes = granted_bytes;
 	return true;
@@ -128,7 +166,7 @@ find_device(const char *name, const TensileSlot *slot)
 		if (strcmp(device->name, name) == 0)
 			return i;
 		if (unused < 0 && device->inference_bytes == 0 &&
-			device_use(i).jobs == (slot && slot->device == i))
+			jobs_on(i) == (slot && slot->device == i))
 			unused = i;
 	}
 	if (unused >= 0)
@@ -176,7 +214,7 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 	int			device = enter_device(name, slot);	/* raises before anything has changed */
 
 	/* The only user of a device may describe it anew. */
-	if (device_use(device).jobs == (slot->device == device))
+	if (jobs_on(device) == (slot->device == device))
 	{
 		TensileDevice *entry = &tensile_shared->devices[device];
 
@@ -185,9 +223,13 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 		entry->in_bytes_per_s = description->in_bytes_per_s;
 	}
 	if (!stays)
+	{
+		tensile_flow_clear(slot);
 		slot->granted_bytes = 0;
+	}
 	slot->overhead_bytes = overhead_bytes;
 	slot->device = device;
+	tensile_flow_wake(device);
 }
 
 /* The most memory that a device of this name can have; known for the host. */
@@ -256,6 +298,9 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	int64		least = PG_GETARG_INT64(2);
 	int64		wanted = PG_GETARG_INT64(3);
 	TensileDevice *device;
+	int			number;
+	int64		fit_bytes;
+	int64		safe_bytes;
 	int64		room;
 	bool		fits;
 	char	   *name;
@@ -272,11 +317,15 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	device = &tensile_shared->devices[enter_device(name, NULL)];
 	if (device->total_bytes == 0)
 		device->total_bytes = total_bytes;
-	room = device_budget(device) - device_use(device - tensile_shared->devices).granted_bytes;
+	number = device - tensile_shared->devices;
+	tensile_flow_needs(number, &fit_bytes, &safe_bytes);
+	room = tensile_device_budget(device) - constant_bytes(number) - Max(fit_bytes, safe_bytes);
 	fits = least <= Max(room, device->inference_bytes); /* it keeps what it has */
 	if (fits)
 		device->inference_bytes = Max(least, Min(wanted, room));
+	/* No iteration begins that would keep `least` from becoming free. */
 	device->inference_wanted = fits ? 0 : least;
+	tensile_flow_wake(number);
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	wanted = device->inference_bytes;
 	LWLockRelease(tensile_shared->lock);
@@ -292,119 +341,7 @@ tensile_ledger_forget_inference(void)
 	{
 		tensile_shared->devices[i].inference_bytes = 0;
 		tensile_shared->devices[i].inference_wanted = 0;
+		tensile_flow_wake(i);
 	}
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
-}
-
-/* ---- functions in SQL ---- */
-
-/* Copies all devices and their use. */
-static void
-copy_devices(TensileDevice *devices, DeviceUse *uses)
-{
-	LWLockAcquire(tensile_shared->lock, LW_SHARED);
-	memcpy(devices, tensile_shared->devices, sizeof(tensile_shared->devices));
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-		uses[i] = device_use(i);
-	LWLockRelease(tensile_shared->lock);
-}
-
-/*
- * tensile._devices(): sums over the jobs of all roles.  Columns are null until
- * a job has used the device.
- */
-Datum
-tensile_devices(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
-
-	tensile_require_preload();
-	InitMaterializedSRF(fcinfo, 0);
-	copy_devices(devices, uses);
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-	{
-		bool		unknown = devices[i].total_bytes == 0;
-		bool		unused = devices[i].out_bytes_per_s == 0;
-		Datum		values[] = {
-			CStringGetTextDatum(devices[i].name),
-			Int64GetDatum(devices[i].total_bytes), Int64GetDatum(device_budget(&devices[i])),
-			Int64GetDatum(uses[i].granted_bytes), Int64GetDatum(uses[i].in_use_bytes),
-			Int64GetDatum(devices[i].inference_bytes), Int32GetDatum(uses[i].jobs),
-			Float8GetDatum(devices[i].out_bytes_per_s), Float8GetDatum(devices[i].in_bytes_per_s),
-			Float8GetDatum(uses[i].utilisation)
-		};
-		bool		nulls[] = {
-			false, unknown, unknown, false, false, false, false, unused, unused,
-			uses[i].utilisation < 0
-		};
-
-		if (devices[i].name[0] != '\0')
-			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	PG_RETURN_NULL();
-}
-
-/*
- * tensile._device_memory() -> (device, total_bytes, budget_bytes,
- * inference_bytes) of the devices that jobs have used
- */
-Datum
-tensile_budgets(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
-
-	tensile_require_process(TENSILE_SCHEDULER);
-	InitMaterializedSRF(fcinfo, 0);
-	copy_devices(devices, uses);
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-	{
-		Datum		values[] = {
-			CStringGetTextDatum(devices[i].name), Int64GetDatum(devices[i].total_bytes),
-			Int64GetDatum(device_budget(&devices[i])),
-			Int64GetDatum(Max(devices[i].inference_bytes, devices[i].inference_wanted))
-		};
-		bool		nulls[lengthof(values)] = {false};
-
-		if (devices[i].total_bytes > 0)
-			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	PG_RETURN_NULL();
-}
-
-/*
- * tensile._grants(): the ledger's entries of this database's jobs, with their
- * newest plans
- */
-Datum
-tensile_grants(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
-	TensileSlot *slots;
-	int			nslots;
-
-	tensile_require_process(TENSILE_SCHEDULER);
-	InitMaterializedSRF(fcinfo, 0);
-	slots = tensile_copy_slots(&nslots);
-	copy_devices(devices, uses);
-	for (int i = 0; i < nslots; i++)
-	{
-		const TensileSlot *slot = &slots[i];
-		Datum		values[] = {
-			Int64GetDatum(slot->job), CStringGetTextDatum(devices[Max(slot->device, 0)].name),
-			Int64GetDatum(slot->granted_bytes), Int64GetDatum(slot->overhead_bytes),
-			Int64GetDatum((int64) slot->plan.generation), Int64GetDatum((int64) slot->acknowledged),
-			Int64GetDatum(slot->plan.planned_bytes), Int64GetDatum(slot->plan.granted_bytes)
-		};
-		bool		nulls[lengthof(values)] = {false};
-
-		nulls[1] = slot->device < 0;
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
-	PG_RETURN_NULL();
 }

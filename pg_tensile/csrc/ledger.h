@@ -19,12 +19,24 @@ typedef struct TensileDevice
 	float8		in_bytes_per_s; /* 0: no job has used the device yet */
 	int64		inference_bytes;	/* taken by the predictor */
 	int64		inference_wanted;	/* that the predictor waits for; 0: nothing */
+	int64		reserved_bytes; /* for a constant grant that waits until flowing */
+	TimestampTz reserved_until; /* jobs have ended their iterations, and how long */
 } TensileDevice;
 
-/* Callers of these hold shared->lock exclusively. */
+/* Callers of these hold shared->lock exclusively, or shared for the first two. */
+
+/* The part of the memory that jobs and the predictor may use together. */
+extern int64 tensile_device_budget(const TensileDevice *device);
+
+/*
+ * The part of it that jobs whose memory flows have together: now, or for an
+ * iteration that begins.
+ */
+extern int64 tensile_ledger_flow_budget(int device, bool begins);
 
 /*
  * Grants device memory to the slot; false, and no change, without room for it.
+ * A job whose memory flows gets nothing, and needs nothing.
  */
 extern bool tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes);
 

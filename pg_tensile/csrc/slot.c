@@ -23,6 +23,7 @@
 #include "utils/acl.h"
 #include "utils/timestamp.h"
 
+#include "flow.h"
 #include "process.h"
 #include "shmem.h"
 #include "slot.h"
@@ -64,6 +65,9 @@ tensile_slot_clear(TensileSlot *slot)
 	slot->granted_bytes = 0;
 	slot->overhead_bytes = 0;
 	slot->acknowledged = 0;
+	memset(&slot->flow, 0, sizeof(slot->flow));
+	slot->flow_generation = 0;
+	slot->late_for_job = 0;
 }
 
 TensileSlot *
@@ -125,6 +129,7 @@ tensile_slot_free(TensileSlot *slot)
 		slot->last_job = slot->job;
 		slot->last_database = slot->database;
 		slot->last_terminated = terminated;
+		tensile_flow_wake(slot->device);
 		tensile_slot_clear(slot);
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
 		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);

@@ -9,6 +9,7 @@
 #include "datatype/timestamp.h"
 #include "storage/lwlock.h"
 
+#include "banker.h"
 #include "plan.h"
 #include "process.h"
 #include "progress.h"
@@ -44,6 +45,14 @@ typedef struct TensileSlot
 	uint64		acknowledged;	/* generation of the newest plan that an iteration
 								 * has followed; 0: none */
 	TensileWakeup wakeup;
+
+	/* Memory that flows (flow.c); granted_bytes is 0 then. */
+	TensileFlow flow;
+	uint64		flow_generation;	/* of the plan that has its groups */
+	TimestampTz flow_heard;		/* the job's last request, or the answer to it */
+	TimestampTz flow_waits_since;
+	int64		late_for_job;	/* that this job has held up; 0: none */
+	int			late_s;			/* for so long */
 
 	/* The worker that has left the slot last; last_job 0: none. */
 	int64		last_job;
@@ -82,6 +91,9 @@ extern void tensile_slot_free(TensileSlot *slot);
  * The slot of a job of this database, or NULL.  Caller holds shared->lock.
  */
 extern TensileSlot *tensile_slot_of_job(int64 job);
+
+/* The rows of the slot's plan, in shared memory. */
+extern TensilePlanEvent *tensile_slot_events(const TensileSlot *slot);
 
 /* A copy of the slots of this database's jobs, to be read without locks. */
 extern TensileSlot *tensile_copy_slots(int *nslots);

@@ -15,7 +15,9 @@
  *
  * The latch alone does not suffice for wake-ups, because every wait inside
  * PostgreSQL resets it.  So tensile_wake also counts, and a wait returns at
- * once if the count differs from that of the last wait.
+ * once if the count differs from that of the last wait.  The latch of a worker
+ * whose job waits for memory is set without counting when some may be free:
+ * then the job's request is looked at here (flow.h), and the wait goes on.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -32,11 +34,13 @@
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
 #include "compat.h"
 #include "extension.h"
+#include "flow.h"
 #include "process.h"
 #include "shmem.h"
 #include "wait.h"
@@ -201,6 +205,78 @@ take_cancel(void)
 	return true;
 }
 
+/* Is there more to be seen to than sockets? */
+static bool
+something_happened(void)
+{
+	return stop_pending || QueryCancelPending || ConfigReloadPending || tensile_wakeup_pending();
+}
+
+/* The latch, and the sockets of the wait and of the job's requests. */
+static WaitEventSet *
+served_events(int fd, uint32 wl_events)
+{
+	WaitEventSet *set = tensile_create_wait_event_set(TopMemoryContext, 4);
+
+	AddWaitEventToSet(set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
+	AddWaitEventToSet(set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
+	AddWaitEventToSet(set, WL_SOCKET_READABLE, tensile_flow_fd(), NULL, NULL);
+	if (fd >= 0)
+		AddWaitEventToSet(set, wl_events & (WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE), fd,
+						  NULL, NULL);
+	return set;
+}
+
+/* Waits once; returns the events of socket `fd`. */
+static int
+wait_once(WaitEventSet *set, int fd, long timeout_ms)
+{
+	WaitEvent	occurred[4];
+	int			noccurred = WaitEventSetWait(set, timeout_ms, occurred, lengthof(occurred),
+											 tensile_wait_event(TENSILE_WAIT_SUPERVISOR));
+	int			events = 0;
+
+	for (int i = 0; i < noccurred; i++)
+	{
+		if (occurred[i].events & WL_LATCH_SET)
+			ResetLatch(MyLatch);
+		else if (occurred[i].fd == fd)
+			events |= occurred[i].events;
+	}
+	CHECK_FOR_INTERRUPTS();
+	return events;
+}
+
+/*
+ * Waits like tensile_wait_socket, and serves the job's requests for memory.
+ * A latch that was set for those alone does not end the wait.
+ */
+static int
+wait_and_serve(int fd, uint32 wl_events, long timeout_ms)
+{
+	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout_ms);
+	WaitEventSet *set = served_events(fd, wl_events);
+	long		left = timeout_ms;
+	int			events = 0;
+	bool		served;
+
+	for (;;)
+	{
+		served = tensile_flow_serve();
+		if (!served || events != 0 || left < 0 || (left > 0 && something_happened()))
+			break;
+		events = wait_once(set, fd, tensile_flow_waits() ? Min(left, LOOK_INTERVAL_MS) : left);
+		if (tensile_flow_waits())
+			tensile_flow_mark_late();
+		left = left == 0 ? -1 :
+			TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
+		if (left == 0)
+			left = -1;
+	}
+	FreeWaitEventSet(set);
+	return served && !something_happened() ? events : events | WL_LATCH_SET;
+}
+
 int
 tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 {
@@ -210,9 +286,12 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 	HOLD_CANCEL_INTERRUPTS();
 	waiting = true;				/* from here on SIGTERM only sets the latch */
 	/* If something has happened already, check the socket without sleeping. */
-	if (stop_pending || QueryCancelPending || ConfigReloadPending || tensile_wakeup_pending())
+	if (something_happened())
 		timeout_ms = 0;
-	events = tensile_wait_socket(fd, wl_events, timeout_ms);
+	if (tensile_flow_fd() >= 0)
+		events = wait_and_serve(fd, wl_events, timeout_ms);
+	else
+		events = tensile_wait_socket(fd, wl_events, timeout_ms);
 	result = tensile_socket_bits(events);
 	if (take_stop())
 		result |= TENSILE_WAIT_STOP;
@@ -230,6 +309,8 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 		result |= TENSILE_WAIT_LATCH;
 	if (take_wakeup())
 		result |= TENSILE_WAIT_LATCH;
+	if (tensile_flow_take_fault())
+		result |= TENSILE_WAIT_FLOW;
 	return result ? result : TENSILE_WAIT_TIMEOUT;
 }
 

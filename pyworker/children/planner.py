@@ -198,7 +198,9 @@ class Planner:
         given = None
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
-            given = Given(_plan(plans) if known else None, granted, share)
+            given = Given(None, granted, share)
+            if known:
+                given = Given(_plan(plans), granted, share, bytes(next(plans)))
         searched = _plan(plans) if job.get("found") else None
         traced = job["traced"] and job["job"] in self._traces
         trace = self._trace_now(job["job"], device, job.get("load")) if traced else None
@@ -226,5 +228,5 @@ def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[s
     if isinstance(decision, Planned):
         plan = fields.pop("plan")
         buffers += [plan.rows, plan.order_bytes]
-        buffers += [fields.pop(name) for name in ("operators", "footprint", "vanilla")]
+        buffers += [fields.pop(name) for name in ("operators", "footprint", "vanilla", "groups")]
     return {"job": job, "decision": type(decision).__name__.lower(), **fields}

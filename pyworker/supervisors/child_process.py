@@ -14,6 +14,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -21,7 +22,15 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from pyworker.child import FD_VARIABLE, LOG_NAME, MEMORY_VARIABLE, NICE_VARIABLE, PARENT_VARIABLE, cut_output
+from pyworker.child import (
+    FD_VARIABLE,
+    GROUPS_VARIABLE,
+    LOG_NAME,
+    MEMORY_VARIABLE,
+    NICE_VARIABLE,
+    PARENT_VARIABLE,
+    cut_output,
+)
 from pyworker.connection import Connection
 from pyworker.supervisors.child_environment import child_environment
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
@@ -60,12 +69,13 @@ class Child:
         environment: Mapping[str, str] | None = None,
         nice: int | None = None,
         forked: bool = False,
+        flows: bool = False,
     ) -> None:
         """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
         has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
-        start it, if there is one.
+        start it, if there is one. `flows` gives it a socket on which it may ask for memory (csrc/flow_socket.c).
         """
         self._server = server
         self._name = name
@@ -78,6 +88,8 @@ class Child:
         self._timeout = timeout
         self._python = server.setting("pg_tensile.python")
         self._forked = forked
+        self._flows = flows
+        self._groups: socket.socket | None = None  # on which it asks for memory
         self._process: Process | None = None
         self._connection: Connection | None = None
         self._log = -1
@@ -95,20 +107,32 @@ class Child:
         self._connection = Connection(ours)
         self._log = os.memfd_create(LOG_NAME)
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, even after it was truncated
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            sockets = [theirs.fileno()]
+            if self._flows:
+                sockets.append(stack.enter_context(self._open_groups()).fileno())
             if self._forked:
-                descriptors = theirs.fileno(), self._log
+                descriptors = sockets[0], self._log, *sockets[1:]
                 self._process = await fork(self._server, self._python, self._name, self._environment, descriptors)
             if self._process is None:
-                self._process = self._spawn(theirs.fileno())
+                self._process = self._spawn(*sockets)
         self._connection.queue(FrameType.HELLO, header={"version": VERSION})
         self._check_hello(await self._first_frame())
 
-    def _spawn(self, connection: int) -> SpawnedProcess:
+    def _open_groups(self) -> socket.socket:
+        """Have the process serve the child's requests for memory while it waits; return the child's end."""
+        self._groups, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.call("tensile._group_socket(int4)", self._groups.fileno())
+        self._server.commit()
+        return theirs
+
+    def _spawn(self, connection: int, *groups: int) -> SpawnedProcess:
         bindings = {FD_VARIABLE: str(connection), PARENT_VARIABLE: str(os.getpid())}
+        if groups:
+            bindings[GROUPS_VARIABLE] = str(groups[0])
         command = [self._python, "-m", "pyworker", self._name, str(os.getpid())]
         try:
-            return SpawnedProcess(command, self._environment | bindings, connection, self._log)
+            return SpawnedProcess(command, self._environment | bindings, connection, self._log, *groups)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise self._unusable(f'cannot start "{self._python}": {reason}') from error
@@ -118,12 +142,26 @@ class Child:
         try:
             await self._end()
         finally:
+            self._close_groups()
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
             if self._log >= 0:
                 os.close(self._log)
                 self._log = -1
+
+    def _close_groups(self) -> None:
+        """Give back the memory that the child held, which is gone."""
+        if self._groups is None:
+            return
+        try:
+            self._server.call("tensile._group_socket(int4)", -1)
+            self._server.commit()
+        except self._server.plpy.SPIError:
+            self._server.rollback()
+            return  # the extension was dropped: the process ends, and its socket must be valid until then
+        self._groups.close()
+        self._groups = None
 
     async def _end(self) -> int | None:
         """Kill the child and return its exit code, or None if there is no child or it cannot be reaped.
@@ -232,6 +270,7 @@ class Child:
             frame = self._poll()
             if frame is None:
                 await self._check_alive(exited)
+            self._check_requests()
         elif time.monotonic() - self._server.resumed_at > BUSY_LIMIT:
             await self._server.wait(self.fd, 0)
         cut_output(self._log)
@@ -279,6 +318,9 @@ class Child:
         if now - since <= self._timeout:
             return
         self._silence = (now, computed)
+        if self._waits_for_memory():
+            self.restart_timeout()
+            return
         if computed - before < COMPUTING * (now - since):
             reason = f"sent nothing for {self._timeout:.0f} s (pg_tensile.executor_timeout) and was killed"
         elif now - self._heard > MAX_SILENCES * self._timeout:
@@ -286,6 +328,27 @@ class Child:
         else:
             return
         raise ChildDied(f"{self._name} {reason}", self.output() or None)
+
+    def _waits_for_memory(self) -> bool:
+        """Return whether the child has asked for memory that it does not have yet."""
+        return self._groups is not None and bool(self._flow_state()["waits"])
+
+    def _flow_state(self) -> dict[str, Any]:
+        (state,) = self._server.rows("SELECT * FROM tensile._flow_state()")
+        self._server.commit()
+        return state
+
+    def _check_requests(self) -> None:
+        """Raise what it means that the child's requests for memory are not served any more."""
+        if self._groups is None or not self._server.flow_fault:
+            return
+        self._server.flow_fault = False
+        state = self._flow_state()
+        if state["late"]:
+            raise ChildDied(f"{self._name} {state['fault']}", self.output() or None)
+        if state["fault"] is not None:
+            message = f"the {self._name} broke the protocol: {state['fault']}"
+            raise Failure("08P01", message, traceback=self.output() or None)
 
     async def _death(self) -> ChildDied:
         """Wait for the exit to complete, kill what the child started, and return how it died."""

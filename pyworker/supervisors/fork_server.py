@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyworker.supervisors.child_environment import child_environment, spool_folder
 from pyworker.supervisors.processes import ForkedProcess, describe_exit
@@ -98,9 +98,9 @@ def _address() -> str:
 
 
 async def fork(
-    server: Server, python: str, name: str, environment: Mapping[str, str], descriptors: tuple[int, int]
+    server: Server, python: str, name: str, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> ForkedProcess | None:
-    """Have the fork server start a child with these descriptors (connection and log).
+    """Have the fork server start a child with these descriptors (connection, log, and perhaps the group socket).
 
     Returns None if there is no fork server, or none that can do it. Raises what `Server.wait` raises.
     """

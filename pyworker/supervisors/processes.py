@@ -35,15 +35,17 @@ class Process(Protocol):
 class SpawnedProcess:
     """A process that this one has started."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], connection: int, log: int) -> None:
-        """Start it with `connection` inherited and `log` as its output. Raises OSError, ValueError."""
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], connection: int, log: int, *sockets: int
+    ) -> None:
+        """Start it with `connection` and `sockets` inherited and `log` as its output. Raises OSError, ValueError."""
         self._popen = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
-            pass_fds=(connection,),
+            pass_fds=(connection, *sockets),
             start_new_session=True,  # signals to the supervisor's process group must not reach the child
         )
         self.pid = self._popen.pid

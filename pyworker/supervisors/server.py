@@ -20,6 +20,7 @@ class Server:
         self.plpy = plpy
         self.stopping = False  # SIGTERM has come; never reset
         self.woken = False  # the latch was set: something may have changed; reset by the code that checks
+        self.flow_fault = False  # the child's requests for memory are not served any more; reset as well
         self.resumed_at = time.monotonic()  # when the last wait ended
         self._plans: dict[str, Any] = {}
         self._logged: set[str] = set()
@@ -113,6 +114,7 @@ class Server:
         self.resumed_at = time.monotonic()
         self.stopping = self.stopping or bool(bits & Wait.STOP)
         self.woken = self.woken or bool(bits & Wait.LATCH)
+        self.flow_fault = self.flow_fault or bool(bits & Wait.FLOW)
         return bits
 
     async def loop(self, turn: Callable[[], Awaitable[float]]) -> None:

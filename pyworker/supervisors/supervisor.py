@@ -32,6 +32,7 @@ class Wait(IntFlag):
     STOP = 16
     GONE = 32
     CANCEL = 64
+    FLOW = 128
 
 
 class Request(NamedTuple):

@@ -70,7 +70,9 @@ class Worker:
         self._threads = choose_threads(server, row["options"], row["running"])
         timeout = float(server.number("pg_tensile.executor_timeout"))
         nice = LOWEST_PRIORITY if row["automatic"] else None
-        self._child = Child(server, "executor", threads=self._threads, timeout=timeout, nice=nice, forked=True)
+        self._child = Child(
+            *(server, "executor"), threads=self._threads, timeout=timeout, nice=nice, forked=True, flows=True
+        )
         self._memory = JobMemory(server, self._child, job, timeout)
         self._results = JobResults(server, self._child, job, row)
         self._end = JobEnd(server)

@@ -45,22 +45,28 @@ CREATE FUNCTION tensile._register_device(name text, total_bytes bigint, out_byte
                                          overhead_bytes bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_register_device';
 CREATE FUNCTION tensile._fetch_plan(after bigint, OUT generation bigint, OUT events bytea, OUT planned_bytes bigint,
-                                    OUT granted_bytes bigint, OUT link_share float8, OUT plan_order bytea)
+                                    OUT granted_bytes bigint, OUT link_share float8, OUT plan_order bytea,
+                                    OUT groups bytea)
     RETURNS SETOF record
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_fetch_plan';
 CREATE FUNCTION tensile._acknowledge_plan(generation bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_acknowledge_plan';
+CREATE FUNCTION tensile._group_socket(fd int) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_group_socket';
+CREATE FUNCTION tensile._flow_state(OUT waits bool, OUT late bool, OUT fault text) RETURNS record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_flow_state';
 CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb, split_by text DEFAULT NULL,
                               validation_query text DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_feed';
 
 -- Scheduler and predictor
 CREATE FUNCTION tensile._publish_plan(job bigint, events bytea, planned_bytes bigint, granted_bytes bigint,
-                                      link_share float8, plan_order bytea DEFAULT '') RETURNS bigint
+                                      link_share float8, plan_order bytea DEFAULT '',
+                                      groups bytea DEFAULT '') RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_publish_plan';
 CREATE FUNCTION tensile._grants(OUT job bigint, OUT device text, OUT granted_bytes bigint, OUT overhead_bytes bigint,
                                 OUT generation bigint, OUT acknowledged bigint, OUT planned_bytes bigint,
-                                OUT plan_granted_bytes bigint) RETURNS SETOF record
+                                OUT plan_granted_bytes bigint, OUT flows bool) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_grants';
 CREATE FUNCTION tensile._device_memory(OUT device text, OUT total_bytes bigint, OUT budget_bytes bigint,
                                        OUT inference_bytes bigint) RETURNS SETOF record
@@ -84,7 +90,7 @@ CREATE FUNCTION tensile._progress(OUT job bigint, OUT pid int, OUT phase text, O
 CREATE FUNCTION tensile._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
                                  OUT granted_bytes bigint, OUT in_use_bytes bigint, OUT inference_bytes bigint,
                                  OUT jobs int, OUT out_bytes_per_s float8, OUT in_bytes_per_s float8,
-                                 OUT utilisation float8)
+                                 OUT utilisation float8, OUT flowing_jobs int, OUT flowing_bytes bigint)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_devices';
 CREATE FUNCTION tensile._plan(OUT job bigint, OUT generation bigint, OUT sequence int, OUT event text,

@@ -42,7 +42,7 @@ COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last re
 
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS
     SELECT d.name, d.total_bytes, d.budget_bytes, d.granted_bytes, d.in_use_bytes, d.inference_bytes, d.jobs,
-           d.out_bytes_per_s, d.in_bytes_per_s, d.utilisation
+           d.out_bytes_per_s, d.in_bytes_per_s, d.utilisation, d.flowing_jobs, d.flowing_bytes
     FROM tensile._devices() d;
 COMMENT ON VIEW tensile.devices IS
     'devices in use by executors: memory budget, parts granted to and used by jobs, part used for predictions';
@@ -58,6 +58,9 @@ COMMENT ON COLUMN tensile.devices.out_bytes_per_s IS 'rate of copies to the host
 COMMENT ON COLUMN tensile.devices.in_bytes_per_s IS 'rate of copies to the device';
 COMMENT ON COLUMN tensile.devices.utilisation IS
     'share of the time that other processes keep the device busy, as measured by jobs: 0 to 1';
+COMMENT ON COLUMN tensile.devices.flowing_jobs IS
+    'number of jobs that share memory as they go (pg_tensile.memory_flow)';
+COMMENT ON COLUMN tensile.devices.flowing_bytes IS 'part of granted_bytes that these jobs hold now';
 
 CREATE VIEW tensile.plan WITH (security_invoker = true) AS
     SELECT p.job, p.generation, p.sequence, p.event, p.tensor, t.name AS tensor_name, t.kind AS tensor_kind, p.bytes,
@@ -67,19 +70,23 @@ CREATE VIEW tensile.plan WITH (security_invoker = true) AS
              ON t.job OPERATOR(pg_catalog.=) p.job AND t.tensor OPERATOR(pg_catalog.=) p.tensor
          LEFT JOIN tensile.operators o
              ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
-COMMENT ON VIEW tensile.plan IS 'plan of each running job: swap, recompute and release events';
+COMMENT ON VIEW tensile.plan IS
+    'plan of each running job: swap, recompute and release events, and groups if the job shares memory as it goes';
 COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
-COMMENT ON COLUMN tensile.plan.sequence IS 'position of the event, in the order of execution';
-COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute or release';
-COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors';
+COMMENT ON COLUMN tensile.plan.sequence IS 'position of the event, in the order of execution; groups follow all others';
+COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute, release, begin_group or end_group';
+COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors; null: a group';
+COMMENT ON COLUMN tensile.plan.bytes IS
+    'size of the tensor; of a begin_group the most that the job takes during the group, of an end_group what it keeps';
 COMMENT ON COLUMN tensile.plan.tensor_name IS 'name of the tensor; see tensors';
 COMMENT ON COLUMN tensile.plan.tensor_kind IS 'kind of the tensor; see tensors';
 COMMENT ON COLUMN tensile.plan.trigger_operator IS
-    'operator after which the event begins: its number in operators';
+    'operator after which the event begins, or the first one of a group: its number in operators';
 COMMENT ON COLUMN tensile.plan.trigger_name IS 'name of the PyTorch operator of that number';
 COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger by which a copy may be delayed';
 COMMENT ON COLUMN tensile.plan.deadline_operator IS
-    'operator before which a swap_in ends, after which a swap_out ends, or which uses the recomputed tensor';
+    'operator before which a swap_in ends, after which a swap_out ends, which uses the recomputed tensor, or the last '
+    'one of a group';
 COMMENT ON COLUMN tensile.plan.version IS
     'version of the tensor that is recomputed: number of its in-place changes';
 COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';

@@ -16,7 +16,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
     tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb, text, text),
     tensile._fetch_plan(bigint),
-    tensile._acknowledge_plan(bigint),
+    tensile._acknowledge_plan(bigint), tensile._group_socket(int), tensile._flow_state(),
     tensile._register_device(text, bigint, float8, float8, bigint),
     tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8,
                     bigint),

@@ -156,7 +156,7 @@ def test_grants_are_listed_for_the_scheduler(stage: Stage, job: int, second: int
     acknowledge(stage, job, 1)
     publish(stage, job, [], 400, planned=300)
     rows = {row["job"]: list(row.values())[1:] for row in stage.order("scheduler", "SELECT * FROM tensile._grants()")}
-    assert rows == {job: ["cuda:0", 700, 7, 2, 1, 300, 400], second: [None, 0, 0, 0, 0, 0, 0]}
+    assert rows == {job: ["cuda:0", 700, 7, 2, 1, 300, 400, False], second: [None, 0, 0, 0, 0, 0, 0, False]}
 
 
 def test_the_end_of_a_job_gives_its_memory_back(stage: Stage, job: int, second: int, wait_until: Wait) -> None:

@@ -44,6 +44,8 @@ WORKERS_ONLY = {
     "_feed": "0, 'SELECT 1 AS a, 2 AS b', 'b', '{}'",
     "_fetch_plan": "0",
     "_acknowledge_plan": "1",
+    "_group_socket": "-1",
+    "_flow_state": "",
     "_register_device": "'cpu', 1, 1, 1, 0",
     "_report": "'x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1",
     "_job_begin": "1",

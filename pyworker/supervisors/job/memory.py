@@ -37,7 +37,7 @@ class JobMemory:
         plans = self._server.rows("SELECT * FROM tensile._fetch_plan($1)", ["int8"], self._generation_sent)
         self._server.commit()
         for plan in plans:
-            buffers = [plan.pop("events"), plan.pop("plan_order")]
+            buffers = [plan.pop("events"), plan.pop("plan_order"), plan.pop("groups")]
             self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=buffers)
             self._generation_sent = plan["generation"]
             self._refusals = 0

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     device: str
     captured: str
     fields: dict[str, Any]
-    buffers: list[memoryview]  # rows; order; for each step: operator, bytes under the plan, bytes without one
+    buffers: list[memoryview]  # rows; order; for each step: operator, bytes under the plan, without one; groups
     reason: str
 
     @property
@@ -42,6 +42,11 @@ class Plan(NamedTuple):
     @property
     def order(self) -> bytes:
         return bytes(self.buffers[1])
+
+    @property
+    def groups(self) -> bytes:
+        """Groups of a job whose memory flows; empty if its grant is constant."""
+        return bytes(self.buffers[5])
 
 
 @dataclass

@@ -201,15 +201,18 @@ class PlannerClient:
     def _job_part(
         self, job: int, row: dict[str, Any], grant: dict[str, Any] | None
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Return a job's part of SCHEDULE: its header, and the plans that are of use (rows and order of each)."""
+        """Return a job's part of SCHEDULE: its header, and the plans that are of use.
+
+        Of the one in use these are rows, order and groups, of the one that a search has found rows and order."""
         record, search = self._records[job], self._searches.successful(job)
         plan, given, buffers = record.published, None, []
         if grant is not None and grant["generation"]:
             known = grant["generation"] == record.generation and record.is_planned_from(row)
             share = 1.0 if plan is None else plan.link_share
             given = {"known": known, "granted_bytes": grant["plan_granted_bytes"], "link_share": share}
+            given["flows"] = grant["flows"]
             if plan is not None and known:
-                buffers += [plan.rows, plan.order]
+                buffers += [plan.rows, plan.order, plan.groups]
         if search is not None:
             buffers += [search.rows, search.order]
         return {
@@ -249,6 +252,7 @@ class PlannerClient:
             "most_events": self._server.number("pg_tensile.plan_events"),
             "ageing_s": float(self._server.number("pg_tensile.ageing")),
             "codec_times": codecs[0]["times"] if codecs else None,  # as text
+            "memory_flow": self._server.setting("pg_tensile.memory_flow") == "auto",
         }
         self._server.commit()
         return header

@@ -19,7 +19,8 @@ from pyworker.supervisors.server import Server
 from pyworker.wire import Frame
 
 PENDING = "its plan is made; it waits until other jobs have given memory back"
-PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea)"
+PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
+BUFFERS = 6  # of a plan: those of job_records.Plan
 FOOTPRINT = (
     "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,bytea)"
 )
@@ -52,7 +53,7 @@ class Publisher:
         for answer in header["jobs"]:
             job, row = answer["job"], view.jobs[answer["job"]]
             if answer["decision"] == "planned":
-                plan_buffers = [next(buffers) for _ in range(5)]
+                plan_buffers = [next(buffers) for _ in range(BUFFERS)]
                 plans[job] = Plan(view.name, row["captured"], answer, plan_buffers, request.reason)
             self._pending.pop(job, None)
         for answer in header["jobs"]:
@@ -71,10 +72,8 @@ class Publisher:
         }
         log_event(self._server, "scheduled", None, view.name, request.reason, details)
         self._server.commit()
-        growth = {
-            job: plan.granted_bytes - view.grants[job]["granted_bytes"] if job in view.grants else plan.granted_bytes
-            for job, plan in plans.items()
-        }
+        before = {job: view.grants[job]["granted_bytes"] if job in view.grants else 0 for job in plans}
+        growth = {job: (0 if plan.groups else plan.granted_bytes) - before[job] for job, plan in plans.items()}
         for job in sorted(plans, key=lambda job: (growth[job], job)):
             self._publish(job, plans[job])
         self._tried_ledger = None
@@ -98,11 +97,14 @@ class Publisher:
     def publish_pending(self, views: dict[str, DeviceView], busy: Collection[str]) -> None:
         """Try to publish pending plans again if the ledger has changed since the last attempt.
 
+        What jobs hold whose memory flows changes all the time, so beside them each turn is another attempt.
+
         Plans of devices in `busy` are not tried: newer ones are coming.
         """
         self._pending = {job: plan for job, plan in self._pending.items() if job in self._records}
         ledger = [(view.situation.budget_bytes, view.situation.inference_bytes, view.grants) for view in views.values()]
-        if ledger == self._tried_ledger or not self._pending:
+        flows = any(grant["flows"] for view in views.values() for grant in view.grants.values())
+        if not self._pending or (ledger == self._tried_ledger and not flows):
             return
         for job, plan in list(self._pending.items()):
             if plan.device not in busy:
@@ -140,7 +142,7 @@ class Publisher:
             return
         numbers = (plan.fields["planned_bytes"], plan.granted_bytes, plan.link_share)
         try:
-            generation = self._server.call(PUBLISH, job, plan.rows, *numbers, plan.order)
+            generation = self._server.call(PUBLISH, job, plan.rows, *numbers, plan.order, plan.groups)
             if generation is None:
                 self._pending[job] = plan
                 self._server.call("tensile._job_waits(int8,text)", job, PENDING)
@@ -155,13 +157,14 @@ class Publisher:
             record.generation, record.published = generation, plan
 
     def _record_publication(self, job: int, plan: Plan, generation: int) -> None:
-        fields, (_, _, operators, footprint, vanilla) = plan.fields, plan.buffers
+        fields, (operators, footprint, vanilla) = plan.fields, plan.buffers[2:5]
         if len(operators):
             steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
             numbers = [fields[name] for name in FOOTPRINT_FIELDS]
             self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers, plan.order)
         details = {name: fields[name] for name in (*FOOTPRINT_FIELDS, "link_share")}
         details["events"] = len(plan.buffers[0]) // 32
+        details["groups"] = len(plan.groups) // 32
         log_event(self._server, "planned", job, plan.device, plan.reason, details, generation)
 
     def _record_failure(self, job: int, plan: Plan, failure: Failure) -> None:
