@@ -22,7 +22,8 @@ class DeviceState:
     """A device and its limits in bytes.
 
     Of `budget_bytes`, models for prediction occupy `inference_bytes`, and jobs that are ending and need no decision
-    occupy `ending_bytes`. `host_bytes` limits the host memory for the copies of all jobs of the device.
+    occupy `ending_bytes`. `host_bytes` limits the host memory for the copies of all jobs of the device. With
+    `memory_flow`, memory may flow between jobs (flowing.py) instead of being divided among them.
     """
 
     name: str
@@ -34,15 +35,20 @@ class DeviceState:
     ageing_s: float = 0.0  # waiting time after which no job may pass a waiting job any more; 0 means never
     ending_bytes: int = 0
     codec_times: CodecTimes | None = None  # None if not measured; then nothing is compressed
+    memory_flow: bool = False
 
 
 @dataclass(frozen=True)
 class Given:
-    """The published grant of a job. `plan` is None if it is unknown or was made for another trace."""
+    """The published grant of a job. `plan` is None if it is unknown or was made for another trace.
+
+    `groups` are those of a job whose memory flows, rows of `waterwave.groups.GROUP_ROW`; empty for a constant grant.
+    `granted_bytes` of a flowing job is the most that it may take at any time."""
 
     plan: Plan | None
     granted_bytes: int
     link_share: float = 1.0
+    groups: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,9 @@ class Planned(NamedTuple):
     """A new plan, with what it needs and the iteration that it gives.
 
     `footprint` and `vanilla` are bytes at each executed operator, workspaces included, with the plan and without any.
-    Times are in µs; None for a job that is executed eagerly.
+    Times are in µs; None for a job that is executed eagerly. A job whose memory flows has `groups`, rows of
+    `waterwave.groups.GROUP_ROW`; `granted_bytes` is the most that it takes at any time, `iteration_us` includes the
+    requests for its groups, and `stall_us` the time that it waits for memory.
     """
 
     plan: Plan
@@ -104,6 +112,7 @@ class Planned(NamedTuple):
     footprint: Int64s = np.zeros(0, np.int64)
     vanilla: Int64s = np.zeros(0, np.int64)
     room_bytes: int = 0  # device memory that another plan of the job could use beside the other jobs
+    groups: bytes = b""
 
 
 class Kept(NamedTuple):
