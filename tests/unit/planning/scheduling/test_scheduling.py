@@ -67,7 +67,7 @@ def published(schedule: Schedule, *jobs: JobState) -> list[JobState]:
     for each in jobs:
         decision = schedule.decisions[each.job]
         if isinstance(decision, Planned):
-            given = Given(decision.plan, decision.granted_bytes, decision.link_share)
+            given = Given(decision.plan, decision.granted_bytes, decision.link_share, decision.groups)
             found.append(replace(each, given=given, stuck=False))
         else:
             found.append(each)
