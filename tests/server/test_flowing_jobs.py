@@ -54,13 +54,13 @@ class FlowWatch(Watch):
     most_flowing = 0
 
     def _run(self) -> None:
-        held = "SELECT flowing_bytes + granted_bytes + inference_bytes, flowing_bytes, budget_bytes FROM tensile.devices"
+        held = "SELECT granted_bytes + inference_bytes, flowing_bytes, budget_bytes FROM tensile.devices"
         while not self._ended.wait(0.005):
             for taken, flowing, budget in self._conn.execute(held).fetchall():
                 self.samples += 1
-                self.most_flowing = max(self.most_flowing, flowing)
-                if taken > budget:
-                    self.excesses.append((taken, budget))
+                self.granted, self.most_flowing = max(self.granted, taken), max(self.most_flowing, flowing)
+                if not flowing <= taken <= budget:
+                    self.excesses.append((taken, flowing, budget))
 
 
 def watch(lab: Lab) -> FlowWatch:
