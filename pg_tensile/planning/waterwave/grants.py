@@ -108,10 +108,12 @@ class Grants:
         return sum(job.held_bytes for job in self.jobs.values())
 
     def _is_overtaken(self, job: FlowingJob) -> bool:
-        """Return whether another job has waited so long that no iteration begins before it goes on."""
+        """Return whether another job has waited so long that no iteration begins before it goes on.
+
+        Of several such jobs, those that have waited longest are not overtaken: else all could wait for each other."""
+        least = max(OVERTAKEN, (job.waiting or 0) + 1)
         return not job.begun and any(
-            other is not job and other.waiting is not None and other.waiting >= OVERTAKEN
-            for other in self.jobs.values()
+            other.waiting is not None and other.waiting >= least for other in self.jobs.values()
         )
 
     def _is_safe(self, jobs: Sequence[FlowingJob]) -> bool:

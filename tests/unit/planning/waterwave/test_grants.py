@@ -83,6 +83,19 @@ def test_a_job_that_waits_is_not_passed_over_for_ever() -> None:
         assert began <= OVERTAKEN + 2
 
 
+def test_jobs_that_have_all_waited_for_long_do_not_wait_for_each_other() -> None:
+    grants = Grants(100)
+    for number, each in enumerate((groups((90, 0)), groups((90, 0)), groups(*[(30, 20)] * 100, (30, 0)))):
+        assert grants.join(number, each)
+    for _ in range(101):
+        assert grants.begin(2)
+        assert not grants.begin(0) and not grants.begin(1)
+        grants.end(2)
+    assert all((grants.jobs[number].waiting or 0) >= OVERTAKEN for number in (0, 1))
+    assert not grants.begin(2)  # it is their turn
+    assert grants.begin(0)
+
+
 def test_a_job_that_can_never_run_beside_the_others_does_not_join() -> None:
     grants = Grants(100)
     assert grants.join(1, groups((60, 30)))
