@@ -11,8 +11,9 @@ comes with each request. The frames (docs/internals.md, "Memory"):
   come with it), `may_be_brief`, `thorough_s`, `jobs` (those of JobState; `traced` instead of the trace; `load` that
   others put on the device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`, `flows`}) →
   the device's latency models if they are new; for each job in this order, the rows, order and groups of its plan if
-  that is known, and the rows and order of the plan that a search has found for it (`found`). Traces of the device's jobs that are not among `jobs` are
-  dropped. Jobs are planned with their latencies under the load now (latency/current_load.py).
+  that is known, and the rows and order of the plan that a search has found for it (`found`). Traces of the device's
+  jobs that are not among `jobs` are dropped. Jobs are planned with their latencies under the load now
+  (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
   `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`

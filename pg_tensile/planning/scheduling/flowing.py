@@ -51,9 +51,7 @@ def flow_bytes(state: RoundState, jobs: Sequence[JobState], others: Sequence[Job
     low, high = state.flow_need_bytes(least), state.flow_need_bytes(vanilla)
     low_others = sum(state.needs(job.job) for job in others)
     traced = [job for job in others if job.trace is not None]
-    more_others = sum(
-        max(0, state.planner(job.job).vanilla.device_peak_bytes - state.needs(job.job)) for job in traced
-    )
+    more_others = sum(max(0, state.planner(job.job).vanilla.device_peak_bytes - state.needs(job.job)) for job in traced)
     room = state.budget_bytes() - low - low_others
     part = min(1.0, max(0.0, room / max(1, high - low + more_others)))
     return low + int(part * (high - low))
@@ -146,6 +144,8 @@ def _chosen(state: RoundState, terms: _Terms, size: int, passes: int | None) -> 
     chosen = {}
     for job, most in terms.most.items():
         budget = min(most, max(terms.least[job], size))
+        if state.over():
+            return None
         candidate = state.planner(job, terms.share).best(budget, passes)
         if not isinstance(candidate, Candidate):
             return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.errors import PlanError
+from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner, identity

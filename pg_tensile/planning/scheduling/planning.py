@@ -103,7 +103,8 @@ def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans 
         except (UnplannableError, BudgetError, SlowdownError):
             return None
     else:
-        plans = Plans(*({job.job: by_job[job.job] for job in traced} for by_job in constant[:2]))
+        numbers = [job.job for job in traced]
+        plans = Plans({job: constant.chosen[job] for job in numbers}, {job: constant.shares[job] for job in numbers})
     flowing = flow_plans(state, jobs, plans, eager_bytes, constant, brief)
     state.brief |= brief and flowing is not None
     return flowing

@@ -119,10 +119,12 @@ class Grants:
         return sum(job.held_bytes for job in self.jobs.values())
 
     def _is_overtaken(self, job: FlowingJob) -> bool:
-        """Return whether another job has waited so long, and longer, that no iteration begins before it goes on."""
-        waited = max(OVERTAKEN, (job.waiting or 0) + 1)
+        """Return whether another job has waited so long that no iteration begins before it goes on.
+
+        Of several such jobs, those that have waited longest are not overtaken: else all could wait for each other."""
+        least = max(OVERTAKEN, (job.waiting or 0) + 1)
         return not job.begun and any(
-            other.waiting is not None and other.waiting >= waited for other in self.jobs.values()
+            other.waiting is not None and other.waiting >= least for other in self.jobs.values()
         )
 
     def _is_safe(self, jobs: Sequence[FlowingJob]) -> bool:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
 from pg_tensile.planning.waterwave.groups import Group
 
-
 REQUEST_US = 100.0  # that a job waits for the answer to the request for a group, if that is granted at once
 
 
@@ -50,9 +49,9 @@ def simulate_flow(
     """Return how long jobs take that begin their groups as soon as `Grants` lets them; None if they cannot all run.
 
     `contention`: how much two groups at once slow each other down: 0 not at all, 1 so much that nothing is gained.
-    Each job executes at least `iterations` iterations; the first third does not count. `beside`: the number of jobs that
-    compute all the time beside these, in memory of their own. `most_groups`: of all jobs, after which the simulation
-    ends; the time of a job that has not come far enough is then estimated from how far it has come.
+    Each job executes at least `iterations` iterations; the first third does not count. `beside`: the number of jobs
+    that compute all the time beside these, in memory of their own. `most_groups`: of all jobs, after which the
+    simulation ends; the time of a job that has not come far enough is then estimated from how far it has come.
     """
     grants = Grants(budget_bytes)
     if not all(grants.join(number, groups) for number, groups in jobs.items()):
