@@ -10,14 +10,17 @@ Where this differs from the paper:
 - A freed chunk belongs to the stream of its *last use*. The paper takes the stream that it was allocated for, which is
   unsafe once another stream goes on with a tensor. A chunk that several streams used at once belongs to none of them
   until all are synchronised.
-- A stream's own chunks are joined with synced neighbours for an allocation that fits neither alone: that needs no
-  synchronisation either. What is left of each keeps its kind.
+- The best fit is looked for among the chunks that a stream may use *as they lie*: neighbouring chunks of its own and
+  synced ones count as one. What is left of each keeps its kind. The paper looks at own chunks first, at synced ones
+  only if none of those fits, and never at both together: that leaves more memory in pieces of no use.
+- Streams of even numbers take the beginning of what fits, the others the end, so that what two jobs hold for long,
+  weights and feature maps, gathers at opposite ends of the pool.
 - Streams are not synchronised where that would not make enough memory usable.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterator
 from itertools import permutations
 from typing import NamedTuple
@@ -57,8 +60,8 @@ class StreamAllocator:
     now; it is called where chunks become usable by more streams. Addresses and sizes of blocks are multiples of
     `alignment_bytes`, as `capacity_bytes` must be. Not for several threads at once.
 
-    The best fit is taken, the lowest address of equal ones; so equal calls give equal addresses. Raises ValueError for
-    numbers that make no pool."""
+    The best fit is taken, of equal ones the one at the lowest address; so equal calls give equal addresses. Raises
+    ValueError for numbers that make no pool."""
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class StreamAllocator:
         self._order = order
         self._blocks: dict[int, tuple[int, set[int]]] = {}  # address → bytes, streams that use it
         self._free: dict[int, Chunk] = {}  # by start
-        self._start_of: dict[int, int] = {}  # end → start, of free chunks
-        self._sizes: dict[int, list[tuple[int, int]]] = {}  # owner → (bytes, start) of its chunks, sorted
+        self._starts: list[int] = []  # of these, sorted
+        self._start_of: dict[int, int] = {}  # end → start
         self._add(Chunk(0, capacity_bytes, SYNCED))
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
@@ -87,24 +90,21 @@ class StreamAllocator:
     def allocate(self, size_bytes: int, stream: int) -> int:
         """Return the address of a new block, which `stream` uses until `free`.
 
-        Taken from the stream's own chunks, else from synced ones, else from both together; else all streams are
-        synchronised. Raises PoolMemoryError, and changes nothing, if not even that would do."""
+        If no memory fits that the stream may use, all streams are synchronised. Raises PoolMemoryError, and changes
+        nothing, if not even that would do."""
         self._check(stream)
         if size_bytes < 1:
             raise ValueError(f"a block of {size_bytes} bytes is not possible")
         size = -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
-        start = self._best_fit(size, stream)
-        if start is None:
-            start = self._best_fit(size, SYNCED)
-        if start is None:
-            start = self._best_run(size, (stream, SYNCED))
-        if start is None:
+        run = self._best_run(size, (stream, SYNCED))
+        if run is None:
             if self._best_run(size) is None:
                 raise PoolMemoryError(stream, size_bytes, self.free_bytes, self._largest(), self.capacity_bytes)
             self.synchronize()
-            start = self._best_fit(size, SYNCED)
-            assert start is not None
-        self._take(start, size)
+            run = self._best_run(size, (SYNCED,))
+            assert run is not None
+        start = run[1] - size if stream % 2 else run[0]
+        self._take(start, start + size)
         self._blocks[start] = size, {stream}
         return start
 
@@ -138,7 +138,7 @@ class StreamAllocator:
         for waiting, awaited in permutations(range(self._streams), 2):
             self._order(waiting, awaited)
         self.synchronizations += 1
-        self._sync([owner for owner in self._sizes if owner != SYNCED])
+        self._sync((*range(self._streams), SHARED))
 
     def end_iteration(self, stream: int) -> None:
         """Make all other streams wait for this one, whose free chunks are synced then."""
@@ -146,13 +146,13 @@ class StreamAllocator:
         for waiting in range(self._streams):
             if waiting != stream:
                 self._order(waiting, stream)
-        self._sync([stream])
+        self._sync((stream,))
 
     # ---- what is where -----------------------------------------------------------------------------------------------
 
     def chunks(self) -> list[Chunk]:
         """Return the free chunks by address."""
-        return sorted(self._free.values())
+        return [self._free[start] for start in self._starts]
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return address and bytes of each block that is not free, by address."""
@@ -172,7 +172,7 @@ class StreamAllocator:
             end = after.end
         self._free[start] = Chunk(start, end - start, owner)
         self._start_of[end] = start
-        insort(self._sizes.setdefault(owner, []), (end - start, start))
+        insort(self._starts, start)
 
     def _sync(self, owners: Collection[int]) -> None:
         """Make the chunks of these owners synced."""
@@ -184,19 +184,13 @@ class StreamAllocator:
     def _remove(self, chunk: Chunk) -> None:
         del self._free[chunk.start]
         del self._start_of[chunk.end]
-        sizes = self._sizes[chunk.owner]
-        del sizes[bisect_left(sizes, (chunk.size, chunk.start))]
+        del self._starts[bisect_left(self._starts, chunk.start)]
 
-    def _best_fit(self, size: int, owner: int) -> int | None:
-        """Return the start of the owner's smallest chunk that is large enough."""
-        sizes = self._sizes.get(owner, [])
-        index = bisect_left(sizes, (size, 0))
-        return sizes[index][1] if index < len(sizes) else None
-
-    def _best_run(self, size: int, owners: Collection[int] | None = None) -> int | None:
-        """Return the start of the smallest run of neighbours, of these owners or any, that is large enough."""
-        runs = ((end - start, start) for start, end in self._runs(owners) if end - start >= size)
-        return min(runs, default=(0, None))[1]
+    def _best_run(self, size: int, owners: Collection[int] | None = None) -> tuple[int, int] | None:
+        """Return start and end of the smallest range of these owners, or any, that is large enough; see `_runs`."""
+        fitting = ((end - start, start, end) for start, end in self._runs(owners) if end - start >= size)
+        best = min(fitting, default=None)
+        return None if best is None else best[1:]
 
     def _runs(self, owners: Collection[int] | None = None) -> Iterator[tuple[int, int]]:
         """Yield start and end of each range of neighbouring free chunks of these owners, or any."""
@@ -215,16 +209,19 @@ class StreamAllocator:
     def _largest(self) -> int:
         return max((end - start for start, end in self._runs()), default=0)
 
-    def _take(self, start: int, size: int) -> None:
-        """Take a range of free memory, which begins where a chunk does; what is left of the last chunk stays free."""
-        self.free_bytes -= size
-        end = start + size
-        while start < end:
-            chunk = self._free[start]
+    def _take(self, start: int, end: int) -> None:
+        """Take a range of free memory; what is left of its first and last chunk stays free."""
+        self.free_bytes -= end - start
+        index = bisect_right(self._starts, start) - 1
+        while index < len(self._starts) and self._starts[index] < end:
+            chunk = self._free[self._starts[index]]
             self._remove(chunk)
-            start = chunk.end
-            if start > end:
-                self._add(Chunk(end, start - end, chunk.owner))
+            if chunk.start < start:
+                self._add(Chunk(chunk.start, start - chunk.start, chunk.owner))
+                index += 1
+            if chunk.end > end:
+                self._add(Chunk(end, chunk.end - end, chunk.owner))
+                index += 1
 
     def _block(self, address: int) -> tuple[int, set[int]]:
         block = self._blocks.get(address)

@@ -194,16 +194,6 @@ def blocks(pool: StreamAllocator, *streams: int) -> list[int]:
     return [pool.allocate(UNIT, stream) for stream in streams]
 
 
-def test_a_streams_own_chunks_come_before_synced_ones() -> None:
-    """Those are of use to others as well."""
-    pool, orders = allocator()
-    first, _ = blocks(pool, 0, 0)
-    pool.free(first)
-    assert pool.allocate(UNIT, 1) == 2 * UNIT
-    assert pool.allocate(UNIT, 0) == first
-    assert orders == []
-
-
 def test_the_best_fit_is_taken_and_the_lowest_of_equal_ones() -> None:
     pool, _ = allocator(16, 1)
     sizes = [4, 1, 2, 1, 2, 1, 3, 2]
@@ -213,6 +203,20 @@ def test_the_best_fit_is_taken_and_the_lowest_of_equal_ones() -> None:
     assert pool.allocate(2 * UNIT, 0) == starts[2]
     assert pool.allocate(2 * UNIT, 0) == starts[4]
     assert pool.allocate(2 * UNIT, 0) == starts[6]
+
+
+def test_every_other_stream_allocates_from_the_end() -> None:
+    pool, _ = allocator(10, streams=3)
+    assert blocks(pool, 0, 1, 2, 1) == [0, 9 * UNIT, UNIT, 8 * UNIT]
+
+
+def test_memory_that_another_stream_has_freed_is_left_to_it_while_there_is_other() -> None:
+    pool, orders = allocator(3)
+    (first,) = blocks(pool, 0)
+    pool.free(first)
+    assert blocks(pool, 1, 1) == [2 * UNIT, UNIT]
+    assert blocks(pool, 0) == [first]
+    assert orders == []
 
 
 def test_chunks_of_two_streams_are_joined_only_after_a_synchronisation() -> None:
@@ -228,7 +232,7 @@ def test_own_chunks_and_synced_neighbours_serve_a_block_without_a_synchronisatio
     pool, orders = allocator(4)
     (first,) = blocks(pool, 0)
     pool.free(first)
-    assert pool.allocate(3 * UNIT, 1) == UNIT  # synced
+    assert pool.allocate(3 * UNIT, 1) == UNIT
     pool.free(UNIT)
     pool.end_iteration(1)
     orders.clear()
@@ -263,19 +267,19 @@ def test_a_block_of_several_streams_is_of_none_before_they_are_synchronised() ->
 
 def test_at_the_end_of_an_iteration_the_others_wait_and_its_chunks_are_synced() -> None:
     pool, orders = allocator(3, streams=3)
-    one, two, three = blocks(pool, 0, 1, 0)
+    one, two, three = blocks(pool, 0, 1, 2)
     for address in (one, two, three):
         pool.free(address)
     pool.end_iteration(0)
     assert sorted(orders) == [(1, 0), (2, 0)]
-    assert pool.chunks() == [Chunk(one, UNIT, SYNCED), Chunk(two, UNIT, 1), Chunk(three, UNIT, SYNCED)]
+    assert pool.chunks() == [Chunk(one, UNIT, SYNCED), Chunk(three, UNIT, 2), Chunk(two, UNIT, 1)]
 
 
 def test_a_block_that_no_synchronisation_would_make_fit_is_refused_without_one() -> None:
     pool, orders = allocator(4)
-    one, _, three, _ = blocks(pool, 0, 0, 1, 0)
+    one, other, _, _ = blocks(pool, 0, 1, 0, 1)
     pool.free(one)
-    pool.free(three)
+    pool.free(other)
     with pytest.raises(PoolMemoryError, match="stream 1 needs 16 bytes of a pool of 32: 16 are free, at most 8 in one"):
         pool.allocate(2 * UNIT, 1)
     assert orders == []
