@@ -144,7 +144,7 @@ MUTANTS = [
     without(LINK, "CodedLink.decode", "lane.wait_event(coding.record_event())"),
     # ---- host memory
     without(MEMORY, "registered_memory",
-            "weakref.finalize(owner, _release, pages, address, backend, streams_of(device)).atexit = False"),
+            "weakref.finalize(owner, _release, pages, address, backend, streams).atexit = False"),
     without(MEMORY, "_release", "lane.synchronize()"),
     instead(MEMORY, "_release", "for lane in streams.lanes:", "for lane in streams.lanes[:1]:"),
     instead(MEMORY, "_release", "for lane in streams.lanes:", "for lane in streams.lanes[1:]:"),
