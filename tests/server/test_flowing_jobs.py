@@ -63,14 +63,16 @@ class FlowWatch(Watch):
                     self.excesses.append((taken, flowing, budget))
 
 
-def watch(lab: Lab) -> FlowWatch:
-    return FlowWatch(lab.cluster.connect())
+def set_memory(lab: Lab, factor: float) -> None:
+    """Set the device's memory to a multiple of what a job needs without a plan, while jobs run."""
+    lab.set("device_memory", f"{int(factor * lab.sizes['wide'].vanilla) // 1024}kB")
 
 
 @pytest.mark.long
 def test_two_jobs_train_at_once_while_a_third_comes_and_goes(lab: Lab) -> None:
     """Long because four jobs train."""
-    with watch(lab) as seen:
+    seen = FlowWatch(lab.cluster.connect())
+    with seen:
         first = lab.submit("wide", 1)
         lab.await_training(first)
         assert flows(lab, 0)  # it is alone
@@ -95,6 +97,21 @@ def test_what_is_left_has_a_constant_grant_again(lab: Lab) -> None:
     lab.wait_until(lambda: flows(lab, 0), what=lab.told)
     lab.await_steps(first)
     lab.cancel(first)
+
+
+@pytest.mark.long
+def test_two_jobs_change_between_flowing_and_constant_grants(lab: Lab) -> None:
+    """Long because two jobs train for a while."""
+    jobs = [lab.submit("wide", seed, epochs=FOREVER) for seed in (1, 2)]
+    least, vanilla = lab.sizes["wide"].least, lab.sizes["wide"].vanilla
+    await_flow(lab, *jobs)
+    for factor, flowing in ((2.2, 0), (1 / NEEDED, 2), ((2.1 * least) / vanilla, None), (1 / NEEDED, 2)):
+        set_memory(lab, factor)
+        if flowing is not None:
+            lab.wait_until(lambda flowing=flowing: flows(lab, flowing), what=lab.told)
+        for job in jobs:
+            lab.await_steps(job)
+    lab.cancel(*jobs)
 
 
 @pytest.mark.long
@@ -165,7 +182,7 @@ def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> 
     """Long because a job starts again after each kill. FLOW_KILLS says how often: 20 times, unless asked for more."""
     dice = random.Random(KILLS)
     jobs = [lab.submit("wide", seed, epochs=FOREVER, options={"checkpoint_interval": 1}) for seed in (1, 2)]
-    with watch(lab):
+    with FlowWatch(lab.cluster.connect()):
         for _ in range(KILLS):
             await_flow(lab, *jobs)
             chosen = dice.choice(jobs)
@@ -185,7 +202,7 @@ def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> 
 def test_a_new_scheduler_goes_on_with_flowing_jobs(lab: Lab) -> None:
     """Long because two jobs train to their end."""
     jobs = [lab.submit("wide", seed) for seed in (1, 2)]
-    with watch(lab):
+    with FlowWatch(lab.cluster.connect()):
         await_flow(lab, *jobs)
         before = processes(lab.conn)[SCHEDULER][0]
         terminate(lab.conn, SCHEDULER)

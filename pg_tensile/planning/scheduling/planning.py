@@ -21,6 +21,7 @@ from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, Unplan
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Waits
 from pg_tensile.planning.scheduling.flowing import flow_bytes, flow_plans, flowing_jobs
+from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -40,9 +41,9 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     newest = next((job.job for job in reversed(traced) if job.given is None), None)
     if state.memory_flow and sum(state.needs(job.job) for job in admitted) > state.budget_bytes():
         flowing = _with_flow(state, admitted, None)
-        if flowing is not None:
-            return flowing
         last = next((job.job for job in reversed(admitted) if job.given is None), None)
+        if flowing is not None and (last is None or _gains(state, admitted, last, flowing)):
+            return flowing
         if last is not None:
             state.decisions[last] = state.alternatives.get(last, Waits(NO_FLOW))
             return None
@@ -82,6 +83,24 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         )
         return None
     return _with_flow(state, admitted, plans) or plans
+
+
+def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
+    """Return whether all jobs together train faster if memory flows than if the job `last` waits for another's end."""
+    others = [job for job in admitted if job.job != last]
+    traced = [job for job in others if job.trace is not None]
+    state.computing -= 1
+    try:
+        if sum(state.needs(job.job) for job in others) > state.budget_bytes():
+            waiting = _with_flow(state, others, None)
+        else:
+            plans = _plans_in_budget(state, traced, others)
+            waiting = _with_flow(state, others, plans) or plans
+    except (UnplannableError, BudgetError, SlowdownError):
+        return True
+    finally:
+        state.computing += 1
+    return waiting is None or state.speed(flowing) > (1 + GAIN) * state.speed(waiting)
 
 
 def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans | None) -> Plans | None:

@@ -132,7 +132,17 @@ class RoundState:
 
     @property
     def memory_flow(self) -> bool:
-        return self.device.memory_flow and self.device.profile.kind in FLOWING_KINDS
+        """Whether memory may flow between jobs.
+
+        Where it does already, and constant grants would not fit, it goes on whatever the setting is by now."""
+        if self.device.profile.kind not in FLOWING_KINDS:
+            return False
+        return self.device.memory_flow or self._has_to_flow()
+
+    def _has_to_flow(self) -> bool:
+        running = [job for job in self.jobs.values() if job.given is not None and job.job not in self.decisions]
+        flowing = any(job.given is not None and job.given.groups for job in running)
+        return flowing and sum(self.needs(job.job) for job in running) > self.budget_bytes()
 
     def can_flow(self, job: JobState) -> bool:
         """Return whether the job may share memory with others as it goes."""
@@ -209,6 +219,12 @@ class RoundState:
         return {job: flow.iteration_us.get(job, flow.slowdown * time_us) for job, time_us in us.items()}
 
     # ---- losses ----
+
+    def speed(self, plans: Plans) -> float:
+        """Return the weighted sum of all jobs' speeds beside each other, relative to each one alone without a plan."""
+        planners = {job: self.planner(job) for job in plans.chosen}
+        us = self._contended_us(plans, times_us(planners, plans.chosen))
+        return sum(self.weights[job] * planner.vanilla.us / us[job] for job, planner in planners.items())
 
     def loss(self, plans: Plans) -> float:
         """Return the weighted sum of all jobs' iteration times beside each other, relative to their vanilla times.

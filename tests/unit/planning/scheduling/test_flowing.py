@@ -194,6 +194,27 @@ def test_a_job_that_would_wait_is_admitted_if_memory_can_flow():
     assert set(decide(state, *both).decisions.values()) == {Kept()}
 
 
+def test_a_job_waits_if_nothing_is_gained_by_computing_at_once(monkeypatch):
+    """Two jobs that interlock on a device that each of them fills train no faster than one after the other."""
+    monkeypatch.setattr("pg_tensile.planning.scheduling.round_state.HOST_CONTENTION", 1.0)
+    state = host(least_bytes(PEAKED) + rest(PEAKED), profile=LINK)
+    (running,) = published(decide(state, job(1, PEAKED)), job(1, PEAKED))
+    schedule = decide(state, running, job(2, PEAKED))
+    assert schedule.decisions[1] == Kept() and "needs at least" in reason(schedule, 2)
+    urgent = decide(state, replace(running, priority=-40.0), job(2, PEAKED))
+    assert flows(urgent.decisions.values()) == [True, True]
+
+
+def test_jobs_that_can_only_flow_go_on_when_it_is_not_wanted_any_more():
+    state = host(least_bytes(PEAKED) + rest(PEAKED), profile=LINK)
+    both = flowing(state, job(1, PEAKED), job(2, PEAKED))
+    unwanted = replace(state, memory_flow=False)
+    assert set(decide(unwanted, *both).decisions.values()) == {Kept()}
+    assert planned(decide(unwanted, both[1]), 2).groups == b""  # until one of them has ended
+    schedule = decide(unwanted, *both, job(3, PEAKED))
+    assert isinstance(schedule.decisions[3], Waits)
+
+
 def test_a_job_waits_if_it_does_not_fit_beside_what_others_keep():
     state = host(least_bytes(PEAKED) + rest(PEAKED) - 1, profile=LINK)
     (running,) = published(decide(state, job(1, PEAKED)), job(1, PEAKED))
