@@ -164,7 +164,7 @@ class AcceleratorDevice:
         self._capturing = False
         make_deterministic(self.torch_device.type, strict)
         limit = allocator_limit(self.torch_device)
-        self._seat = None if pool is None else pool.join()
+        self._seat = None if pool is None else pool.take_seat()
         streams = streams_of(self.torch_device) if self._seat is None else self._seat.streams
         self._streams, self._compute, self._lanes = streams, streams.compute, streams.lanes
         self._iterations: deque[torch.Event] = deque()

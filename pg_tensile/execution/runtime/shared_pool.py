@@ -74,7 +74,7 @@ class SharedPool:
         """How often an allocation made all streams wait for each other."""
         return self._allocator.synchronizations
 
-    def join(self) -> Seat:
+    def take_seat(self) -> Seat:
         """Return a vacant seat. Raises DeviceError if there is none."""
         try:
             return Seat(self, self._vacant.popleft())
