@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,16 +22,27 @@ from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.part import AbandonedError
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling import plan_caches
-from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Kept, Planned, Refused, Waits
+from pg_tensile.planning.scheduling.decisions import (
+    DeviceState,
+    Given,
+    JobState,
+    Kept,
+    Planned,
+    Refused,
+    Schedule,
+    Waits,
+)
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
+from pg_tensile.planning.scheduling.round_state import HOST_CONTENTION
+from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import MOST_GROUPS, bytes_to_groups, groups_of, resting_bytes
+from pg_tensile.planning.waterwave.groups import MOST_GROUPS, bytes_to_groups, cut_alike, groups_to_bytes, resting_bytes
+from pg_tensile.planning.waterwave.simulation import REQUEST_US, simulate_flow, with_requests
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import (
     MIB,
     crowds,
-    decide,
     granted,
     job,
     loss,
@@ -42,10 +55,16 @@ from tests.unit.planning.scheduling.jobs import (
 
 SLOW_LINK = replace(RTX_A6000.with_link(1e8), kind="host")
 LINK = replace(RTX_A6000.with_link(5e8), kind="host")
-WAVE = network(16, latency_us=2000.0)  # hardly anything stays between two iterations
-PEAKED = network(
-    9, [MIB] * 4 + [8 * MIB] + [MIB] * 4, latency_us=5000.0
-)  # one layer needs most of it, whatever the plan
+WAVE = network(16, latency_us=2000.0)  # keeps less than a third of what it takes
+PEAKED = network(9, [MIB] * 4 + [8 * MIB] + [MIB] * 4, latency_us=5000.0)  # one layer needs most of that
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_passes() -> Iterator[None]:
+    """Plans of few passes: less good, and made in less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[JobPlanner.__module__], "OPERATORS", 1000)
+        yield
 
 
 def host(budget: float, **fields: Any) -> DeviceState:
@@ -59,6 +78,13 @@ def rest(trace: Trace) -> int:
 
 def flows(decisions: Iterable[Any]) -> list[bool]:
     return [isinstance(decision, Planned) and decision.groups != b"" for decision in decisions]
+
+
+SCHEDULER = DeviceScheduler()  # of most tests, since it keeps what it has planned until the next round
+
+
+def decide(state: DeviceState, *jobs: JobState) -> Schedule:
+    return SCHEDULER.schedule(state, jobs)
 
 
 def flowing(state: DeviceState, *jobs: JobState) -> list[JobState]:
@@ -89,20 +115,26 @@ def test_two_jobs_of_nine_tenths_each_flow_where_halves_are_worse():
     state = host(1.1 * most(WAVE))
     schedule = decide(state, job(1, WAVE), job(2, WAVE))
     constant = decide(replace(state, memory_flow=False), job(1, WAVE), job(2, WAVE))
+    timed = {}
     for number in (1, 2):
         decision = planned(schedule, number)
         groups = bytes_to_groups(decision.groups)
         assert 4 <= len(groups) <= MOST_GROUPS
         assert decision.planned_bytes == decision.granted_bytes == max(group.most_bytes for group in groups)
-        assert decision.granted_bytes > state.budget_bytes / 2 > planned(constant, number).granted_bytes
+        assert decision.granted_bytes > 0.6 * state.budget_bytes > planned(constant, number).granted_bytes
         sequence = AccessSequence(WAVE, decision.plan)
         assert groups[-1].last == len(sequence.steps) - 1
-        assert loss(decision) < loss(planned(constant, number))
         # The job waits for the other one, and requests each of its groups.
         assert decision.iteration_us is not None and decision.vanilla_us is not None
-        bare = JobPlanner(WAVE, SLOW_LINK, decision.link_share).candidate(decision.plan)
+        planner = JobPlanner(WAVE, SLOW_LINK, decision.link_share)
+        bare = planner.candidate(decision.plan)
         assert decision.iteration_us - bare.us == pytest.approx(decision.stall_us - bare.stall_us)
-        assert decision.stall_us - bare.stall_us >= 100 * len(groups)
+        assert decision.stall_us - bare.stall_us >= REQUEST_US * len(groups)
+        timed[number] = with_requests(cut_alike(groups, sequence, evaluate(sequence, planner.link).stalled_us))
+    flow = simulate_flow(timed, state.budget_bytes, HOST_CONTENTION)
+    assert flow is not None
+    us = [planned(constant, number).iteration_us or 0.0 for number in (1, 2)]
+    assert sum(flow.iteration_us.values()) < (1 + HOST_CONTENTION) * sum(us)
     check_flow(state, published(schedule, job(1, WAVE), job(2, WAVE)))
 
 
@@ -280,8 +312,8 @@ def test_a_flow_ends_when_it_is_not_wanted_any_more_or_takes_other_memory():
     grant = both[0].given
     assert grant is not None and grant.plan is not None
     sequence = AccessSequence(WAVE, grant.plan)
-    other = groups_of(sequence, 1 << 40)
-    for rows in (grant.groups[:-1], grant.groups[:-32], b"\0" * 32, bytes(len(other) * 32)):
+    other = [group._replace(most_bytes=group.most_bytes + 1) for group in bytes_to_groups(grant.groups)]
+    for rows in (grant.groups[:-1], grant.groups[:-32], groups_to_bytes(other, sequence)):
         damaged = replace(both[0], given=replace(grant, groups=rows))
         assert isinstance(decide(state, damaged, both[1]).decisions[1], Planned)
     claimed = replace(both[0], given=replace(grant, granted_bytes=grant.granted_bytes + 1))
@@ -304,7 +336,7 @@ def test_a_constant_plan_that_is_hardly_worse_stays(monkeypatch):
 # ---- promises and limits ----
 
 
-@pytest.mark.parametrize("promise", [1.5, 1.8, 3.0])
+@pytest.mark.parametrize("promise", [1.5, 3.0])
 def test_promised_slowdowns_hold_in_the_flow(promise: float):
     state = host(1.1 * most(WAVE))
     jobs = [job(1, WAVE, max_slowdown=promise), job(2, WAVE)]
@@ -319,7 +351,7 @@ def test_promised_slowdowns_hold_in_the_flow(promise: float):
 
 def test_a_flow_keeps_to_the_jobs_own_budgets_and_to_their_other_graphs():
     state = host(1.1 * most(WAVE))
-    own, needs = int(0.7 * most(WAVE)), int(0.95 * most(WAVE))
+    own, needs = int(0.7 * most(WAVE)), int(0.75 * most(WAVE))
     jobs = [job(1, WAVE, most_bytes=own), job(2, WAVE, least_bytes=needs)]
     schedule = decide(state, *jobs)
     assert flows(schedule.decisions.values()) == [True, True]
@@ -360,21 +392,21 @@ def test_a_flow_that_was_planned_once_is_not_planned_again(monkeypatch):
     scheduler = DeviceScheduler()
     first = scheduler.schedule(state, jobs)
     assert all(flows(first.decisions.values()))
+    assert set(scheduler.schedule(state, published(first, *jobs)).decisions.values()) == {Kept()}
     monkeypatch.setattr(JobPlanner, "_try", lambda *_: pytest.fail("a plan was made again"))
     monkeypatch.setattr(plan_caches, "simulate_flow", lambda *_: pytest.fail("a flow was simulated again"))
     monkeypatch.setattr(plan_caches, "evaluate", lambda *_: pytest.fail("groups were made again"))
     again = scheduler.schedule(state, jobs)
     assert [planned(again, n).groups for n in (1, 2)] == [planned(first, n).groups for n in (1, 2)]
-    kept = scheduler.schedule(state, published(first, *jobs))
-    assert set(kept.decisions.values()) == {Kept()}
+    assert set(scheduler.schedule(state, published(first, *jobs)).decisions.values()) == {Kept()}
 
 
 def test_constant_plans_are_used_when_time_is_up():
     """Where they are impossible, there is nothing to decide."""
     state, jobs = host(1.1 * most(WAVE)), (job(1, WAVE), job(2, WAVE))
-    calls: list[None] = []
-    DeviceScheduler().schedule(replace(state, memory_flow=False), jobs, over=lambda: calls.append(None) or False)
-    asked = iter(range(len(calls)))
+    calls = count()
+    DeviceScheduler().schedule(replace(state, memory_flow=False), jobs, over=lambda: next(calls) < 0)
+    asked = iter(range(next(calls)))
     schedule = DeviceScheduler().schedule(state, jobs, over=lambda: next(asked, None) is None)
     assert flows(schedule.decisions.values()) == [False, False]
     tight = host(least_bytes(PEAKED) + rest(PEAKED), profile=LINK)
