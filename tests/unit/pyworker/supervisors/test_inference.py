@@ -50,7 +50,7 @@ class Catalogue(Server):
 
     def __init__(self, deleted: int = CHUNKS, chunks: int = CHUNKS) -> None:
         self.plpy = type("plpy", (), {"SPIError": RuntimeError})
-        self.stopping = self.woken = False
+        self.stopping = self.woken = self.flow_fault = False
         self.resumed_at = time.monotonic()
         self.deleted = deleted
         self.chunks = chunks
@@ -103,6 +103,7 @@ class Predictor(Child):
         self._server = server
         self._connection = connection
         self._timeout = 0.0
+        self._groups = None
         self._log = os.memfd_create("log")
         self._sleeping = SpawnedProcess(["sleep", "600"], os.environ, self._log, self._log)
         self._process = self._sleeping
