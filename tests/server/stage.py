@@ -187,6 +187,10 @@ class Stage:
 
     def woken(self, process: str | int, event: Callable[[], object]) -> None:
         """Check that the event ends a wait of the process."""
+        assert self.wait_bits(process, event) & 4
+
+    def wait_bits(self, process: str | int, event: Callable[[], object]) -> int:
+        """Return the causes of the end of a wait of the process that the event ends."""
         number = self.place(process, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 10000; SELECT pg_advisory_unlock(7)")
         waits = (
             "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
@@ -194,7 +198,7 @@ class Stage:
         )
         self._wait_until(lambda: value(self.conn, waits) == 1, 10, "the process waits")
         event()
-        assert self.answer(number)[0]["bits"] & 4
+        return int(self.answer(number)[0]["bits"])
 
     def close(self) -> None:
         self.alice.close()
