@@ -56,6 +56,9 @@ ALTER TABLE tensile.codec_times DROP COLUMN launch;
 ALTER TABLE tensile.traces ADD load float8;
 ALTER TABLE tensile.latencies ADD average_load float8;
 
+-- Memory flows between jobs.
+ALTER TABLE tensile.footprints ADD groups bytea NOT NULL DEFAULT '';
+
 -- The predictor's models are in shared memory.
 DROP TABLE tensile._loaded_models;
 

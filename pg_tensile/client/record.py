@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,17 @@ VERSIONS = """
     SELECT 'PostgreSQL' AS name, current_setting('server_version') AS version
     UNION ALL SELECT 'pg_tensile', extversion FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile'
 """
-NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order")
+NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order", "groups")
+# The jobs of a device whose memory flows, and the memory that they share
+FLOWING = """
+    SELECT f.job, j.model_name AS model
+    FROM tensile.footprints f JOIN tensile.jobs j ON j.id = f.job JOIN tensile.traces t ON t.job = f.job
+    WHERE t.device = %s AND f.groups <> '' AND j.ended_at IS NULL ORDER BY f.job
+"""
+SHARED = """
+    SELECT budget_bytes - inference_bytes - granted_bytes + flowing_bytes AS shared_bytes
+    FROM tensile.devices WHERE name = %s AND flowing_jobs > 1
+"""
 SETTINGS = """
     SELECT name, current_setting(name) AS value FROM pg_catalog.pg_settings
     WHERE starts_with(name, 'pg_tensile.') ORDER BY name
@@ -51,6 +61,7 @@ class Planned:
     planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
     vanilla_bytes: NDArray[np.int64]  # [s] at the same operators without a plan
     numbers: Row
+    groups: bytes = b""  # of a job whose memory flows, rows of GROUP_ROW; empty if its grant is constant
 
     def timeline(self) -> Timeline:
         """Simulate an iteration under the plan, alone on the link.
@@ -61,6 +72,21 @@ class Planned:
     def vanilla(self) -> Timeline:
         """Simulate an iteration without a plan."""
         return simulate([SimulatedJob(self.trace)], self.profile)[0]
+
+
+class FlowingPlan(NamedTuple):
+    """The plan of a job whose memory flows."""
+
+    job: int
+    model: str
+    planned: Planned
+
+
+class SharedMemory(NamedTuple):
+    """Jobs that share memory as they go: those that the role may see."""
+
+    nbytes: int
+    jobs: list[FlowingPlan]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +107,7 @@ class JobRecord:
     settings: dict[str, str]  # pg_tensile.*, as the connection has them now
     versions: dict[str, str]
     evaluation: Evaluation | None = None  # None if no rows were given
+    shared: SharedMemory | None = None  # with other jobs; None if the job's memory does not flow now
 
 
 def read_job(connection: Connection, job: int, query: str | None = None) -> JobRecord:
@@ -114,7 +141,25 @@ def read_job(connection: Connection, job: int, query: str | None = None) -> JobR
             settings={row["name"]: row["value"] for row in connection.execute(SETTINGS)},
             versions={row["name"]: row["version"] for row in connection.execute(VERSIONS)},
             evaluation=None if query is None else evaluate(connection, jobs[0], query),
+            shared=_shared(connection, jobs[0]),
         )
+
+
+def _shared(connection: Connection, job: Row) -> SharedMemory | None:
+    """Return the jobs that share memory with this one as they go, itself among them; None if there are none."""
+    if job["ended_at"] is not None or not job["device"]:
+        return None
+    sizes = connection.execute(SHARED, (job["device"],)).fetchall()
+    listed = connection.execute(FLOWING, (job["device"],)).fetchall()
+    if not sizes or job["id"] not in [row["job"] for row in listed]:
+        return None
+    log = "SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id"
+    plans = [
+        FlowingPlan(row["job"], row["model"], planned)
+        for row in listed
+        if (planned := _planned(connection, row["job"], connection.execute(log, (row["job"],)).fetchall())) is not None
+    ]
+    return SharedMemory(sizes[0]["shared_bytes"], plans)
 
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:
@@ -142,6 +187,7 @@ def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None
         arrays[1].astype(np.int64),
         arrays[2].astype(np.int64),
         numbers,
+        row["groups"],
     )
 
 

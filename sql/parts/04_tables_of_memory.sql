@@ -132,7 +132,8 @@ CREATE TABLE tensile.footprints (
     in_bytes      bigint,
     stall_us      float8,
     recomputes    int,
-    plan_order    bytea NOT NULL DEFAULT ''
+    plan_order    bytea NOT NULL DEFAULT '',
+    groups        bytea NOT NULL DEFAULT ''
 );
 COMMENT ON TABLE tensile.footprints IS
     'expected memory use under each job''s newest plan; see view footprint';
@@ -150,6 +151,8 @@ COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in a
 COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
 COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
 COMMENT ON COLUMN tensile.footprints.recomputes IS 'number of operators recomputed in an iteration';
+COMMENT ON COLUMN tensile.footprints.groups IS
+    'groups of steps before which the job takes memory, as in the plan table; empty: its grant is constant';
 COMMENT ON COLUMN tensile.footprints.plan_order IS
     'execution order of the operators under the plan, int32 each; empty: as captured';
 

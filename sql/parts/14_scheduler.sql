@@ -57,18 +57,20 @@ END $$;
 CREATE FUNCTION tensile._footprint(job bigint, generation bigint, events bytea, operators int[], planned bigint[],
                                    vanilla bigint[], iteration_us float8, vanilla_us float8, planned_bytes bigint,
                                    granted_bytes bigint, host_bytes bigint, out_bytes bigint, in_bytes bigint,
-                                   stall_us float8, recomputes int, plan_order bytea DEFAULT '') RETURNS void
+                                   stall_us float8, recomputes int, plan_order bytea DEFAULT '',
+                                   groups bytea DEFAULT '') RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile.footprints
-        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16
+        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17
         FROM tensile.traces t WHERE t.job = $1
         ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, events = EXCLUDED.events,
             operators = EXCLUDED.operators, planned = EXCLUDED.planned, vanilla = EXCLUDED.vanilla,
             iteration_us = EXCLUDED.iteration_us, vanilla_us = EXCLUDED.vanilla_us,
             planned_bytes = EXCLUDED.planned_bytes, granted_bytes = EXCLUDED.granted_bytes,
             host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes, in_bytes = EXCLUDED.in_bytes,
-            stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes, plan_order = EXCLUDED.plan_order;
+            stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes, plan_order = EXCLUDED.plan_order,
+            groups = EXCLUDED.groups;
 $$;
 
 -- Store the decisions about compressing the job's tensors: [{tensor, codec, coded_bytes, coded_us, plain_us,

@@ -22,6 +22,13 @@ class Flow(NamedTuple):
     slowdown: float  # factor on the times of jobs beside these that never wait for memory
 
 
+class Moment(NamedTuple):
+    """What the jobs hold from a time on."""
+
+    us: float
+    held_bytes: dict[int, int]  # by job
+
+
 def with_requests(groups: Iterable[Group]) -> tuple[Group, ...]:
     """Return the groups with the times of their requests added to their own."""
     return tuple(group._replace(us=group.us + REQUEST_US) for group in groups)
@@ -45,6 +52,7 @@ def simulate_flow(
     iterations: int = 12,
     beside: int = 0,
     most_groups: int | None = None,
+    history: list[Moment] | None = None,
 ) -> Flow | None:
     """Return how long jobs take that begin their groups as soon as `Grants` lets them; None if they cannot all run.
 
@@ -52,6 +60,7 @@ def simulate_flow(
     Each job executes at least `iterations` iterations; the first third does not count. `beside`: the number of jobs
     that compute all the time beside these, in memory of their own. `most_groups`: of all jobs, after which the
     simulation ends; the time of a job that has not come far enough is then estimated from how far it has come.
+    `history`: a list that takes what the jobs hold, whenever that changes.
     """
     grants = Grants(budget_bytes)
     if not all(grants.join(number, groups) for number, groups in jobs.items()):
@@ -61,6 +70,8 @@ def simulate_flow(
     while any(runner.iterations < iterations for runner in runners.values()):
         begun += _begin_waiting(grants, runners, now)
         most = max(most, grants.held_bytes())
+        if history is not None:
+            history.append(Moment(now, {number: job.held_bytes for number, job in grants.jobs.items()}))
         running = [number for number, job in grants.jobs.items() if job.running]
         assert running, "a safe state has a job that can go on"
         pace = 1 / (1 + contention * (len(running) + beside - 1))

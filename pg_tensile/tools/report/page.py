@@ -21,6 +21,7 @@ from pg_tensile.tools.report.figures import SPLITS, embedded, latency_charts, le
 from pg_tensile.tools.report.iteration import Iteration, NoIterationError, is_eager, iteration_of
 from pg_tensile.tools.report.iteration_charts import Limit, iteration_charts
 from pg_tensile.tools.report.markup import clean, script_json
+from pg_tensile.tools.report.shared_memory import interlock_chart, legend_of
 from pg_tensile.tools.report.submission import submission_of
 from pg_tensile.tools.report.tables import importance_table, log_table, metric_table, moment, score_table, tensor_table
 
@@ -63,7 +64,16 @@ def render(record: JobRecord) -> str:
         drawn, notes["iteration"] = iteration_charts(iteration, _limits(facts))
     measured, notes["latency"] = latency_charts(record.latency, facts.latency)
     curves = learning_charts(facts.metrics)
-    charts = embedded({**drawn, **measured, **curves, **evaluation_charts(facts.evaluation), **plan_charts(facts)})
+    charts = embedded(
+        {
+            **drawn,
+            **measured,
+            **curves,
+            **evaluation_charts(facts.evaluation),
+            **plan_charts(facts),
+            **interlock_chart(facts.interlock),
+        }
+    )
     epochs = sorted({row["epoch"] for row in facts.metrics})
     if len(epochs) < facts.epochs:
         notes["metrics"].append(f"Of {facts.epochs:,} epochs some are shown, equally far from each other.")
@@ -157,6 +167,7 @@ def _legends(facts: Facts) -> dict[str, Iterable[tuple[str, str]]]:
         "lanes": lanes,
         "phases": PHASES.items(),
         "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits],
+        "interlock": [] if facts.interlock is None else legend_of(facts.interlock),
         "plans": [("planned", BLUE), ("granted", RED), ("without a plan", GREY)],
     }
 

@@ -19,6 +19,7 @@ import numpy as np
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
+from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pg_tensile.tools.report.facts import json_value
 from pg_tensile.tools.report.iteration import Instruction, Iteration, iteration_of, short, tensor_name
 from pg_tensile.tools.report.markup import clean
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 PROCESS = 1
-COMPUTE, EXECUTOR, OUT, IN = 1, 2, 3, 4  # thread ids of the lanes
+COMPUTE, EXECUTOR, OUT, IN, GROUPS = 1, 2, 3, 4, 5  # thread ids of the lanes
 THREADS = {COMPUTE: "compute", EXECUTOR: "swap executor", OUT: "link out", IN: "link in"}
 INSTRUCTIONS = {
     ActionKind.COPY_OUT: "request out",
@@ -46,6 +47,7 @@ def render(record: JobRecord) -> str:
     """Return the JSON text. Raises NoIterationError if the job has no plan, or none that fits its trace."""
     iteration = iteration_of(record)
     events = [*_names(record), *_compute(iteration), *_executor(iteration), *_link(iteration), *_memory(iteration)]
+    events += _groups(record, iteration)
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(record, iteration)}
     # Perfetto shows escape sequences literally, so letters are not escaped (ensure_ascii=False)
     return clean(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))) + "\n"
@@ -151,6 +153,20 @@ def _memory(iteration: Iteration) -> Iterator[Event]:
     for start_us, held in rows:
         event = {"ph": "C", "pid": PROCESS, "tid": COMPUTE, "name": "device memory"}
         yield event | {"ts": _ticks(start_us), "args": {"bytes": held}}
+
+
+def _groups(record: JobRecord, iteration: Iteration) -> Iterator[Event]:
+    """Yield the groups of a job whose memory flows, without the time for which it waits for memory."""
+    groups = () if record.planned is None else bytes_to_groups(record.planned.groups)
+    if groups:
+        event = {"ph": "M", "pid": PROCESS, "tid": GROUPS, "ts": 0}
+        yield event | {"name": "thread_name", "args": {"name": "memory that flows"}}
+        yield event | {"name": "thread_sort_index", "args": {"sort_index": GROUPS}}
+    timeline = iteration.timeline
+    for number, group in enumerate(groups):
+        start_us, end_us = timeline.step_start_us[group.first], timeline.step_end_us[group.last]
+        args = {"group": number, "most_bytes": group.most_bytes, "rest_bytes": group.rest_bytes}
+        yield _slice(GROUPS, "group", f"group {number}", float(start_us), float(end_us), args)
 
 
 def _tensor(iteration: Iteration, tensor: int, event: int) -> Event:

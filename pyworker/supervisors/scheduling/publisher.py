@@ -22,7 +22,8 @@ PENDING = "its plan is made; it waits until other jobs have given memory back"
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
 BUFFERS = 6  # of a plan: those of job_records.Plan
 FOOTPRINT = (
-    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,bytea)"
+    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,"
+    "bytea,bytea)"
 )
 FOOTPRINT_FIELDS = (
     *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
@@ -161,7 +162,7 @@ class Publisher:
         if len(operators):
             steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
             numbers = [fields[name] for name in FOOTPRINT_FIELDS]
-            self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers, plan.order)
+            self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers, plan.order, plan.groups)
         details = {name: fields[name] for name in (*FOOTPRINT_FIELDS, "link_share")}
         details["events"] = len(plan.buffers[0]) // 32
         details["groups"] = len(plan.groups) // 32

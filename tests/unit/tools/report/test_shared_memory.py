@@ -1,0 +1,85 @@
+"""Jobs that share memory as they go, in reports and traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pg_tensile.client.record import FlowingPlan, JobRecord, Planned, SharedMemory
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.waterwave.groups import bytes_to_groups, counted_groups, groups_to_bytes
+from pg_tensile.tools.report import page, trace_events
+from pg_tensile.tools.report.facts import facts_of
+from pg_tensile.tools.report.shared_memory import interlock_of
+from tests.unit.handmade import network
+from tests.unit.records import HOSTILE, planned_of, record
+
+WAVE = network(16, latency_us=2000.0)
+
+
+def flowing(plan: Plan = NO_EVENTS) -> Planned:
+    planned = planned_of(WAVE, plan)
+    sequence = AccessSequence(WAVE, plan)
+    return replace(planned, groups=groups_to_bytes(counted_groups(sequence, 8), sequence))
+
+
+def shared_record(model: str = "other", factor: float = 1.4) -> JobRecord:
+    planned = flowing()
+    jobs = [FlowingPlan(7, "own", planned), FlowingPlan(8, model, planned)]
+    peak = max(group.most_bytes for group in bytes_to_groups(planned.groups))
+    return record(planned, ended_at=None, state="running", shared=SharedMemory(int(factor * peak), jobs))
+
+
+def test_what_jobs_hold_never_exceeds_what_they_share() -> None:
+    interlock = interlock_of(shared_record())
+    assert interlock is not None
+    sums = [sum(moment) for moment in zip(*interlock.held_bytes.values(), strict=True)]
+    assert max(sums) <= interlock.most_bytes <= interlock.shared_bytes
+    first, second = interlock.jobs
+    assert max(sums) > first.most_bytes, "they interlock"
+    assert first.job == 7 and second.job == 8 and first.groups == second.groups > 8
+    assert 0.5 < first.speed < 1
+    assert interlock.at_us[0] == 0 and interlock.at_us == sorted(interlock.at_us)
+    assert 2 * first.iteration_us < interlock.at_us[-1] < 5 * first.iteration_us
+
+
+def test_the_page_shows_both_jobs() -> None:
+    html = page.render(shared_record())
+    assert "Jobs that share memory" in html and "job 8 (other)" in html
+    facts = facts_of(shared_record(), None).as_json()
+    assert json.loads(json.dumps(facts["interlock"]))["jobs"][1]["model"] == "other"
+
+
+def test_names_of_other_jobs_are_text() -> None:
+    assert "<b id=evil" not in page.render(shared_record(HOSTILE))
+
+
+@pytest.mark.parametrize("case", ["nobody else", "too little", "another trace"])
+def test_the_page_does_without(case: str) -> None:
+    """Others may be invisible, have sent another trace, or have come while memory is short."""
+    told = shared_record()
+    assert told.shared is not None
+    if case == "nobody else":
+        told = replace(told, shared=told.shared._replace(jobs=told.shared.jobs[:1]))
+    elif case == "too little":
+        told = shared_record(factor=0.9)
+    else:
+        other = replace(told.shared.jobs[1].planned, trace=network(4, latency_us=1.0))
+        told = replace(told, shared=told.shared._replace(jobs=[told.shared.jobs[0], FlowingPlan(8, "other", other)]))
+    assert interlock_of(told) is None
+    assert "Jobs that share memory" not in page.render(told)
+
+
+def test_a_trace_has_a_lane_of_groups() -> None:
+    planned = flowing()
+    events = json.loads(trace_events.render(record(planned)))["traceEvents"]
+    groups = bytes_to_groups(planned.groups)
+    lane = [event for event in events if event.get("cat") == "group"]
+    assert [event["args"]["most_bytes"] for event in lane] == [group.most_bytes for group in groups]
+    ends = [event["ts"] + event["dur"] for event in lane]
+    assert all(end <= following["ts"] + 1 for end, following in zip(ends, lane[1:], strict=False))
+    without = json.loads(trace_events.render(record(planned_of(WAVE))))["traceEvents"]
+    assert not any(event.get("tid") == trace_events.GROUPS for event in without)
