@@ -50,7 +50,7 @@ class Catalogue(Server):
 
     def __init__(self, deleted: int = CHUNKS, chunks: int = CHUNKS) -> None:
         self.plpy = type("plpy", (), {"SPIError": RuntimeError})
-        self.stopping = self.woken = False
+        self.stopping = self.woken = self.flow_fault = False
         self.resumed_at = time.monotonic()
         self.deleted = deleted
         self.chunks = chunks
