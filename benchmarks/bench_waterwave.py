@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -22,8 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
-
-import numpy as np
 
 from benchmarks.experiments.accudnn import largest
 from benchmarks.experiments.networks import BERT, PAPER, Network
@@ -37,8 +34,8 @@ from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.trace.trace import Floats, Trace
-from pg_tensile.planning.waterwave.groups import Group, groups_of, step_bytes
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import Group, counted_groups, step_bytes
 from pg_tensile.planning.waterwave.simulation import simulate_flow
 from pg_tensile.tools.bench.report import machine, versions
 from pg_tensile.tools.bench.simulated import captured
@@ -75,12 +72,6 @@ class Steps:
     def groups(self, batch: int, count: int) -> list[Group]:
         """Return the groups of a step without a plan."""
         return counted_groups(AccessSequence(self.trace(batch), NO_EVENTS), count)
-
-
-def counted_groups(sequence: AccessSequence, count: int, stalled_us: Floats | None = None) -> list[Group]:
-    """Return the groups of a step, `count` of them for what it takes on the way to its peak."""
-    split_bytes = math.ceil(int(np.ptp(step_bytes(sequence))) / count)
-    return groups_of(sequence, max(1, split_bytes), stalled_us=stalled_us)
 
 
 def paired_bytes(groups: Sequence[Group]) -> int:

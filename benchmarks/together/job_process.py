@@ -12,21 +12,24 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.memory_flow import GroupSocket
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
+from pg_tensile.planning.waterwave.groups import Group
 from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, take_turn
 from pg_tensile.tools.bench.measured import MeasuredBench
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
@@ -146,12 +149,20 @@ class _Job:
         finally:
             eager.close()
 
-    def load(self, choice: PolicyChoice, plan: bytes | None, settle: bool) -> None:
+    def load(
+        self,
+        choice: PolicyChoice,
+        plan: bytes | None,
+        settle: bool,
+        groups: Sequence[Group] = (),
+        granting: socket.socket | None = None,
+    ) -> None:
         """Prepare a turn.
 
-        `plan`: None for a peer; `settle`: take a step first, of which only loaded or compiled code remains.
+        `plan`: None for a peer; `settle`: take a step first, of which only loaded or compiled code remains. With
+        `groups`, the plan's memory flows, and is requested on the socket `granting`.
         """
-        self._start(choice, plan)
+        self._start(choice, plan, groups, granting)
         if settle:
             assert self._stepper is not None
             initial = self._stepper.state()
@@ -184,8 +195,16 @@ class _Job:
         self._stepper = None
         self._held.close()
 
-    def _start(self, choice: PolicyChoice, plan: bytes | None) -> Device:
+    def _start(
+        self,
+        choice: PolicyChoice,
+        plan: bytes | None,
+        groups: Sequence[Group] = (),
+        granting: socket.socket | None = None,
+    ) -> Device:
         workload, device = self._session.workload, self._session.open_device(None)
+        if granting is not None:
+            self._held.enter_context(granting)
         self._held.callback(device.close)
         self._held.callback(gc.collect)  # before the device releases unused memory
         device.share_link(self._share)
@@ -193,7 +212,10 @@ class _Job:
             self._stepper = start_peer(choice, workload, device)
         else:
             captured = workload.early if choice.early_update else workload.vanilla
-            self._stepper = PlanStepper(workload, captured, device, Plan.from_bytes(plan))
+            requests = None if granting is None else GroupSocket(granting)
+            self._stepper = PlanStepper(
+                workload, captured, device, Plan.from_bytes(plan), groups=groups, requests=requests
+            )
         self._held.callback(self._stepper.close)
         return device
 
@@ -297,14 +319,18 @@ class Jobs:
         gap_s: float = 0.0,
         settle: bool = False,
         limits_s: Sequence[float] = (),
+        groups: Mapping[int, Sequence[Group]] = MappingProxyType({}),
+        granting: Mapping[int, socket.socket] = MappingProxyType({}),
     ) -> list[Turn]:
         """Let each job take one turn, and return the results by job.
 
         The jobs start in `order`, `gap_s` seconds after each other. `plans`: empty for a peer; `limits_s`: limits of
-        the jobs' first steps, beyond which further steps are not worth their time; empty means none.
+        the jobs' first steps, beyond which further steps are not worth their time; empty means none. `groups`: of jobs
+        whose memory flows, which they request on their sockets `granting`.
         """
         for job in order:
-            self._ask(job, "load", choice, plans[job].to_bytes() if plans else None, settle)
+            plan = plans[job].to_bytes() if plans else None
+            self._ask(job, "load", choice, plan, settle, groups.get(job, ()), granting.get(job))
         try:
             results({job: self._answer(job) for job in order})
         except JobError:

@@ -168,6 +168,27 @@ others_of(TensileFlow *const *jobs, int njobs, const TensileFlow *job, TensileFl
 	return nrest;
 }
 
+/*
+ * Is it the turn of this job to have its constant grant although it does not
+ * fit?  Yes if all flows of the device wait for such grants, none of them
+ * fits, as after the setting was lowered, and this one asks for the least.
+ */
+static bool
+is_only_constant(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t new_budget)
+{
+	const TensileFlow *first = NULL;
+
+	for (int i = 0; i < njobs; i++)
+	{
+		if (!jobs[i]->waiting || jobs[i]->claim != TENSILE_CLAIM_CONSTANT ||
+			tensile_flow_could_go(jobs, njobs, jobs[i], new_budget))
+			return false;
+		if (first == NULL || jobs[i]->claim_bytes < first->claim_bytes)
+			first = jobs[i];
+	}
+	return first == job;
+}
+
 bool
 tensile_flow_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
 					   int64_t new_budget)
@@ -181,6 +202,8 @@ tensile_flow_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *j
 	 * could before.
 	 */
 	if (nrest == 0 && job->joined && job->claim_bytes <= job->whole_bytes)
+		return true;
+	if (is_only_constant(jobs, njobs, job, new_budget))
 		return true;
 	return tensile_flow_fit_bytes(rest, nrest) <= remaining &&
 		tensile_flow_safe_bytes(rest, nrest) <= remaining;

@@ -149,11 +149,17 @@ claim_memory(const Request *request)
 	return NULL;
 }
 
-/* Claims a constant grant; returns what is wrong with it, or NULL. */
+/*
+ * Claims a constant grant; returns what is wrong with it, or NULL.
+ *
+ * From now on the others count with what the job asks for, not with the most
+ * of its groups: else two that ask for a part each would wait for each other.
+ */
 static const char *
 claim_constant(const Request *request)
 {
 	const KnownPlan *plan = known_plan(request->generation);
+	TensileFlow flow;
 
 	if (tensile_my_slot->flow.ngroups == 0)
 		return "its grant is constant";
@@ -161,6 +167,12 @@ claim_constant(const Request *request)
 		return "no plan with a constant grant is of that generation";
 	if (tensile_my_slot->flow.position != 0)
 		return "its iteration has not ended";
+	memset(&flow, 0, sizeof(flow));
+	flow.ngroups = 1;
+	flow.most_bytes[0] = plan->granted_bytes;
+	flow.rest_bytes[0] = Min(plan->granted_bytes, tensile_flow_held(&tensile_my_slot->flow));
+	tensile_flow_prepare(&flow, plan->granted_bytes);
+	tensile_flow_adopt(plan->generation, &flow);
 	tensile_flow_claim(TENSILE_CLAIM_CONSTANT, plan->granted_bytes);
 	return NULL;
 }

@@ -36,7 +36,7 @@
 PG_FUNCTION_INFO_V1(tensile_publish_plan);
 PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 
-#define KINDS 4					/* of events */
+#define KINDS 4				/* of events, as in plan_rows.c */
 #define CODECS 4				/* pg_tensile/planning/compression/codec.py */
 #define SWAP_OUT 1
 

@@ -70,7 +70,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     profile, admission = subject.target.profile, _admission(spec, subject.target)
     running = running_jobs(spec["running"], channel.running_buffers, subject.target.name)
-    explanation = explain(request, traces, profile, admission, BOUND_LIMIT_S, running, _deadline(channel))
+    over = _deadline(channel)
+    explanation = explain(request, traces, profile, admission, BOUND_LIMIT_S, running, over, spec["memory_flow"])
     lines = render(explanation) if spec["format"] == "text" else [explanation.to_json()]
     channel.send(FrameType.RESULT, {"rows": [[line] for line in lines], "last": True})
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from pg_tensile.errors import (
 )
 from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.memory_flow import GroupSocket, claimed
 from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.execution.training.graphs import Graphs, rows_of, state_bytes
 from pg_tensile.execution.training.observer import StopTraining
@@ -39,6 +41,8 @@ from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import bytes_to_groups
+from pyworker.child import group_socket
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.compression import CompressionClient
 from pyworker.children.job import Job, overhead_bytes, with_predicted_latencies
@@ -71,6 +75,8 @@ class MemoryClient:
         self._compiling: deque[tuple[int, Future[None]]] = deque()  # plans that are being compiled
         self._predicted_load = 0.0  # of the device by others, that latencies were predicted for
         channel.load = load  # reported while the job waits for memory
+        connection = group_socket()
+        self._requests = None if connection is None else GroupSocket(connection, self._give_sign_of_life)
         self._compression = CompressionClient(channel, job.device, job.settings.compression)
         self._latencies = LatencyReports(channel, load)
 
@@ -91,7 +97,8 @@ class MemoryClient:
         grant = self._await_grant()
         device = self._make_device(grant)
         self._compression.learn_codecs(self.listen)
-        graphs = self._with_workspaces(graphs, device, grant)
+        with self._claimed(grant):
+            graphs = self._with_workspaces(graphs, device, grant)
         # By now libraries have loaded the code of all operators.
         grown = self._measure_overhead(device)
         if self._newest is not None and self._newest is not grant:  # a newer one came meanwhile
@@ -139,7 +146,8 @@ class MemoryClient:
             if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
                 return None
             captures = self.job.settings.device_graphs
-            return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate, captures)
+            with self._claimed(grant):
+                return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate, captures, self._requests)
         except (PlanError, BudgetError, DeviceError) as error:
             self._reject(grant.plan.generation, error)
             if self._revision >= MAX_REVISIONS:
@@ -172,6 +180,10 @@ class MemoryClient:
         frame = self._channel.poll_early(phase, {FrameType.PLAN, FrameType.REFUSE})
         if frame is not None:
             self._handle(frame)
+
+    def _claimed(self, grant: Grant) -> AbstractContextManager[None]:
+        """Return a context in which the granted memory is the job's, for work that is not an iteration."""
+        return claimed(self._requests, grant.plan.generation, bool(grant.groups))
 
     def _make_device(self, grant: Grant) -> Device:
         """Return a device with the granted bytes, which replaces the one before."""
@@ -228,6 +240,10 @@ class MemoryClient:
         """Report that a plan cannot be used."""
         self._channel.send(FrameType.PROGRESS, {"plan_rejected": {"generation": generation, "reason": error.message}})
 
+    def _give_sign_of_life(self) -> None:
+        """Show the supervisor that the process waits for memory, and does not hang."""
+        self._channel.send(FrameType.PROGRESS, {})
+
     def progress(self) -> dict[str, Any]:
         """Return the fields of PROGRESS about memory, besides bytes."""
         generation = self._generation if self._steps is None else self._steps.generation
@@ -264,12 +280,14 @@ class MemoryClient:
             return None
         self._generation = generation
         try:
-            plan = Plan.from_rows(bytes(frame.buffers[0]), generation, bytes(frame.buffers[1]))
+            rows, order, groups = (bytes(buffer) for buffer in frame.buffers)
+            plan = Plan.from_rows(rows, generation, order)
+            grant = Grant(plan, frame.header["granted_bytes"], frame.header["link_share"], bytes_to_groups(groups))
         except PlanError as error:
             self._reject(generation, error)
             return None
-        self._newest = Grant(plan, frame.header["granted_bytes"], frame.header["link_share"])
-        return self._newest
+        self._newest = grant
+        return grant
 
     def receive(self, frame: Frame) -> None:
         """Process a frame that came between two steps; a plan is compiled by a thread during training."""

@@ -9,15 +9,17 @@ comes with each request. The frames (docs/internals.md, "Memory"):
 - SPARSITY: statistics of the job's tensors: int32 tensor, float32 for each field of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields; `latency_models`: whether models
   come with it), `may_be_brief`, `thorough_s`, `jobs` (those of JobState; `traced` instead of the trace; `load` that
-  others put on the device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`}) → the
-  device's latency models if they are new; for each job in this order, the rows and order of its plan if that is known,
-  and of the plan that a search has found for it (`found`). Traces of the device's jobs that are not among `jobs` are
-  dropped. Jobs are planned with their latencies under the load now (latency/current_load.py).
+  others put on the device now, null: not known; `given` null or {`known`, `granted_bytes`, `link_share`, `flows`}) →
+  the device's latency models if they are new; for each job in this order, the rows, order and groups of its plan if
+  that is known, and the rows and order of the plan that a search has found for it (`found`). Traces of the device's
+  jobs that are not among `jobs` are dropped. Jobs are planned with their latencies under the load now
+  (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
   `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
   [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
-  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan. A request that may not be
+  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan; then its groups, empty for a
+  constant grant. A request that may not be
   brief is abandoned for a newer one, and after `thorough_s`: then the answer has only `request`, `device` and
   `abandoned`, "newer" or "time".
 

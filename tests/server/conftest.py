@@ -39,7 +39,9 @@ def module_cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., An
 
 @pytest.fixture(scope="session")
 def shared_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    cluster = new_cluster()
+    cluster = new_cluster(
+        {"pg_tensile.memory_flow": "off"}
+    )  # jobs have constant grants; test_flowing_jobs.py has others
     lab = Lab(cluster, wait_until)
     yield lab
     lab.conn.close()

@@ -222,6 +222,27 @@ def test_a_job_leaves_the_flow_when_its_constant_grant_fits(stage: Stage, player
     assert device(stage, "granted_bytes") == (900,)
 
 
+@pytest.mark.parametrize("part", [450, 600], ids=["they fit", "the setting was lowered"])
+def test_two_jobs_that_both_leave_the_flow_do_not_wait_for_each_other(
+    stage: Stage, players: tuple[Player, Player], part: int
+) -> None:
+    """From its request on, each counts with the constant grant, not with the most of its groups."""
+    first, second = players
+    for player in players:
+        player.publish(wave(100, 400, 900))
+        player.take(WHOLE)
+        player.ask(REST)
+        assert player.publish([], part) == 2
+    for player in players:
+        player.generation = 2
+    first.ask(CONSTANT)
+    first.waits()
+    second.ask(CONSTANT)
+    for player in players:
+        player.granted()
+    assert device(stage, "flowing_jobs, granted_bytes") == (0, 2 * part)
+
+
 def test_a_constant_grant_comes_when_those_that_flow_are_safe_within_less(
     stage: Stage, players: tuple[Player, Player], third: int
 ) -> None:

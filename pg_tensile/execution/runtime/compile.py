@@ -8,29 +8,41 @@ starts, by the trace's latencies, before the delay has passed. Allocation and de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pg_tensile.errors import InvalidPlanError
 from pg_tensile.execution.runtime.functions import Functions
-from pg_tensile.execution.runtime.program import ALLOCATE, Instruction, Program, Work
+from pg_tensile.execution.runtime.program import ALLOCATE, BEGIN_GROUP, Instruction, Program, Work
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import Action, ActionKind
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
+from pg_tensile.planning.waterwave.groups import Group
 
+_ALLOCATING = (ActionKind.COPY_IN, ALLOCATE)
 _COPIES = (ActionKind.COPY_OUT, ActionKind.COPY_IN)
 
 
 Placed = tuple[int, int, int, int]  # code, step, tensor, event: an action, or an ALLOCATE
 
 
-def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena, delays_in_program: bool) -> Program:
+def compile_program(
+    functions: Functions,
+    sequence: AccessSequence,
+    arena: Arena,
+    delays_in_program: bool,
+    groups: Sequence[Group] = (),
+) -> Program:
     """Compile an access sequence of `functions.captured.trace`.
 
     `arena` is the layout of the plan's host copies. With `delays_in_program`, for devices that ignore delays
-    (`Device.runs_ahead`), delayed copies are moved to later gaps. Raises InvalidPlanError."""
+    (`Device.runs_ahead`), delayed copies are moved to later gaps. `groups`: of a plan whose memory flows. Raises
+    InvalidPlanError."""
+    if groups and groups[-1].last + 1 != len(sequence.steps):
+        raise InvalidPlanError(f"its groups have {groups[-1].last + 1} steps, the iteration {len(sequence.steps)}")
     actions, keys = sequence.actions(), functions.keys
     placed = [
         (code, step, keys[tensor] if tensor >= 0 else tensor, event)
@@ -44,7 +56,22 @@ def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena
         for (code, step, tensor, event), keeps in zip(placed, _kept(sequence, keys, works, placed), strict=True)
         for delay_us, codec in ((delays[event], codecs[event]) if event >= 0 else (0, 0),)
     ]
-    return Program(sequence, tuple(instructions), arena, _first_change(sequence), keys)
+    grouped = tuple(_with_groups(instructions, groups))
+    return Program(sequence, grouped, arena, _first_change(sequence), keys, groups)
+
+
+def _with_groups(instructions: Sequence[Instruction], groups: Sequence[Group]) -> Iterator[Instruction]:
+    """Yield the instructions, with a BEGIN_GROUP before the first one that takes memory for a group's steps.
+
+    Swap-ins for a step may allocate in the gap before it."""
+    begins = enumerate(groups)
+    number, group = next(begins, (0, None))
+    for instruction in instructions:
+        takes = instruction.step + (instruction.code in _ALLOCATING)  # the first step that it can take memory for
+        while group is not None and takes >= group.first:
+            yield Instruction(BEGIN_GROUP, max(group.first - 1, 0), number)
+            number, group = next(begins, (0, None))
+        yield instruction
 
 
 def _delayed(sequence: AccessSequence, actions: Sequence[Action]) -> list[Placed]:

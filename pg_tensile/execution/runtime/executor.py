@@ -39,6 +39,7 @@ from pg_tensile.execution.runtime.inspection import Inspection
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.loop import Loop
 from pg_tensile.execution.runtime.measure import Measurement
+from pg_tensile.execution.runtime.memory_flow import MemoryFlow, Requests
 from pg_tensile.execution.runtime.metering import Meters, SparsitySamples
 from pg_tensile.execution.runtime.plan_change import Changes, Transitions, follow
 from pg_tensile.execution.runtime.program import Program
@@ -53,6 +54,7 @@ from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import Group
 
 
 class StepResult(NamedTuple):
@@ -76,7 +78,8 @@ class Executor:
     are totals over all graphs. Every `measure_every` iterations of a graph, its latencies are measured, and its
     workspaces once; None means only after a call of `measure()`. With `device_graphs`, iterations are captured and
     replayed where plan and device allow it (replay.py). Where a method takes a graph, None means the first, that of
-    `captured`; `step` and `evaluate` choose one by the inputs instead.
+    `captured`; `step` and `evaluate` choose one by the inputs instead. With `groups`, the memory of the plan flows: it
+    is asked for with `requests` before each group of an iteration of the first graph, and for a whole iteration else.
     Raises InvalidPlanError, OutOfDeviceMemoryError and ExecutorError; the model is then left as it was."""
 
     def __init__(
@@ -87,6 +90,8 @@ class Executor:
         plan: Plan = NO_EVENTS,
         measure_every: int | None = None,
         device_graphs: bool = False,
+        groups: Sequence[Group] = (),
+        requests: Requests | None = None,
     ) -> None:
         self.recording = False
         self.record: IterationRecord | None = None
@@ -100,7 +105,8 @@ class Executor:
         self._registry = Registry(device.budget_bytes, device.limit_memory)
         self._swapper = Swapper(device, self._registry)
         self._state = State(model, device, self._swapper, self._registry)
-        self._loop = Loop(device, self._host, self._registry, self._swapper)
+        self._flow = MemoryFlow(self._registry, requests)
+        self._loop = Loop(device, self._host, self._registry, self._swapper, self._flow)
         self._replays: Replays | None = None
         if device_graphs and isinstance(device, AcceleratorDevice):
             self._replays = Replays(device, self._host, self._registry, self._swapper, self._loop)
@@ -109,7 +115,7 @@ class Executor:
         self._transitions = Transitions(self._swapper, self._registry, self._host, self._state, self._recovery)
         self._sparsity = SparsitySamples(self._swapper)
         try:
-            self._current = self._join(captured, plan)  # the graph that is running, or ran last
+            self._current = self._join(captured, plan, groups)  # the graph that is running, or ran last
         except BaseException:
             self.close()
             raise
@@ -135,7 +141,7 @@ class Executor:
             self._changes.take_over()
             return self._join(captured, plan)
 
-    def _join(self, captured: Captured, plan: Plan | None) -> Graph:
+    def _join(self, captured: Captured, plan: Plan | None, groups: Sequence[Group] = ()) -> Graph:
         if self._graphs:
             with self._recovery.guard(self._current):
                 self._drop_device_graphs()
@@ -143,7 +149,7 @@ class Executor:
         if plan is None:
             self._changes.activate(graph, follow(graph, self._graphs[0].program.sequence), follows=True)
         else:
-            self._changes.activate(graph, plan)
+            self._changes.activate(graph, plan, groups=groups)
         persistents = {graph.keys[persistent.tensor]: persistent.tensor for persistent in captured.persistents}
         if not self._graphs:
             wanted, memory = Boundary(graph.program.device, graph.program.host), self._host.homes
@@ -241,7 +247,9 @@ class Executor:
             if not graph.verified:
                 verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
             samples: list[int] | None = [] if self.recording else None
-            self._iterate(graph, program, verifier, samples)
+            in_groups = graph is self._graphs[0] and program is graph.program and verifier is None
+            with self._flow.iteration(self._graphs[0].program, in_groups):
+                self._iterate(graph, program, verifier, samples)
             returned = values[functions.returned :]
             values[functions.returned :] = [None] * len(returned)
             self._finish(graph, program, samples, started)
@@ -297,6 +305,7 @@ class Executor:
             self._device.synchronize()
             self._device.finish_times()
         self.counters.add(swapper.moved, swapper.waited, program.recomputes, loop.peak_bytes, loop.device_peak_bytes)
+        self.counters.memory_wait_us += self._flow.waited_us
         self._registry.settle()
         if samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
@@ -314,12 +323,21 @@ class Executor:
         if sizes:
             graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
             graph.meters = Meters(self._device, graph.captured.trace)
-            self._changes.activate(graph, graph.plan, graph.compiled.follows)
+            compiled = graph.compiled
+            self._changes.activate(graph, compiled.plan, compiled.follows, compiled.program.groups)
 
     # ---- plans ----
 
-    def change_plan(self, plan: Plan, graph: Graph | None = None, budget_bytes: int | None = None) -> None:
+    def change_plan(
+        self,
+        plan: Plan,
+        graph: Graph | None = None,
+        budget_bytes: int | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
         """Change a graph's plan, and optionally the budget, from the next iteration (of any graph) on.
+
+        `groups` are for the first graph, if the plan's memory flows, and are sized for the budget.
 
         The plan is compiled here, in the caller's thread. `budget_bytes` is the executor's budget after that iteration,
         during which the larger of the old and the new budget applies; None leaves it unchanged. Of several changes
@@ -331,7 +349,7 @@ class Executor:
             raise ExecutorError("the graph is not one of this executor")
         check_budget(budget_bytes)
         if not self._closed:
-            self._changes.ask(graph, plan, budget_bytes, self._current)
+            self._changes.ask(graph, plan, budget_bytes, self._current, groups)
         if self._closed:  # another thread may have closed it meanwhile
             self._changes.drop()
             raise ExecutorError("the executor is closed")

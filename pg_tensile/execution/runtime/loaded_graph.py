@@ -18,6 +18,7 @@ from pg_tensile.planning.plan.following import transient_events
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import Boundary, Plan
 from pg_tensile.planning.trace.trace import Mode, Trace
+from pg_tensile.planning.waterwave.groups import Group
 
 
 class Compiled(NamedTuple):
@@ -87,14 +88,18 @@ class Graph:
         with self._lock:
             return self.meters.result()
 
-    def compile(self, plan: Plan, follows: bool = False) -> Compiled:
-        """Compile a plan. May be called from any thread. Raises InvalidPlanError."""
+    def compile(self, plan: Plan, follows: bool = False, groups: Sequence[Group] = ()) -> Compiled:
+        """Compile a plan, with groups if its memory flows. May be called from any thread. Raises InvalidPlanError."""
         captured = self.captured
         sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
         arena = host_arena(captured.trace, transient_events(captured.trace, plan))
-        program = compile_program(self.functions, sequence, arena, self._device.runs_ahead)
+        program = compile_program(self.functions, sequence, arena, self._device.runs_ahead, groups)
         return Compiled(captured, program, {}, follows)
+
+    def compile_again(self, compiled: Compiled) -> Compiled:
+        """Compile a plan for the trace as it is now. Raises InvalidPlanError."""
+        return self.compile(compiled.plan, compiled.follows, compiled.program.groups)
 
     def prepare(self, compiled: Compiled, resident: frozenset[int]) -> None:
         """Compile the first iteration of a compiled plan, if needed, after one that leaves `resident` (keys) on the

@@ -14,7 +14,8 @@ from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host_memory import HostMemory
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import Meter
-from pg_tensile.execution.runtime.program import Program
+from pg_tensile.execution.runtime.memory_flow import MemoryFlow
+from pg_tensile.execution.runtime.program import BEGIN_GROUP, Program
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
@@ -27,12 +28,15 @@ class Loop:
     After an iteration, successful or not, `step` is the last step begun, and `peak_bytes` and `device_peak_bytes` are
     the iteration's largest footprints up to there, without and with the known workspaces."""
 
-    def __init__(self, device: Device, host: HostMemory, registry: Registry, swapper: Swapper) -> None:
+    def __init__(
+        self, device: Device, host: HostMemory, registry: Registry, swapper: Swapper, flow: MemoryFlow
+    ) -> None:
         self.step = self.peak_bytes = self.device_peak_bytes = 0
         self._device = device
         self._host = host
         self._registry = registry
         self._swapper = swapper
+        self._flow = flow
 
     def run(
         self,
@@ -77,6 +81,9 @@ class Loop:
                         swapper.empty(tensor)
                     else:
                         swapper.drop(tensor)
+                elif code == BEGIN_GROUP:
+                    self._flow.begin(tensor)
+                    limit = registry.limit - program.staging_bytes
                 else:
                     self._transfer(program, code, step, tensor, keeps, event, delay_us, codec)
         finally:

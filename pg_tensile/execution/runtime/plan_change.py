@@ -30,6 +30,7 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Int64s
+from pg_tensile.planning.waterwave.groups import Group
 
 
 class Change(NamedTuple):
@@ -55,7 +56,9 @@ class Changes:
 
     # ---- any thread ----
 
-    def ask(self, graph: Graph, plan: Plan, budget_bytes: int | None, current: Graph) -> None:
+    def ask(
+        self, graph: Graph, plan: Plan, budget_bytes: int | None, current: Graph, groups: Sequence[Group] = ()
+    ) -> None:
         """Prepare a change; `current` is the graph of the iteration in progress, or of the last one.
 
         Raises InvalidPlanError, and DeviceError if host memory does not suffice; nothing has changed then."""
@@ -63,7 +66,7 @@ class Changes:
             self._replaced.clear()
             earlier = self.asked
             latest = {other: other.compiled for other in self._graphs} | (earlier.compiled if earlier else {})
-            changed = {graph: graph.compile(plan)}
+            changed = {graph: graph.compile(plan, groups=groups)}
             if graph is self._graphs[0]:
                 followers = [other for other, compiled in latest.items() if compiled.follows]
                 changed |= {
@@ -107,9 +110,9 @@ class Changes:
 
     # ---- the thread that executes, between two iterations ----
 
-    def activate(self, graph: Graph, plan: Plan, follows: bool = False) -> None:
+    def activate(self, graph: Graph, plan: Plan, follows: bool = False, groups: Sequence[Group] = ()) -> None:
         """Compile a plan and take its host memory. Raises InvalidPlanError or DeviceError; the old plan then stays."""
-        compiled = graph.compile(plan, follows)
+        compiled = graph.compile(plan, follows, groups)
         self._host.provide([compiled.program, *(other.program for other in self._graphs if other is not graph)])
         graph.compiled = compiled
 
@@ -124,7 +127,7 @@ class Changes:
         changed, memory = dict(change.compiled), change.memory
         outdated = [graph for graph, compiled in changed.items() if compiled.captured is not graph.captured]
         try:
-            changed |= {graph: graph.compile(changed[graph].plan, changed[graph].follows) for graph in outdated}
+            changed |= {graph: graph.compile_again(changed[graph]) for graph in outdated}
             programs = [changed.get(graph, graph.compiled).program for graph in self._graphs]
             if outdated:
                 memory = self._host.reserve(programs, memory)

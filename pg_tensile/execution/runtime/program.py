@@ -19,8 +19,11 @@ from pg_tensile.planning.plan.codecs import staging_bytes
 from pg_tensile.planning.plan.following import swapped_persistents
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.trace.trace import Int64s
+from pg_tensile.planning.waterwave.groups import Group
 
-ALLOCATE = len(ActionKind)  # a code besides the kinds of actions: device memory for a COPY_IN that follows later
+# Codes besides the kinds of actions
+ALLOCATE = len(ActionKind)  # device memory for a COPY_IN that follows later
+BEGIN_GROUP = ALLOCATE + 1  # asks for the memory of the steps that follow; `tensor` is the group's number
 
 
 class Work(NamedTuple):
@@ -39,7 +42,7 @@ class Instruction(NamedTuple):
     `keeps` is set if the tensor freed here is swapped in again later: its emptied storage object and its values are
     kept then, and dropped otherwise. `event` is the index into the plan, −1 if none."""
 
-    code: int  # an ActionKind, or ALLOCATE
+    code: int  # an ActionKind, ALLOCATE or BEGIN_GROUP
     step: int
     tensor: int = -1  # key
     work: Work | None = None
@@ -53,9 +56,9 @@ class Program:
     """One iteration of S steps under a plan, from the state that it was compiled for.
 
     `first_change` is the first step that changes a persistent tensor, S if none does; `arena` the layout of the host
-    copies that have no home (host_memory.py); `keys` the key of each tensor of the trace. All that iterations look up
-    is computed by the constructor; only the sequence's footprint, for the check of the budget, is computed once it is
-    used."""
+    copies that have no home (host_memory.py); `keys` the key of each tensor of the trace; `groups` those of a plan
+    whose memory flows, before which the program asks for it (memory_flow.py). All that iterations look up is computed
+    by the constructor; only the sequence's footprint, for the check of the budget, is computed once it is used."""
 
     def __init__(
         self,
@@ -64,12 +67,14 @@ class Program:
         arena: Arena,
         first_change: int,
         keys: Sequence[int],
+        groups: Sequence[Group] = (),
     ) -> None:
         trace, plan = sequence.trace, sequence.plan
         self.sequence = sequence
         self.instructions = instructions
         self.arena = arena
         self.first_change = first_change
+        self.groups = tuple(groups)
         # keys of the persistent tensors that between two iterations are on the device, have a current host copy, or
         # are off the device
         self.device = frozenset(keys[tensor] for tensor in sequence.boundary.device)
@@ -91,15 +96,25 @@ class Program:
         return next(work for work in works if work is not None)
 
     def check_budget(self, budget_bytes: int, workspace_bytes: Int64s) -> None:
-        """Raise OutOfDeviceMemoryError for the first step above the budget. `workspace_bytes`: int64[operators]."""
+        """Raise OutOfDeviceMemoryError for the first step above the budget, or above the most that its group may take.
+
+        `workspace_bytes`: int64[operators]."""
         needed = self._device_bytes(workspace_bytes)
-        over = np.flatnonzero(needed > budget_bytes)
+        limits = np.minimum(budget_bytes, self._most_bytes())
+        over = np.flatnonzero(needed > limits)
         if over.size:
             step = int(over[0])
             requested = self.work(step).bytes + int(workspace_bytes[self.sequence.operators[step]])
             raise OutOfDeviceMemoryError(
-                self.operator_label(step), requested, int(needed[step]) - requested, budget_bytes
+                self.operator_label(step), requested, int(needed[step]) - requested, int(limits[step])
             )
+
+    def _most_bytes(self) -> Int64s:
+        """Return int64[s]: the most that each step's group may take, or more than any device has."""
+        most = np.full(len(self.sequence.steps), np.iinfo(np.int64).max)
+        for group in self.groups:
+            most[group.first : group.last + 1] = group.most_bytes
+        return most
 
     def device_peak_bytes(self, workspace_bytes: Int64s) -> int:
         return int(np.max(self._device_bytes(workspace_bytes)))

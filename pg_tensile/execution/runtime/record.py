@@ -79,6 +79,7 @@ class Counters:
     raw_bytes_out: int = 0  # of the tensors moved
     raw_bytes_in: int = 0
     stall_us: float = 0.0
+    memory_wait_us: float = 0.0  # for the memory of groups (memory_flow.py)
     peak_bytes: int = 0
     device_peak_bytes: int = 0
 

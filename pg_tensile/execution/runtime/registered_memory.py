@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.backends import Backend, Streams, backend_of, streams_of
+from pg_tensile.execution.backends import Backend, Streams, backend_of
 
 _kept: list[mmap.mmap] = []  # pages that could not be unregistered
 
@@ -26,8 +26,10 @@ class _Pages:
         self.__array_interface__ = {"data": (address, False), "shape": (len(pages),), "typestr": "|u1", "version": 3}
 
 
-def registered_memory(size: int, device: torch.device) -> torch.Tensor:
-    """Return uint8[size] of registered memory near the device, rounded to pages only. Raises DeviceError."""
+def registered_memory(size: int, device: torch.device, streams: Streams) -> torch.Tensor:
+    """Return uint8[size] of registered memory near the device, rounded to pages only. Raises DeviceError.
+
+    It is copied on the lanes of `streams`."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     backend = backend_of(device.type)
@@ -50,7 +52,7 @@ def registered_memory(size: int, device: torch.device) -> torch.Tensor:
     owner = _Pages(pages, address)
     # The arguments keep the pages mapped until the function has returned; a finalizer of the pages themselves would run
     # after they are unmapped. Not at exit, when the device may be shut down and all memory is freed anyway.
-    weakref.finalize(owner, _release, pages, address, backend, streams_of(device)).atexit = False
+    weakref.finalize(owner, _release, pages, address, backend, streams).atexit = False
     return torch.from_numpy(np.asarray(owner))
 
 

@@ -33,8 +33,13 @@ class Registry:
 
     def _hold_to(self, budget_bytes: int | None) -> None:
         self.budget_bytes = budget_bytes
-        self.limit: float = float("inf") if budget_bytes is None else budget_bytes
+        self.limit: float
+        self.release_limit()
         self._limit_memory(budget_bytes)
+
+    def release_limit(self) -> None:
+        """Hold to the whole budget again, after steps that were held to less of it."""
+        self.limit = float("inf") if self.budget_bytes is None else self.budget_bytes
 
     def check(self, requested: int, operator: Callable[[], str]) -> None:
         """Raise OutOfDeviceMemoryError if `requested` more bytes exceed the budget; `operator` returns its label."""

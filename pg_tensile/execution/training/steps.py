@@ -24,6 +24,7 @@ from pg_tensile.execution.runtime.executor import EvaluationResult, Executor
 from pg_tensile.execution.runtime.executor import StepResult as Executed
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import Measurement
+from pg_tensile.execution.runtime.memory_flow import Requests
 from pg_tensile.execution.runtime.plan_change import follow
 from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
@@ -39,6 +40,7 @@ from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import Group
 
 
 class EagerSteps:
@@ -109,11 +111,12 @@ class Grant(NamedTuple):
     """Resources granted to a job from some iteration on.
 
     `plan` is that of its training step, `granted_bytes` the device memory including workspaces, and `link_share` its
-    share of the link in (0, 1]."""
+    share of the link in (0, 1]. With `groups` the memory flows: it is requested for each group of a step."""
 
     plan: Plan
     granted_bytes: int
     link_share: float = 1.0
+    groups: tuple[Group, ...] = ()
 
 
 class DeviceGraphs(NamedTuple):
@@ -139,10 +142,12 @@ class PlannedSteps:
         grant: Grant,
         renegotiate: Callable[[OutOfDeviceMemoryError], None],
         device_graphs: bool = False,
+        requests: Requests | None = None,
     ) -> None:
         """Create the executor on `device`, whose budget must be the granted bytes.
 
-        With `device_graphs` it replays iterations where it can."""
+        With `device_graphs` it replays iterations where it can. `requests` are for memory that flows; without them no
+        grant may have groups."""
         self.model = model
         self.device = device.torch_device
         self.batch_device = torch.device("cpu")  # the executor copies each batch to the device
@@ -152,7 +157,7 @@ class PlannedSteps:
         self._renegotiate = renegotiate
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
-        self._executor = Executor(graphs.train, model, device, grant.plan, device_graphs=device_graphs)
+        self._executor = Executor(graphs.train, model, device, grant.plan, None, device_graphs, grant.groups, requests)
         try:
             added = {name: self._executor.add(captured) for name, captured in graphs.named().items() if name != "train"}
             self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}
@@ -209,7 +214,7 @@ class PlannedSteps:
             if name != "train":
                 self._executor.change_plan(own[name], self._graphs[name])
             elif grant.plan is not self._graphs["train"].plan:
-                self._executor.change_plan(grant.plan, budget_bytes=grant.granted_bytes)
+                self._executor.change_plan(grant.plan, budget_bytes=grant.granted_bytes, groups=grant.groups)
         self._own = set(own)
         self._device.share_link(grant.link_share)
 
@@ -269,7 +274,7 @@ class PlannedSteps:
             self._executor.device_bytes,
             counters.device_peak_bytes,
             counters.bytes_out + counters.bytes_in,
-            round(counters.stall_us),
+            round(counters.stall_us + counters.memory_wait_us),
             counters.passive_swap_ins,
             counters.raw_bytes_out + counters.raw_bytes_in,
         )

@@ -213,13 +213,14 @@ def explain(
     bound_limit_s: float = 0.0,
     running: Sequence[JobState] = (),
     over: Callable[[], bool] = lambda: False,
+    memory_flow: bool = False,
 ) -> Explanation:
     """Return the explanation of a job.
 
     `traces` are the job's graphs by name, with latencies, the training step first; empty if none could be captured.
     `bound_limit_s`: seconds for which a solver may look for the bound of the plan's time; 0 means that none is wanted.
     `running` are the device's jobs that run, with their latest latencies and a grant; how the job would do beside them
-    is left out if `over` returns True while they are planned.
+    is left out if `over` returns True while they are planned. `memory_flow`: memory may flow between them.
     """
     scheduler = DeviceScheduler()
     alone = DeviceState(request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events)
@@ -241,9 +242,9 @@ def explain(
     prospects = Outlook(admission)
     start = start_of(told, least, admission, largest, unplanned)
     if running and start.when != "never" and request.open_job is None:
-        device = replace(alone, inference_bytes=admission.inference_bytes)
+        device = replace(alone, inference_bytes=admission.inference_bytes, memory_flow=memory_flow)
         prospects = outlook(scheduler, device, job, running, admission, over)
-        start = start_of(told, least, prospects.admission, largest, unplanned, prospects.obstacle)
+        start = start_of(told, least, prospects.admission, largest, unplanned, prospects.obstacle, prospects.beside)
     return Explanation(request, profile.name, prospects.admission, start, graph, memory, time, plan, prospects.beside)
 
 

@@ -1,7 +1,7 @@
 """When a job would start, and why, by the scheduler's rule (scheduling/admission.py).
 
 A job starts if its least memory and that of the running jobs fit into the device's budget, and all of them can have
-plans that keep what was promised.
+plans that keep what was promised; or if memory can flow between them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal
 
+from pg_tensile.planning.explain.beside import Beside
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
 from pg_tensile.text import size
 
@@ -37,11 +38,13 @@ def start_of(
     largest: str | None,
     unplanned: str | None,
     obstacle: str | None = None,
+    beside: Beside | None = None,
 ) -> Start:
     """Return the start of a job that needs at least `least_bytes`.
 
     `largest` describes the operator that needs the most memory, if known; `unplanned` is why no plan can be made, if
-    so; `obstacle` is why it waits for running jobs to end although its memory is there, if it does.
+    so; `obstacle` is why it waits for running jobs to end although its memory is there, if it does. `beside`: its plan
+    beside the running jobs, if there is one.
     """
     need = least_bytes + request.overhead_bytes
     budget = admission.budget_bytes
@@ -66,7 +69,9 @@ def start_of(
     if obstacle is not None:
         alone = budget - admission.inference_bytes
         return LaterStart("later", f"{why}; {obstacle}", _wait_s(max(need, alone), admission))
-    if admission.has_room_for(need):
+    if beside is not None and beside.flow is not None:
+        return Start("now", f"{why}; it would run {beside.flow}")
+    if beside is not None or admission.has_room_for(need):
         return Start("now", why)
     return LaterStart("later", why, _wait_s(need, admission))
 

@@ -198,6 +198,8 @@ def _time_lines(explanation: Explanation) -> list[_Line]:
         link = "" if beside.link_share == 1 else f" and {beside.link_share:.0%} of the link"
         note = f"{beside.slowdown:.2f}x with {size(beside.planned_bytes)}{link}, as long as the running jobs run"
         lines.append(_Line("", "beside others", duration(beside.planned_us), note))
+        if beside.flow is not None:
+            lines.append(_Line("", f"would run {beside.flow}"))
     return lines
 
 

@@ -1,9 +1,12 @@
 """Admission: which jobs of a device may run.
 
-A job is admitted when the least memory that it can run with fits beside the least memory of the running jobs.
+A job is admitted when the least memory that it can run with fits beside the least memory of the running jobs, or if
+memory may flow between them, beside what the others keep between two iterations.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Refused, Waits
 from pg_tensile.planning.scheduling.round_state import RoundState
@@ -47,30 +50,42 @@ def admit(state: RoundState) -> list[JobState]:
     undecided = [job for job in state.jobs.values() if job.job not in state.decisions]
     admitted = [job for job in undecided if job.given is not None]
     budget = state.budget_bytes()
-    while sum(state.needs(job.job) for job in admitted) > budget:
+    while not _have_room(state, admitted, budget):
         if not state.break_promise(job.job for job in admitted):
             break
     free = budget - sum(state.needs(job.job) for job in admitted)
     for job in [job for job in admitted if job.choosing and job.stuck]:
         least = state.least[job.job]
-        if free < 0:
+        if free < 0 and not _have_room(state, admitted, budget):
             state.decisions[job.job] = Refused(max(0, least + free), least, job.operator)
             admitted.remove(job)
             free += least
     running = len(admitted)
     aged: JobState | None = None
     state.waits.clear()
+    state.alternatives.clear()
     for job in sorted((job for job in undecided if job.given is None), key=lambda job: (-job.rank, job.job)):
         if aged is not None:
             state.waits[job.job] = Waits(f"waits behind job {aged.job}, which has waited long enough")
-        elif state.needs(job.job) <= free:
+            continue
+        needs, waits = state.needs(job.job), None
+        if needs > free:
+            waits = Waits(_reason(state, job, free, running, len(admitted) - running))
+        if waits is None or state.could_flow([*admitted, job]):
             admitted.append(job)
-            free -= state.needs(job.job)
+            free -= needs
+            if waits is not None:
+                state.alternatives[job.job] = waits
         else:
-            state.waits[job.job] = Waits(_reason(state, job, free, running, len(admitted) - running))
+            state.waits[job.job] = waits
             if 0 < state.device.ageing_s <= job.waited_s:
                 aged = job
     return admitted
+
+
+def _have_room(state: RoundState, jobs: Sequence[JobState], budget_bytes: int) -> bool:
+    """Return whether the least that these jobs need fits, in constant grants or with memory that flows."""
+    return sum(state.needs(job.job) for job in jobs) <= budget_bytes or state.could_flow(jobs)
 
 
 def _reason(state: RoundState, job: JobState, free: int, running: int, starting: int) -> str:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
+from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import DeviceState
+from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import Group, bytes_to_groups, counted_groups, cut_alike
+from pg_tensile.planning.waterwave.simulation import Flow, simulate_flow, with_requests
 
 MOST_TENSILE_RESULTS = 16  # cached results of the policy tensile
+MOST_FLOWS = 256  # cached groups of plans, and simulations of memory that flows
+ITERATIONS = 9  # of each job that are simulated; the first three do not count
+MOST_GROUPS_SIMULATED = 2000  # of all jobs in one simulation: some 0.1 s
 
 
 class PlanCaches:
@@ -21,6 +29,8 @@ class PlanCaches:
     def __init__(self) -> None:
         self._planners: dict[Hashable, JobPlanner] = {}
         self._tensile: dict[Hashable, dict[int, Plan]] = {}
+        self._groups: dict[Hashable, tuple[Group, ...]] = {}
+        self._flows: dict[Hashable, Flow | None] = {}
         self._used: set[Hashable] = set()
 
     def planner(self, trace: Trace, device: DeviceState, share: float = 1.0) -> JobPlanner:
@@ -41,6 +51,38 @@ class PlanCaches:
                 self._tensile.clear()
             self._tensile[key] = rounds.plan_limited(traces, profile, budget_bytes, limits)
         return self._tensile[key]
+
+    def groups(self, planner: JobPlanner, plan: Plan, cut: int | bytes) -> tuple[Group, ...]:
+        """Return the groups of a step under a plan, with the times of their requests and of waiting for transfers.
+
+        `cut`: how many there are on the way to the peak, at most; or the rows of groups with the same steps. Raises
+        PlanError if those are groups of other steps, or of other sizes."""
+        key = identity(planner.trace), planner.profile, planner.share, plan, cut
+        if key not in self._groups:
+            if len(self._groups) >= MOST_FLOWS:
+                self._groups.clear()
+            sequence = AccessSequence(planner.trace, plan)
+            stalled_us = evaluate(sequence, planner.link).stalled_us
+            if isinstance(cut, int):
+                self._groups[key] = with_requests(counted_groups(sequence, cut, stalled_us))
+            else:
+                given = bytes_to_groups(cut)
+                groups = cut_alike(given, sequence, stalled_us)
+                if [group._replace(us=0.0) for group in groups] != given:
+                    raise PlanError("the groups take other memory than they took")
+                self._groups[key] = with_requests(groups)
+        return self._groups[key]
+
+    def flow(
+        self, jobs: Mapping[int, Sequence[Group]], budget_bytes: int, contention: float, beside: int
+    ) -> Flow | None:
+        """Return how long jobs take whose memory flows within the budget; None if they cannot all run."""
+        key = tuple((job, tuple(groups)) for job, groups in jobs.items()), budget_bytes, contention, beside
+        if key not in self._flows:
+            if len(self._flows) >= MOST_FLOWS:
+                self._flows.clear()
+            self._flows[key] = simulate_flow(jobs, budget_bytes, contention, ITERATIONS, beside, MOST_GROUPS_SIMULATED)
+        return self._flows[key]
 
     def begin_round(self) -> None:
         self._used.clear()

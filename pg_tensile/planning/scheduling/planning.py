@@ -5,7 +5,8 @@ the policy joint divides it (in few passes first, if that is wanted and traces a
 jobs together within what joint gave them, and plans that searches have found take the place of slower ones. A job
 whose swaps may be compressed is planned as usual, then again with the compressed times of those plans' swaps where
 compression pays (CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows from
-trace and sparsity, not from the job's present plan.
+trace and sparsity, not from the job's present plan. Last, plans under which memory flows take the place of all these if
+they are better, or if constant grants are impossible (flowing.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
 from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, UnplannableError
 from pg_tensile.planning.policies.joint.share_out import share_out
-from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
+from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Waits
+from pg_tensile.planning.scheduling.flowing import flow_bytes, flow_plans, flowing_jobs
+from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -26,19 +29,35 @@ from pg_tensile.text import size
 
 # Of all jobs, beyond which memory is divided in few passes while a job waits: about one second of planning otherwise.
 BRIEF_OPERATORS = 1000
+NO_FLOW = "beside the jobs that run, its memory does not suffice, and no plans let memory flow between them"
 
 
 def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     """Return the plans with the least total loss, or None if jobs were decided here, so that fewer are admitted."""
     state.coded, state.codings = {}, {}
+    holding = (job for job in state.jobs.values() if job.given is not None and job.job in state.decisions)
+    state.computing = len(admitted) + sum(isinstance(state.decisions[job.job], Failed | Kept) for job in holding)
     traced = [job for job in admitted if job.trace is not None]
     newest = next((job.job for job in reversed(traced) if job.given is None), None)
+    if state.memory_flow and sum(state.needs(job.job) for job in admitted) > state.budget_bytes():
+        flowing = _with_flow(state, admitted, None)
+        last = next((job.job for job in reversed(admitted) if job.given is None), None)
+        if flowing is not None and (last is None or _gains(state, admitted, last, flowing)):
+            return flowing
+        if last is not None:
+            state.decisions[last] = state.alternatives.get(last, Waits(NO_FLOW))
+            return None
+        if state.break_promise(job.job for job in traced):
+            return None
     try:
         plans = _with_compression(state, traced, admitted, _plans_in_budget(state, traced, admitted))
     except UnplannableError as error:
         state.decisions[error.job] = Failed(f"no plan can be made: {error}")
         return None
     except SlowdownError:
+        flowing = _with_flow(state, admitted, None)
+        if flowing is not None:
+            return flowing
         if newest is None:
             state.break_promise(job.job for job in traced)
             return None
@@ -55,17 +74,73 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         return None
     needed, limit = state.host_bytes(plans), state.device.host_bytes
     if needed > limit and newest is not None:
+        flowing = _with_flow(state, admitted, None)
+        if flowing is not None:
+            return flowing
         state.decisions[newest] = Waits(
             f"needs host memory for what is swapped: {size(needed)} with the jobs that run, where {size(limit)}"
             " are allowed (pg_tensile.host_memory)"
         )
         return None
-    return plans
+    return _with_flow(state, admitted, plans) or plans
 
 
-def _plans_in_budget(state: RoundState, traced: Sequence[JobState], admitted: Sequence[JobState]) -> Plans:
-    """Return plans for all traced jobs within the budget. Raises UnplannableError and BudgetError."""
-    budget = state.budget_bytes() - sum(state.least[job.job] for job in admitted if job.trace is None)
+def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
+    """Return whether all jobs together train faster if memory flows than if the job `last` waits for another's end."""
+    others = [job for job in admitted if job.job != last]
+    traced = [job for job in others if job.trace is not None]
+    state.computing -= 1
+    try:
+        if sum(state.needs(job.job) for job in others) > state.budget_bytes():
+            waiting = _with_flow(state, others, None)
+        else:
+            plans = _plans_in_budget(state, traced, others)
+            waiting = _with_flow(state, others, plans) or plans
+    except (UnplannableError, BudgetError, SlowdownError):
+        return True
+    finally:
+        state.computing += 1
+    return waiting is None or state.speed(flowing) > (1 + GAIN) * state.speed(waiting)
+
+
+def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans | None) -> Plans | None:
+    """Return plans under which memory flows if there are any and they are better than `constant`, else None.
+
+    `constant`: the plans with constant grants, which the jobs keep whose memory cannot flow; None if there are none."""
+    jobs = flowing_jobs(state, admitted)
+    if not jobs:
+        return None
+    others = [job for job in admitted if not state.can_flow(job)]
+    traced = [job for job in others if job.trace is not None]
+    eager_bytes = sum(state.least[job.job] for job in others if job.trace is None)
+    brief = state.may_be_brief and sum(map(_operators, (*jobs, *traced))) > BRIEF_OPERATORS
+    if constant is None:
+        state.coded = {}
+        reserved = flow_bytes(state, jobs, others)
+        try:
+            plans = _plans_in_budget(state, traced, others, reserved) if traced else Plans({}, {})
+        except (UnplannableError, BudgetError, SlowdownError):
+            return None
+    else:
+        numbers = [job.job for job in traced]
+        plans = Plans({job: constant.chosen[job] for job in numbers}, {job: constant.shares[job] for job in numbers})
+    flowing = flow_plans(state, jobs, plans, eager_bytes, constant, brief)
+    state.brief |= brief and flowing is not None
+    return flowing
+
+
+def _operators(job: JobState) -> int:
+    return 0 if job.trace is None else job.trace.operator_count
+
+
+def _plans_in_budget(
+    state: RoundState, traced: Sequence[JobState], admitted: Sequence[JobState], reserved_bytes: int = 0
+) -> Plans:
+    """Return plans for all traced jobs within the budget, less the reserved bytes.
+
+    Raises UnplannableError and BudgetError."""
+    budget = state.budget_bytes() - reserved_bytes
+    budget -= sum(state.least[job.job] for job in admitted if job.trace is None)
     budget = max(budget, sum(state.least[job.job] for job in traced))  # a lowered setting: as close as possible
     vanilla = Plans({job.job: state.planner(job.job).vanilla for job in traced}, {job.job: 1.0 for job in traced})
     sizes = {job.job: state.size(job, vanilla) for job in traced}

@@ -1,9 +1,10 @@
-"""State of one round of decisions for all jobs of a device, shared by admission, planning and keeping."""
+"""State of one round of decisions for all jobs of a device, shared by admission, planning, flowing and keeping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pg_tensile.planning.plan.codecs import host_coding_us
@@ -22,16 +23,30 @@ from pg_tensile.planning.scheduling.decisions import (
 )
 from pg_tensile.planning.scheduling.plan_caches import PlanCaches
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
+from pg_tensile.planning.waterwave.groups import Group
+from pg_tensile.planning.waterwave.simulation import Flow
 
 PRIORITY_STEP = 10.0
 HEAVIEST = 16.0
+# Other devices' allocators do not give memory back to the device between two operators yet.
+FLOWING_KINDS = ("host",)
+FLOWING_POLICIES = ("joint", "swapadvisor")  # the plans of `tensile` are made for constant grants of all jobs together
+# How much two jobs slow each other down that compute at once. On the host each has threads of its own, but not memory
+# bandwidth; the number has not been measured. An accelerator gives them time slices.
+HOST_CONTENTION = 0.3
+ACCELERATOR_CONTENTION = 1.0
 
 
 class Plans(NamedTuple):
-    """Plans for all jobs with traces, and the part of the link that each counts on; 1.0 for one that moves nothing."""
+    """Plans for all jobs with traces, and the part of the link that each counts on; 1.0 for one that moves nothing.
+
+    `groups` has those of the jobs whose memory flows within `flow_bytes`; the others have constant grants."""
 
     chosen: dict[int, Candidate]
     shares: dict[int, float]
+    groups: Mapping[int, tuple[Group, ...]] = MappingProxyType({})
+    flow_bytes: int = 0
 
 
 class RoundState:
@@ -55,6 +70,8 @@ class RoundState:
         self.promised: dict[int, int] = {}  # least device memory in bytes with which jobs can keep their max_slowdown
         self.decisions: dict[int, Decision] = {}
         self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
+        self.alternatives: dict[int, Waits] = {}  # of jobs admitted because memory may flow, if it cannot after all
+        self.computing = 0  # jobs that run or are admitted
         self.notes: list[Note] = []
         self.coded: dict[int, Trace] = {}  # traces whose swaps are compressed
         self.codings: dict[int, list[TensorCoding]] = {}
@@ -111,13 +128,111 @@ class RoundState:
     def host_bytes(self, plans: Plans) -> int:
         return sum(self.planner(job).host_bytes(candidate) for job, candidate in plans.chosen.items())
 
+    # ---- memory that flows ----
+
+    @property
+    def memory_flow(self) -> bool:
+        """Whether memory may flow between jobs.
+
+        Where it does already, and constant grants would not fit, it goes on whatever the setting is by now."""
+        if self.device.profile.kind not in FLOWING_KINDS:
+            return False
+        return self.device.memory_flow or self._has_to_flow()
+
+    def _has_to_flow(self) -> bool:
+        running = [job for job in self.jobs.values() if job.given is not None and job.job not in self.decisions]
+        flowing = any(job.given is not None and job.given.groups for job in running)
+        return flowing and sum(self.needs(job.job) for job in running) > self.budget_bytes()
+
+    def can_flow(self, job: JobState) -> bool:
+        """Return whether the job may share memory with others as it goes."""
+        return (
+            self.memory_flow
+            and job.trace is not None
+            and job.policy in FLOWING_POLICIES
+            and job.compression == "none"
+            and not (job.pinned or job.choosing)
+        )
+
+    def resting_bytes(self, job: int) -> int:
+        """Return the bytes that the job keeps between two iterations without a plan; no plan keeps more."""
+        trace = self.planner(job).trace
+        return int(trace.tensor_bytes[trace.persistent].sum())
+
+    def flow_need_bytes(self, sizes: Mapping[int, int]) -> int:
+        """Return the memory within which jobs that take `sizes` can flow: each beside what the others keep."""
+        rests = {job: self.resting_bytes(job) for job in sizes}
+        return max(size - rests[job] for job, size in sizes.items()) + sum(rests.values())
+
+    def could_flow(self, jobs: Sequence[JobState]) -> bool:
+        """Return whether the least that these jobs need fits, if the memory of those that can share it flows."""
+        flowing = {job.job: self.needs(job.job) for job in jobs if self.can_flow(job)}
+        if len(flowing) < 2:
+            return False
+        constant = sum(self.needs(job.job) for job in jobs if job.job not in flowing)
+        return constant + self.flow_need_bytes(flowing) <= self.budget_bytes()
+
+    def can_run(self, plans: Plans) -> bool:
+        """Return whether all jobs whose memory flows can run, with the device and host memory that there is.
+
+        Beside what the others keep, each has room for its other graphs as well."""
+        wholes = {job: self.size(self.jobs[job], plans) for job in plans.groups}
+        rests = {job: groups[-1].rest_bytes for job, groups in plans.groups.items()}
+        kept = sum(rests.values())
+        return (
+            all(kept - rests[job] + whole <= plans.flow_bytes for job, whole in wholes.items())
+            and Grants(plans.flow_bytes).fits(FlowingJob(groups) for groups in plans.groups.values())
+            and self.host_bytes(plans) <= self.device.host_bytes
+        )
+
+    def planned_us(self, plans: Plans) -> dict[int, float]:
+        """Return the time of each job's iteration, without what it loses because others compute at the same time.
+
+        Waiting for memory that flows is part of it."""
+        us = {job: candidate.us for job, candidate in plans.chosen.items()}
+        flow = self.flow(plans) if plans.groups else None
+        for job, groups in plans.groups.items():
+            us[job] = sum(group.us for group in groups) + (math.inf if flow is None else flow.waiting_us[job])
+        return us
+
+    def flow(self, plans: Plans) -> Flow | None:
+        """Return how long the jobs take whose memory flows; None if they cannot all run."""
+        beside = self.computing - len(plans.groups)
+        return self.caches.flow(plans.groups, plans.flow_bytes, self._contention, max(0, beside))
+
+    @property
+    def _contention(self) -> float:
+        return HOST_CONTENTION if self.device.profile.kind == "host" else ACCELERATOR_CONTENTION
+
+    def _contended_us(self, plans: Plans, us: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the times of jobs that compute at once; `us`: those without what that costs.
+
+        Without `memory_flow` it costs the same whatever the plans are, so it is left out."""
+        if not self.memory_flow:
+            return us
+        if not plans.groups:
+            slowdown = 1 + self._contention * (max(self.computing, len(us)) - 1)
+            return {job: slowdown * time_us for job, time_us in us.items()}
+        flow = self.flow(plans)
+        if flow is None:
+            return dict.fromkeys(us, math.inf)
+        return {job: flow.iteration_us.get(job, flow.slowdown * time_us) for job, time_us in us.items()}
+
+    # ---- losses ----
+
+    def speed(self, plans: Plans) -> float:
+        """Return the weighted sum of all jobs' speeds beside each other, relative to each one alone without a plan."""
+        planners = {job: self.planner(job) for job in plans.chosen}
+        us = self._contended_us(plans, times_us(planners, plans.chosen))
+        return sum(self.weights[job] * planner.vanilla.us / us[job] for job, planner in planners.items())
+
     def loss(self, plans: Plans) -> float:
         """Return the weighted sum of all jobs' iteration times beside each other, relative to their vanilla times.
 
         The time that coding occupies the host's processors is added.
         """
         planners = {job: self.planner(job) for job in plans.chosen}
-        us = times_us(planners, plans.chosen)
+        us = self._contended_us(plans, times_us(planners, plans.chosen))
         return sum(
             self.weights[job] * (us[job] + self._coding_us(job, candidate)) / planners[job].vanilla.us
             for job, candidate in plans.chosen.items()

@@ -77,6 +77,17 @@ class Grants:
         """Remove a job, wherever it is; all that it held is free."""
         del self.jobs[number]
 
+    def change(self, number: int, groups: Sequence[Group]) -> None:
+        """Change the groups of a job that is between two iterations.
+
+        While they do not fit beside the other jobs, it cannot begin."""
+        job = self.jobs[number]
+        if job.begun:
+            raise ValueError(f"job {number} is not between two iterations")
+        waiting = job.waiting
+        self.jobs[number] = job = FlowingJob(groups)
+        job.waiting = waiting
+
     def begin(self, number: int) -> bool:
         """Begin the job's next group; return False if it has to wait, until a group ends or a job leaves."""
         job = self.jobs[number]
@@ -108,10 +119,12 @@ class Grants:
         return sum(job.held_bytes for job in self.jobs.values())
 
     def _is_overtaken(self, job: FlowingJob) -> bool:
-        """Return whether another job has waited so long, and longer, that no iteration begins before it goes on."""
-        waited = max(OVERTAKEN, (job.waiting or 0) + 1)
+        """Return whether another job has waited so long that no iteration begins before it goes on.
+
+        Of several such jobs, those that have waited longest are not overtaken: else all could wait for each other."""
+        least = max(OVERTAKEN, (job.waiting or 0) + 1)
         return not job.begun and any(
-            other.waiting is not None and other.waiting >= waited for other in self.jobs.values()
+            other.waiting is not None and other.waiting >= least for other in self.jobs.values()
         )
 
     def _is_safe(self, jobs: Sequence[FlowingJob]) -> bool:

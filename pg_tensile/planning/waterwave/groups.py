@@ -54,14 +54,14 @@ def groups_to_bytes(groups: Sequence[Group], sequence: AccessSequence) -> bytes:
     return np.array(rows, GROUP_ROW).tobytes()
 
 
-def bytes_to_groups(data: bytes) -> list[Group]:
+def bytes_to_groups(data: bytes) -> tuple[Group, ...]:
     """Return the groups that `groups_to_bytes` has encoded, without their times.
 
     Raises PlanError if they are not groups of consecutive steps, or have impossible sizes."""
     if len(data) % GROUP_ROW.itemsize:
         raise PlanError(f"groups of {len(data)} bytes are not rows of {GROUP_ROW.itemsize} bytes")
     rows = np.frombuffer(data, GROUP_ROW)
-    groups = [Group(*row) for row in zip(*(rows[name].tolist() for name in GROUP_FIELDS), strict=True)]
+    groups = tuple(Group(*row) for row in zip(*(rows[name].tolist() for name in GROUP_FIELDS), strict=True))
     follow = all(group.first == before.last + 1 for before, group in pairwise(groups))
     if groups and not (groups[0].first == 0 and follow and all(_possible(group) for group in groups)):
         raise PlanError("the groups are not consecutive, or have impossible sizes")
@@ -83,14 +83,39 @@ def groups_of(
     """
     if split_bytes <= 0:
         raise ValueError("split_bytes is to be positive")
-    footprint = step_bytes(sequence)
+    us = _step_us(sequence, stalled_us)
+    return _groups(sequence, _starts(_levels(step_bytes(sequence), split_bytes), us, split_us), us)
+
+
+def counted_groups(sequence: AccessSequence, count: int, stalled_us: Floats | None = None) -> list[Group]:
+    """Return the groups of an iteration, at most `count` of them for what it takes on the way to its peak."""
+    split_bytes = -(-int(np.ptp(step_bytes(sequence))) // count)
+    return groups_of(sequence, max(1, split_bytes), stalled_us=stalled_us)
+
+
+def cut_alike(groups: Sequence[Group], sequence: AccessSequence, stalled_us: Floats | None = None) -> list[Group]:
+    """Return groups of the same steps, with the bytes and times of `sequence`.
+
+    Raises PlanError if it has another number of steps."""
+    if not groups or groups[-1].last != len(sequence.steps) - 1:
+        raise PlanError(f"the groups do not end with the last of {len(sequence.steps)} steps")
+    first = np.array([group.first for group in groups], np.int64)
+    return _groups(sequence, first, _step_us(sequence, stalled_us))
+
+
+def _step_us(sequence: AccessSequence, stalled_us: Floats | None) -> Floats:
+    """Return float64[s]: the time of each step, with the time that the job waits before it, and after the last."""
     us = sequence.trace.latency_us[sequence.steps]
     if stalled_us is not None:
         us = us + stalled_us[:-1]
         us[-1] += stalled_us[-1]
-    first = _starts(_levels(footprint, split_bytes), us, split_us)
+    return us
+
+
+def _groups(sequence: AccessSequence, first: Int64s, us: Floats) -> list[Group]:
+    """Return the groups that begin at the steps `first`."""
+    footprint, rest = step_bytes(sequence), resting_bytes(sequence)
     last = np.append(first[1:], len(footprint)) - 1
-    rest = resting_bytes(sequence)
     return [
         Group(begin, end, int(footprint[begin : end + 1].max()), int(rest[end]), float(us[begin : end + 1].sum()))
         for begin, end in zip(first.tolist(), last.tolist(), strict=True)

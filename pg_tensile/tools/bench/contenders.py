@@ -20,9 +20,11 @@ from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.memory_flow import Requests, claimed
 from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState, training_state
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.waterwave.groups import Group
 from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
 
 NO_STATE = TrainingState({}, {})
@@ -109,10 +111,26 @@ class PlanStepper:
     """A program on a device of the runtime."""
 
     def __init__(
-        self, workload: Workload, captured: Captured, device: Device, plan: Plan, device_graphs: bool = False
+        self,
+        workload: Workload,
+        captured: Captured,
+        device: Device,
+        plan: Plan,
+        device_graphs: bool = False,
+        groups: Sequence[Group] = (),
+        requests: Requests | None = None,
     ) -> None:
         self._device = device
-        self.executor = Executor(captured, workload.fresh_model(), device, plan, device_graphs=device_graphs)
+        with claimed(requests, plan.generation, bool(groups)):
+            self.executor = Executor(
+                captured,
+                workload.fresh_model(),
+                device,
+                plan,
+                device_graphs=device_graphs,
+                groups=groups,
+                requests=requests,
+            )
 
     def step(self, batch: Batch) -> Tensor:
         return self.executor.step(batch.inputs, batch.targets).loss

@@ -85,6 +85,7 @@ def _link(state: ViewState, device: Device, width: int) -> Text:
             link = f"link {short_size(moved)}/s{mine}, {percent(moved / (out + back))} of {short_size(out + back)}/s"
     parts = [
         f"{device.jobs} job{'' if device.jobs == 1 else 's'}",
+        f"{device.flowing_jobs} share {short_size(device.flowing_bytes)} that flow" if device.flowing_jobs else None,
         link,
         None if device.utilisation is None else f"others' load {percent(device.utilisation)}",
         f"predictor {short_size(device.inference_bytes)}" if device.inference_bytes else None,

@@ -20,7 +20,7 @@ SNAPSHOT = """
            pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all,
            (SELECT json_agg(d) FROM (
                 SELECT name, total_bytes, budget_bytes, granted_bytes, in_use_bytes, inference_bytes, jobs,
-                       out_bytes_per_s, in_bytes_per_s, utilisation
+                       out_bytes_per_s, in_bytes_per_s, utilisation, flowing_jobs, flowing_bytes
                 FROM tensile.devices ORDER BY name) d) AS devices,
            (SELECT json_agg(o) FROM (
                 SELECT p.job, left(p.model, 200) AS model, p.owner, j.kind, p.state, left(p.reason, 2000) AS reason,
@@ -66,6 +66,8 @@ class Device:
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
     utilisation: float | None  # load by other programs, 0 to 1
+    flowing_jobs: int = 0  # that share memory as they go
+    flowing_bytes: int = 0  # which they hold now; a part of granted_bytes
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[
         **request,
         **_settings(server, threads),
         "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
+        "memory_flow": server.setting("pg_tensile.memory_flow") == "auto",
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,

@@ -37,6 +37,7 @@ class Situation(NamedTuple):
     searched_plans: dict[int, int]  # by job: number of the plan that a search has found
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, in their order, and whether they have aged
     sparsities: dict[int, int]  # by job: revision of its tensors' statistics
+    memory_flow: bool  # memory may flow between jobs
 
     def changes(self, before: Situation | None) -> list[str]:
         """Describe the differences from `before` in words; None means that the device has no plans yet.
@@ -60,6 +61,8 @@ class Situation(NamedTuple):
             words.append("models for prediction take another part of the memory")
         if self.host_bytes < before.host_bytes or (self.host_bytes > before.host_bytes and self.queue):
             words.append("the limit of host memory has changed")
+        if self.memory_flow != before.memory_flow:
+            words.append("pg_tensile.memory_flow has changed")
         if any(self.priorities[job] != before.priorities[job] for job in staying):
             words.append("priorities have changed")
         better = [job for job, plan in sorted(self.searched_plans.items()) if plan != before.searched_plans.get(job)]
@@ -95,6 +98,7 @@ def read_device_views(server: Server, records: JobRecords, searches: Searches) -
     devices = server.rows("SELECT * FROM tensile._device_memory()")
     ageing_s = float(server.number("pg_tensile.ageing"))
     host_bytes = (server.number("pg_tensile.host_memory") << 20) or memory_bytes() // 2
+    memory_flow = server.setting("pg_tensile.memory_flow") == "auto"
     server.commit()
     records.refresh({row["job"]: row for row in rows}, {grant["job"]: grant for grant in grants})
     views = {}
@@ -116,6 +120,7 @@ def read_device_views(server: Server, records: JobRecords, searches: Searches) -
             {job: search.number for job in jobs if (search := searches.successful(job)) is not None},
             tuple((row["job"], 0 < ageing_s <= row["waited_s"]) for row in waiting),
             {job: row["sparsity"] for job, row in jobs.items()},
+            memory_flow,
         )
         views[name] = DeviceView(name, jobs, granted, situation)
     return views

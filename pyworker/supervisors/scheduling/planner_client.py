@@ -252,7 +252,7 @@ class PlannerClient:
             "most_events": self._server.number("pg_tensile.plan_events"),
             "ageing_s": float(self._server.number("pg_tensile.ageing")),
             "codec_times": codecs[0]["times"] if codecs else None,  # as text
-            "memory_flow": self._server.setting("pg_tensile.memory_flow") == "auto",
+            "memory_flow": view.situation.memory_flow,
         }
         self._server.commit()
         return header

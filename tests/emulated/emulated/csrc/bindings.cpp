@@ -1,4 +1,5 @@
 // What the Python package calls.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,6 +11,7 @@
 #include "generator.h"
 #include "graph.h"
 #include "host_memory.h"
+#include "plugged.h"
 
 namespace py = pybind11;
 
@@ -81,6 +83,8 @@ PYBIND11_MODULE(_native, module) {
   define(module, "set_memory", &set_memory);
   define(module, "total_memory", &total_memory);
   define(module, "reserved_memory", &reserved_memory);
+  define(module, "plug_allocator", &plug_allocator);
+  define(module, "unplug_allocator", &unplug_allocator);
   define(module, "blocks_alive", &blocks_alive);
   define(module, "trace_allocations", &trace_allocations);
   define(module, "allocation_trace", &allocation_trace);

@@ -13,6 +13,7 @@ import pytest
 
 from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.explain.beside import Flowing
 from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
 from pg_tensile.planning.explain.start import LaterStart
@@ -283,6 +284,37 @@ def test_a_job_waits_beside_running_ones_whose_link_it_would_need(short: Trace) 
     start = beside(short, promise, budget, max_slowdown=promise).start
     assert isinstance(start, LaterStart) and start.wait_s == 60.0
     assert "job 7 and this job would be slowed down by more than max_slowdown allows" in start.why
+
+
+def test_memory_that_flows_is_explained() -> None:
+    """Jobs whose least does not fit beside each other: one would wait if memory could not flow."""
+    trace = network(9, [MB] * 4 + [8 * MB] + [MB] * 4, latency_us=5000.0)
+    least, rest = least_bytes(trace), int(trace.tensor_bytes[trace.persistent].sum())
+    running = [JobState(7, trace, least, given=Given(None, least))]
+    admission = Admission(least + rest, 0, 1, 0, least, ahead=(Ahead(True, least, 60.0, job=7),))
+    profile = replace(SLOW, kind="host")
+
+    def beside_another(memory_flow: bool) -> Explanation:
+        return explain(request(), {"train": trace}, profile, admission, running=running, memory_flow=memory_flow)
+
+    assert beside_another(False).start.when == "later"
+    explanation = beside_another(True)
+    assert explanation.start.when == "now" and explanation.beside is not None
+    flow = explanation.beside.flow
+    assert flow is not None and flow.others.keys() == {"7"}
+    assert 0 < flow.speed < 1 and 0 < flow.others["7"] < 1
+    assert explanation.start.why.endswith(f"it would run {flow}")
+    assert explanation.to_json()["beside"]["flow"] == {"speed": flow.speed, "others": flow.others}
+    assert sum(f"would run {flow}" in line for line in render(explanation)) == 2
+
+
+def test_speeds_of_jobs_whose_memory_flows_are_told_in_words() -> None:
+    one = Flowing(0.938, {"3": 0.941})
+    assert str(one) == "beside job 3: their memory flows, each at 94% of its own speed"
+    two = Flowing(0.5, {"3": 0.9, "4": 0.5})
+    assert str(two) == (
+        "beside jobs 3 and 4: their memory flows, this one at 50%, job 3 at 90%, job 4 at 50% of its own speed"
+    )
 
 
 def test_what_takes_too_long_to_plan_is_left_out(short: Trace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -166,3 +167,33 @@ def test_simulated_jobs_stay_within_the_budget(jobs: list[list[Group]], contenti
     assert all(flow.iteration_us[number] >= alone_us[number] * (1 - 1e-9) for number in numbered)
     if len(jobs) == 1:
         assert flow.iteration_us == pytest.approx(alone_us)
+
+
+def test_the_time_of_a_job_that_waits_is_what_it_takes_alone_and_what_it_waits() -> None:
+    jobs = {1: wave(80, 4), 2: wave(80, 4)}
+    flow = simulate_flow(jobs, 80, contention=0.0, iterations=200)
+    assert flow is not None
+    for number, groups_of_job in jobs.items():
+        alone_us = sum(group.us for group in groups_of_job)
+        assert flow.iteration_us[number] == pytest.approx(alone_us + flow.waiting_us[number], rel=0.02)
+    roomy = simulate_flow(jobs, 160, contention=0.0)
+    assert roomy is not None and roomy.waiting_us == {1: 0.0, 2: 0.0}
+
+
+def test_jobs_beside_those_whose_memory_flows_slow_them_down_and_are_slowed_down() -> None:
+    jobs = {1: wave(80, 4)}
+    flow = simulate_flow(jobs, 80, contention=0.5, beside=2)
+    assert flow is not None
+    assert flow.iteration_us == {1: pytest.approx(2 * 8.0)}
+    assert flow.slowdown == pytest.approx(2.0)
+    turns = simulate_flow({1: groups((80, 0)), 2: groups((80, 0))}, 80, contention=0.5, beside=1)
+    assert turns is not None and turns.slowdown == pytest.approx(1.5)
+
+
+def test_jobs_of_very_different_lengths_are_simulated_in_few_groups() -> None:
+    short, long = groups((40, 0), us=1.0), groups(*[(60, 10)] * 9, (60, 0), us=1e5)
+    flow = simulate_flow({1: short, 2: long}, 100, contention=0.0, most_groups=500)
+    assert flow is not None
+    assert flow.iteration_us == {1: pytest.approx(1.0), 2: pytest.approx(1e6)}
+    blocked = simulate_flow({1: groups((100, 0), us=1e9), 2: groups((100, 0))}, 100, contention=0.0, most_groups=1)
+    assert blocked is not None and blocked.iteration_us[2] == math.inf

@@ -17,6 +17,8 @@ from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.waterwave.groups import (
     GROUP_ROW,
     bytes_to_groups,
+    counted_groups,
+    cut_alike,
     groups_of,
     groups_to_bytes,
     resting_bytes,
@@ -91,7 +93,7 @@ def test_encoded_groups_are_the_same_without_times(random: Random, style: Style 
     sequence = sequence_of(random, style)
     groups = groups_of(sequence, max(1, int(step_bytes(sequence).max()) // parts))
     data = groups_to_bytes(groups, sequence)
-    assert bytes_to_groups(data) == [group._replace(us=0.0) for group in groups]
+    assert bytes_to_groups(data) == tuple(group._replace(us=0.0) for group in groups)
     rows = np.frombuffer(data, GROUP_ROW)
     assert rows["first_operator"].tolist() == sequence.operators[[group.first for group in groups]].tolist()
     assert rows["last_operator"].tolist() == sequence.operators[[group.last for group in groups]].tolist()
@@ -115,3 +117,19 @@ def test_impossible_groups_are_refused(rows: list[tuple[int, ...]]) -> None:
 def test_half_a_row_is_refused() -> None:
     with pytest.raises(PlanError, match="rows of 32 bytes"):
         bytes_to_groups(bytes(33))
+
+
+@given(random=dice(), style=STYLES, count=st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_groups_are_as_many_as_asked_for_and_are_cut_alike_again(
+    random: Random, style: Style | None, count: int
+) -> None:
+    sequence = sequence_of(random, style)
+    stalled_us = evaluate(sequence, RTX_A6000).stalled_us
+    groups = counted_groups(sequence, count, stalled_us)
+    assert len(groups) <= 2 * count + 2
+    rows = bytes_to_groups(groups_to_bytes(groups, sequence))
+    assert cut_alike(rows, sequence, stalled_us) == groups
+    for wrong in (rows[:-1], [*rows[:-1], rows[-1]._replace(last=rows[-1].last + 1)]):
+        with pytest.raises(PlanError, match="last"):
+            cut_alike(wrong, sequence)

@@ -64,7 +64,9 @@ class Granting:
         if budget < header["vanilla_bytes"]:
             plan = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget).plan
         granted = {"planned_bytes": budget, "granted_bytes": budget + (1 << 16), "link_share": 1.0}
-        self.child.send(FrameType.PLAN, {"generation": generation, **granted}, [plan.rows.tobytes(), plan.order_bytes])
+        self.child.send(
+            FrameType.PLAN, {"generation": generation, **granted}, [plan.rows.tobytes(), plan.order_bytes, b""]
+        )
 
     def graphs(self) -> list[dict[str, int]]:
         """Names and rows of each trace."""

@@ -158,7 +158,7 @@ def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> t
     kept = None if spare else relaxed_swap_all(first, budget)
     candidate = planner.within(budget) if kept is None else planner.relaxed(kept, budget)
     granted = {"planned_bytes": candidate.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
-    return {"generation": generation, **granted}, [candidate.plan.rows.tobytes(), candidate.plan.order_bytes]
+    return {"generation": generation, **granted}, [candidate.plan.rows.tobytes(), candidate.plan.order_bytes, b""]
 
 
 def finish(child: Child) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def eager_run(start: Callable[..., Child], **spec: Any) -> Child:
     trace = child.until(FrameType.TRACE).header
     assert (trace["graphs"], trace["vanilla_bytes"], trace["policy"]) == ([], None, "none")
     plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
-    child.send(FrameType.PLAN, plan, [b"", b""])
+    child.send(FrameType.PLAN, plan, [b"", b"", b""])
     assert not finish(child)["stopped"]
     return child
 
@@ -239,7 +239,7 @@ def test_a_resumed_job_keeps_its_recipe(start: Callable[..., Child], monkeypatch
     child = start(**spec, checkpoint_interval_s=1e-9)
     plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": 1 << 30, "link_share": 1.0}
     child.until(FrameType.TRACE)
-    child.send(FrameType.PLAN, plan, [b"", b""])
+    child.send(FrameType.PLAN, plan, [b"", b"", b""])
     state = child.until(FrameType.STATE)
     child.send(FrameType.STOP, {"checkpoint": False})
     assert finish(child)["stopped"]
@@ -330,7 +330,7 @@ def test_plans_are_taken_up_while_it_trains(start: Callable[..., Child]) -> None
     child.send(FrameType.PLAN, *grant(trace, 4, 0.9))  # late
     child.until(FrameType.PROGRESS, where=lambda header: header.get("plan_generation") == 5)
     header, _ = grant(trace, 6, 0.9)
-    child.send(FrameType.PLAN, header, [b"\1" * 64, b""])  # events that mean nothing
+    child.send(FrameType.PLAN, header, [b"\1" * 64, b"", b""])  # events that mean nothing
     rejected = child.until(FrameType.PROGRESS, where=lambda header: "plan_rejected" in header).header["plan_rejected"]
     assert rejected["generation"] == 6 and rejected["reason"]
     assert not finish(child)["stopped"]

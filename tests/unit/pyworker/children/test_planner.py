@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.connection import Connection
 from pyworker.version import VERSION
@@ -119,10 +120,10 @@ def test_a_plan_comes_with_its_rows_and_the_memory_of_each_step(planner):
     planner.trace(4, trace.to_bytes())
     frame = planner.schedule(middle(trace), job(4, least_bytes(trace)))
     (answer,) = frame.header["jobs"]
-    rows, order, operators, planned, vanilla = frame.buffers
+    rows, order, operators, planned, vanilla, groups = frame.buffers
     plan = Plan.from_rows(bytes(rows), order=bytes(order))
     validate(trace, plan)
-    assert len(plan) > 0 and plan == plan.with_bytes(trace)
+    assert len(plan) > 0 and plan == plan.with_bytes(trace) and len(groups) == 0
     memory = footprint(trace, plan)
     assert answer["planned_bytes"] == memory.device_peak_bytes <= answer["granted_bytes"] <= middle(trace)
     assert np.frombuffer(operators, np.int32).tolist() == memory.steps.tolist()
@@ -130,6 +131,32 @@ def test_a_plan_comes_with_its_rows_and_the_memory_of_each_step(planner):
     assert np.frombuffer(vanilla, np.int64).max() == footprint(trace).device_peak_bytes
     assert answer["iteration_us"] >= answer["vanilla_us"] == pytest.approx(frame.header["totals_us"]["4"])
     assert frame.header["seconds"] > 0
+
+
+def test_memory_that_flows_comes_with_groups_and_is_kept(planner):
+    trace = network(16, latency_us=2000.0)
+    device = {"memory_flow": True, "profile": asdict(replace(RTX_A6000.with_link(1e8), kind="host"))}
+    budget = round(1.1 * footprint(trace).device_peak_bytes)
+    for number in (4, 5):
+        planner.trace(number, trace.to_bytes())
+    jobs = [job(number, least_bytes(trace)) for number in (4, 5)]
+    frame = planner.schedule(budget, *jobs, **device)
+    assert decisions(frame) == {4: "planned", 5: "planned"}
+    plans = [tuple(map(bytes, frame.buffers[first : first + 6])) for first in (0, 6)]
+    known: list[bytes] = []
+    for each, answer, plan in zip(jobs, frame.header["jobs"], plans, strict=True):
+        groups = bytes_to_groups(plan[5])
+        assert max(group.most_bytes for group in groups) == answer["granted_bytes"] > budget / 2
+        assert "groups" not in answer
+        fields = {name: answer[name] for name in ("granted_bytes", "link_share")}
+        each["given"] = fields | {"known": True, "flows": True}
+        known += [plan[0], plan[1], plan[5]]
+    assert decisions(planner.schedule(budget, *jobs, rows=tuple(known), **device)) == {4: "kept", 5: "kept"}
+    jobs[0]["given"]["known"] = False
+    frame = planner.schedule(budget, *jobs, rows=tuple(known[3:]), **device)
+    assert decisions(frame) == {4: "planned", 5: "kept"}
+    frame = planner.schedule(budget, *jobs, rows=tuple(known[3:]), **device | {"memory_flow": False})
+    assert decisions(frame) == {4: "planned", 5: "planned"} and not len(frame.buffers[5]) + len(frame.buffers[11])
 
 
 def two_long_jobs(planner: Process) -> tuple[int, list[dict[str, Any]]]:
@@ -196,13 +223,14 @@ def test_what_was_given_is_kept_and_newer_latencies_count(planner):
     (answer,) = frame.header["jobs"]
     rows = bytes(frame.buffers[0])
     given = {"known": True, "granted_bytes": answer["granted_bytes"], "link_share": answer["link_share"]}
+    given["flows"] = False
     running = job(4, least_bytes(trace), given=given)
-    assert decisions(planner.schedule(middle(trace), running, rows=(rows, b""))) == {4: "kept"}
+    assert decisions(planner.schedule(middle(trace), running, rows=(rows, b"", b""))) == {4: "kept"}
     slower = (trace.latency_us * 100).astype(np.float32)
     slower[3] = np.nan  # not measured: as it was
     planner.latency(4, slower)
     planner.latency(4, slower[1:])  # of another trace: no matter
-    frame = planner.schedule(middle(trace), running, rows=(rows, b""))
+    frame = planner.schedule(middle(trace), running, rows=(rows, b"", b""))
     assert decisions(frame) == {4: "planned"}
     expected = np.nansum(slower) + trace.latency_us[3]
     assert frame.header["totals_us"]["4"] == pytest.approx(expected, rel=1e-4)
@@ -253,7 +281,7 @@ def test_a_damaged_trace_concerns_its_job_alone(planner):
 def test_an_eager_job_needs_no_trace(planner):
     frame = planner.schedule(1000, job(5, 600, traced=False, policy="none"), job(6, 600, traced=False, policy="none"))
     assert decisions(frame) == {5: "planned", 6: "waits"}
-    assert [len(buffer) for buffer in frame.buffers] == [0, 0, 0, 0, 0]
+    assert [len(buffer) for buffer in frame.buffers] == [0, 0, 0, 0, 0, 0]
 
 
 def test_traces_of_jobs_that_ended_are_forgotten_but_not_those_of_other_devices(planner):

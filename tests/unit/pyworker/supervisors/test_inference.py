@@ -103,6 +103,7 @@ class Predictor(Child):
         self._server = server
         self._connection = connection
         self._timeout = 0.0
+        self._groups = None
         self._log = os.memfd_create("log")
         self._sleeping = SpawnedProcess(["sleep", "600"], os.environ, self._log, self._log)
         self._process = self._sleeping
