@@ -491,7 +491,7 @@ def test_a_late_executor_is_killed_and_another_job_goes_on(theatre: Theatre) -> 
     other = theatre.job("other", 0)
     theatre.granted(other, 0)
     state, sqlstate, error, _ = theatre.row(late)
-    assert (state, sqlstate) == ("failed", "38000") and "executor held memory for" in error, error
+    assert (state, sqlstate) == ("failed", "58000") and "executor held memory for" in error, error
     assert f"s that job {other} waited for (pg_tensile.flow_timeout)" in error
     theatre.conn.execute("SELECT cancel_job(%s)", (other,))
 

@@ -105,6 +105,27 @@ def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(executor: Ch
     assert sum("socket" in file for file in files) == 1, files  # the connection's, though it has two descriptors
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_job_has_a_socket_on_which_it_asks_for_memory(plpy: Settings, controller: ForkServer, forked: bool) -> None:
+    """Its other end stays open until the child is gone, and no descriptor is inherited by what the child starts."""
+    child = Child(Server(plpy), "executor", threads=1, forked=forked, flows=True)
+    try:
+        drive(child.start())
+        assert type(child._process) is (ForkedProcess if forked else SpawnedProcess)
+        files = [os.readlink(file) for file in Path(f"/proc/{child.pid}/fd").iterdir()]
+        assert len({file for file in files if "socket" in file}) == 2, files
+        groups = child._groups
+        assert groups is not None
+        with pytest.raises(BlockingIOError):
+            groups.recv(1, socket.MSG_DONTWAIT)
+        os.kill(child.pid, signal.SIGKILL)
+        groups.settimeout(60)
+        assert groups.recv(1) == b""
+    finally:
+        drive(child.close())
+    assert child._groups is None
+
+
 def test_a_forked_child_that_is_killed_is_reaped_and_described(executor: Child) -> None:
     pid = executor.pid
     os.kill(pid, signal.SIGKILL)

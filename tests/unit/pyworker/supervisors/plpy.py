@@ -24,5 +24,8 @@ class Plpy:
             return [{"encoding": "UTF8", "library": VERSION, "extension": 1}]
         return [{"value": "0" if "pg_settings" in sql else sys.executable}]
 
+    def commit(self) -> None:
+        pass
+
     def log(self, line: str) -> None:
         self.lines.append(line)
