@@ -60,15 +60,14 @@ def test_names_of_other_jobs_are_text() -> None:
 @pytest.mark.parametrize("case", ["nobody else", "too little", "another trace"])
 def test_the_page_does_without(case: str) -> None:
     """Others may be invisible, have sent another trace, or have come while memory is short."""
-    told = shared_record()
-    assert told.shared is not None
+    told = shared_record(factor=0.9 if case == "too little" else 1.4)
+    shared = told.shared
+    assert shared is not None
     if case == "nobody else":
-        told = replace(told, shared=told.shared._replace(jobs=told.shared.jobs[:1]))
-    elif case == "too little":
-        told = shared_record(factor=0.9)
-    else:
-        other = replace(told.shared.jobs[1].planned, trace=network(4, latency_us=1.0))
-        told = replace(told, shared=told.shared._replace(jobs=[told.shared.jobs[0], FlowingPlan(8, "other", other)]))
+        told = replace(told, shared=shared._replace(jobs=shared.jobs[:1]))
+    if case == "another trace":
+        other = replace(shared.jobs[1].planned, trace=network(4, latency_us=1.0))
+        told = replace(told, shared=shared._replace(jobs=[shared.jobs[0], FlowingPlan(8, "other", other)]))
     assert interlock_of(told) is None
     assert "Jobs that share memory" not in page.render(told)
 
