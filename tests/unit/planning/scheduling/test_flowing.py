@@ -33,11 +33,18 @@ from pg_tensile.planning.scheduling.decisions import (
     Waits,
 )
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
-from pg_tensile.planning.scheduling.round_state import HOST_CONTENTION
+from pg_tensile.planning.scheduling.round_state import HOST_CONTENTION, Plans, RoundState
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import MOST_GROUPS, bytes_to_groups, cut_alike, groups_to_bytes, resting_bytes
+from pg_tensile.planning.waterwave.groups import (
+    MOST_GROUPS,
+    bytes_to_groups,
+    counted_groups,
+    cut_alike,
+    groups_to_bytes,
+    resting_bytes,
+)
 from pg_tensile.planning.waterwave.simulation import REQUEST_US, simulate_flow, with_requests
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import (
@@ -287,6 +294,31 @@ def test_the_last_job_has_a_constant_grant_again():
     tight = host(least_bytes(PEAKED) + rest(PEAKED), profile=LINK)
     _, second = flowing(tight, job(1, PEAKED), job(2, PEAKED))
     assert planned(decide(tight, second), 2).groups == b""
+
+
+def test_one_job_does_not_flow_even_if_that_costs_it_hardly_anything():
+    sequence = AccessSequence(WAVE, NO_EVENTS)
+    rows = groups_to_bytes(counted_groups(sequence, 4), sequence)
+    left = job(1, WAVE, given=Given(NO_EVENTS, most(WAVE), 1.0, rows))
+    assert planned(decide(host(1.1 * most(WAVE)), left), 1).groups == b""
+
+
+def test_a_flow_leaves_room_for_the_other_graphs_of_each_job():
+    """They are executed between two iterations, when the others may keep what they keep then."""
+    sequence, needs = AccessSequence(WAVE, NO_EVENTS), most(WAVE) + MIB
+    rows = groups_to_bytes(counted_groups(sequence, 4), sequence)
+    both = [job(n, WAVE, least_bytes=needs, given=Given(NO_EVENTS, needs, 1.0, rows)) for n in (1, 2)]
+    state = host(needs + rest(WAVE))
+    assert decide(state, *both).decisions == {1: Kept(), 2: Kept()}
+    round_state = RoundState(SCHEDULER.caches, state, both)
+    round_state.least |= {1: needs, 2: needs}
+    vanilla = round_state.planner(1).vanilla
+    groups = dict.fromkeys((1, 2), tuple(bytes_to_groups(rows)))
+    plans = Plans({1: vanilla, 2: vanilla}, {1: 1.0, 2: 1.0}, groups, state.budget_bytes)
+    assert round_state.can_run(plans)
+    assert not round_state.can_run(plans._replace(flow_bytes=state.budget_bytes - 1))
+    short = decide(replace(state, budget_bytes=state.budget_bytes - 1), *both)
+    assert not any(flows(short.decisions.values())) and Kept() not in short.decisions.values()
 
 
 def test_a_flow_changes_when_a_job_comes_and_when_there_is_less_memory():
