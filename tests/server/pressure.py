@@ -27,7 +27,7 @@ IMAGES = f"""
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"type": "mlp", "hidden": [128, 128, 128, 64]},
     "cnn": {"type": "cnn", "channels": [2, 4], "hidden": [128, 128], "shape": [8, 8]},
-    "wide": {"type": "cnn", "channels": [64, 64], "hidden": [16], "shape": [8, 8]},  # no plan makes it much smaller
+    "bulky": {"type": "cnn", "channels": [64, 64], "hidden": [16], "shape": [8, 8]},  # no plan makes it much smaller
 }
 ARGUMENTS: dict[str, Any] = {
     "query": "SELECT label, image FROM images",

@@ -24,8 +24,8 @@ FLOWING = "SELECT flowing_jobs FROM tensile.devices"
 @pytest.fixture(scope="module")
 def flow_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
     cluster = new_cluster({"pg_tensile.max_retries": 100})
-    lab = Lab(cluster, wait_until, [("wide", 1), ("wide", 2)])
-    vanilla, least = lab.sizes["wide"]
+    lab = Lab(cluster, wait_until, [("bulky", 1), ("bulky", 2)])
+    vanilla, least = lab.sizes["bulky"]
     lab.set_memory(vanilla / NEEDED)
     assert 2 * least > vanilla / NEEDED
     yield lab
@@ -65,7 +65,7 @@ class FlowWatch(Watch):
 
 def set_memory(lab: Lab, factor: float) -> None:
     """Set the device's memory to a multiple of what a job needs without a plan, while jobs run."""
-    lab.set("device_memory", f"{int(factor * lab.sizes['wide'].vanilla) // 1024}kB")
+    lab.set("device_memory", f"{int(factor * lab.sizes['bulky'].vanilla) // 1024}kB")
 
 
 @pytest.mark.long
@@ -73,25 +73,25 @@ def test_two_jobs_train_at_once_while_a_third_comes_and_goes(lab: Lab) -> None:
     """Long because four jobs train."""
     seen = FlowWatch(lab.cluster.connect())
     with seen:
-        first = lab.submit("wide", 1)
+        first = lab.submit("bulky", 1)
         lab.await_training(first)
         assert flows(lab, 0)  # it is alone
-        second = lab.submit("wide", 2)
+        second = lab.submit("bulky", 2)
         await_flow(lab, first, second)
-        third = lab.submit("wide", 3, epochs=FOREVER)
+        third = lab.submit("bulky", 3, epochs=FOREVER)
         await_flow(lab, first, second, third)
         for job in (first, second, third):
             lab.await_steps(job, STEPS)
         lab.cancel(third)
         weights = [lab.digest(job) for job in (first, second)]
-    assert weights == [lab.weights["wide", seed] for seed in (1, 2)]
-    assert seen.most_flowing > lab.sizes["wide"].vanilla  # more than one of them held memory
+    assert weights == [lab.weights["bulky", seed] for seed in (1, 2)]
+    assert seen.most_flowing > lab.sizes["bulky"].vanilla  # more than one of them held memory
 
 
 @pytest.mark.long
 def test_what_is_left_has_a_constant_grant_again(lab: Lab) -> None:
     """Long because two jobs train for a while."""
-    first, second = (lab.submit("wide", seed, epochs=FOREVER) for seed in (1, 2))
+    first, second = (lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2))
     await_flow(lab, first, second)
     lab.cancel(second)
     lab.wait_until(lambda: flows(lab, 0), what=lab.told)
@@ -102,8 +102,8 @@ def test_what_is_left_has_a_constant_grant_again(lab: Lab) -> None:
 @pytest.mark.long
 def test_two_jobs_change_between_flowing_and_constant_grants(lab: Lab) -> None:
     """Long because two jobs train for a while."""
-    jobs = [lab.submit("wide", seed, epochs=FOREVER) for seed in (1, 2)]
-    least, vanilla = lab.sizes["wide"].least, lab.sizes["wide"].vanilla
+    jobs = [lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2)]
+    least, vanilla = lab.sizes["bulky"].least, lab.sizes["bulky"].vanilla
     await_flow(lab, *jobs)
     for factor, flowing in ((2.2, 0), (1 / NEEDED, 2), ((2.1 * least) / vanilla, None), (1 / NEEDED, 2)):
         set_memory(lab, factor)
@@ -117,7 +117,7 @@ def test_two_jobs_change_between_flowing_and_constant_grants(lab: Lab) -> None:
 @pytest.mark.long
 def test_groups_are_shown_as_they_are_executed(lab: Lab) -> None:
     """Long because two jobs train for a while."""
-    jobs = [lab.submit("wide", seed, epochs=FOREVER) for seed in (1, 2)]
+    jobs = [lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2)]
     await_flow(lab, *jobs)
     for job in jobs:
         rows = lab.conn.execute(
@@ -139,9 +139,9 @@ def test_without_memory_flow_the_second_waits(lab: Lab) -> None:
     """Long because two jobs train."""
     lab.set("memory_flow", "off")
     try:
-        first = lab.submit("wide", 1, epochs=FOREVER)
+        first = lab.submit("bulky", 1, epochs=FOREVER)
         lab.await_training(first)
-        second = lab.submit("wide", 2)
+        second = lab.submit("bulky", 2)
         lab.await_waiting(second, "needs at least")
         lab.set("memory_flow", "auto")
         await_flow(lab, first, second)
@@ -149,7 +149,7 @@ def test_without_memory_flow_the_second_waits(lab: Lab) -> None:
         lab.await_steps(first)
         lab.await_steps(second)
         lab.cancel(first)
-        assert lab.digest(second) == lab.weights["wide", 2]
+        assert lab.digest(second) == lab.weights["bulky", 2]
     finally:
         lab.set("memory_flow", "auto")
 
@@ -159,7 +159,7 @@ def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
     """Long because it waits for the limit."""
     lab.set("flow_timeout", "2s")
     try:
-        stopped, other = (lab.submit("wide", seed) for seed in (1, 2))
+        stopped, other = (lab.submit("bulky", seed) for seed in (1, 2))
         await_flow(lab, stopped, other)
         pid = executor_pid(lab.conn, stopped)
         assert pid is not None
@@ -172,7 +172,7 @@ def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
             lab.await_steps(stopped, 1)
         reason = lab.wait_until(lambda: lab.column(stopped, "reason"), what=lab.told)
         assert "flow_timeout" in reason
-        assert [lab.digest(job) for job in (stopped, other)] == [lab.weights["wide", seed] for seed in (1, 2)]
+        assert [lab.digest(job) for job in (stopped, other)] == [lab.weights["bulky", seed] for seed in (1, 2)]
     finally:
         lab.set("flow_timeout", "30s")
 
@@ -181,7 +181,7 @@ def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
 def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> None:
     """Long because a job starts again after each kill. FLOW_KILLS says how often: 20 times, unless asked for more."""
     dice = random.Random(KILLS)
-    jobs = [lab.submit("wide", seed, epochs=FOREVER, options={"checkpoint_interval": 1}) for seed in (1, 2)]
+    jobs = [lab.submit("bulky", seed, epochs=FOREVER, options={"checkpoint_interval": 1}) for seed in (1, 2)]
     with FlowWatch(lab.cluster.connect()):
         for _ in range(KILLS):
             await_flow(lab, *jobs)
@@ -201,10 +201,10 @@ def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> 
 @pytest.mark.long
 def test_a_new_scheduler_goes_on_with_flowing_jobs(lab: Lab) -> None:
     """Long because two jobs train to their end."""
-    jobs = [lab.submit("wide", seed) for seed in (1, 2)]
+    jobs = [lab.submit("bulky", seed) for seed in (1, 2)]
     with FlowWatch(lab.cluster.connect()):
         await_flow(lab, *jobs)
         before = processes(lab.conn)[SCHEDULER][0]
         terminate(lab.conn, SCHEDULER)
         lab.wait_until(lambda: processes(lab.conn).get(SCHEDULER, (before,))[0] != before, what=lab.told)
-        assert [lab.digest(job) for job in jobs] == [lab.weights["wide", seed] for seed in (1, 2)]
+        assert [lab.digest(job) for job in jobs] == [lab.weights["bulky", seed] for seed in (1, 2)]

@@ -68,7 +68,7 @@ class PlanCaches:
             else:
                 given = bytes_to_groups(cut)
                 groups = cut_alike(given, sequence, stalled_us)
-                if [group._replace(us=0.0) for group in groups] != given:
+                if tuple(group._replace(us=0.0) for group in groups) != given:
                     raise PlanError("the groups take other memory than they took")
                 self._groups[key] = with_requests(groups)
         return self._groups[key]

@@ -88,6 +88,8 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
 def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
     """Return whether all jobs together train faster if memory flows than if the job `last` waits for another's end."""
     others = [job for job in admitted if job.job != last]
+    if not state.can_flow(state.jobs[last]):
+        return True  # it takes little, and speeds up nothing that is known
     traced = [job for job in others if job.trace is not None]
     state.computing -= 1
     try:

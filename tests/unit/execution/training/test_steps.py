@@ -428,4 +428,4 @@ def test_closing_gives_the_model_back_and_ends_its_threads(prepared: Prepared) -
 
 
 def _buffers(plan: Plan) -> list[memoryview]:
-    return [memoryview(plan.rows.tobytes()), memoryview(plan.order_bytes)]
+    return [memoryview(plan.rows.tobytes()), memoryview(plan.order_bytes), memoryview(b"")]

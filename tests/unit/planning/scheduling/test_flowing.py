@@ -235,13 +235,13 @@ def test_a_job_that_would_wait_is_admitted_if_memory_can_flow():
 
 def test_a_job_waits_if_nothing_is_gained_by_computing_at_once(monkeypatch):
     """Two jobs that interlock on a device that each of them fills train no faster than one after the other."""
+    trace = network(3, [MIB, 8 * MIB, MIB], latency_us=5000.0)
+    state = host(most(trace) + rest(trace), profile=LINK)
+    (running,) = published(decide(state, job(1, trace)), job(1, trace))
+    assert flows(decide(state, running, job(2, trace)).decisions.values()) == [True, True]
     monkeypatch.setattr("pg_tensile.planning.scheduling.round_state.HOST_CONTENTION", 1.0)
-    state = host(least_bytes(PEAKED) + rest(PEAKED), profile=LINK)
-    (running,) = published(decide(state, job(1, PEAKED)), job(1, PEAKED))
-    schedule = decide(state, running, job(2, PEAKED))
+    schedule = decide(state, running, job(2, trace))
     assert schedule.decisions[1] == Kept() and "needs at least" in reason(schedule, 2)
-    urgent = decide(state, replace(running, priority=-40.0), job(2, PEAKED))
-    assert flows(urgent.decisions.values()) == [True, True]
 
 
 def test_jobs_that_can_only_flow_go_on_when_it_is_not_wanted_any_more():
