@@ -98,11 +98,12 @@ def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: 
         else:
             plans = _plans_in_budget(state, traced, others)
             waiting = _with_flow(state, others, plans) or plans
+        waiting_speed = 0.0 if waiting is None else state.speed(waiting)
     except (UnplannableError, BudgetError, SlowdownError):
         return True
     finally:
         state.computing += 1
-    return waiting is None or state.speed(flowing) > (1 + GAIN) * state.speed(waiting)
+    return state.speed(flowing) > (1 + GAIN) * waiting_speed
 
 
 def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans | None) -> Plans | None:
