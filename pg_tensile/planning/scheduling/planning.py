@@ -21,7 +21,6 @@ from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, Unplan
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Waits
 from pg_tensile.planning.scheduling.flowing import flow_bytes, flow_plans, flowing_jobs
-from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -29,6 +28,8 @@ from pg_tensile.text import size
 
 # Of all jobs, beyond which memory is divided in few passes while a job waits: about one second of planning otherwise.
 BRIEF_OPERATORS = 1000
+# Part of the speed of jobs that train one after the other, at which they train at once instead: each of them gets on.
+LEAST_SPEED = 0.8
 NO_FLOW = "beside the jobs that run, its memory does not suffice, and no plans let memory flow between them"
 
 
@@ -42,7 +43,7 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     if state.memory_flow and sum(state.needs(job.job) for job in admitted) > state.budget_bytes():
         flowing = _with_flow(state, admitted, None)
         last = next((job.job for job in reversed(admitted) if job.given is None), None)
-        if flowing is not None and (last is None or _gains(state, admitted, last, flowing)):
+        if flowing is not None and (last is None or _fast_enough(state, admitted, last, flowing)):
             return flowing
         if last is not None:
             state.decisions[last] = state.alternatives.get(last, Waits(NO_FLOW))
@@ -85,8 +86,8 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     return _with_flow(state, admitted, plans) or plans
 
 
-def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
-    """Return whether all jobs together train faster if memory flows than if the job `last` waits for another's end."""
+def _fast_enough(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
+    """Return whether all jobs together train fast enough if memory flows, beside what they do if the job `last` waits."""
     others = [job for job in admitted if job.job != last]
     if not state.can_flow(state.jobs[last]):
         return True  # it takes little, and speeds up nothing that is known
@@ -103,7 +104,7 @@ def _gains(state: RoundState, admitted: Sequence[JobState], last: int, flowing: 
         return True
     finally:
         state.computing += 1
-    return state.speed(flowing) > (1 + GAIN) * waiting_speed
+    return state.speed(flowing) >= LEAST_SPEED * waiting_speed
 
 
 def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans | None) -> Plans | None:

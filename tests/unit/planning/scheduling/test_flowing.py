@@ -233,13 +233,15 @@ def test_a_job_that_would_wait_is_admitted_if_memory_can_flow():
     assert set(decide(state, *both).decisions.values()) == {Kept()}
 
 
-def test_a_job_waits_if_nothing_is_gained_by_computing_at_once(monkeypatch):
+def test_a_job_waits_if_all_would_be_too_slow_at_once(monkeypatch):
     """Two jobs that interlock on a device that each of them fills train no faster than one after the other."""
     trace = network(3, [MIB, 8 * MIB, MIB], latency_us=5000.0)
     state = host(most(trace) + rest(trace), profile=LINK)
     (running,) = published(decide(state, job(1, trace)), job(1, trace))
     assert flows(decide(state, running, job(2, trace)).decisions.values()) == [True, True]
     monkeypatch.setattr("pg_tensile.planning.scheduling.round_state.HOST_CONTENTION", 1.0)
+    assert flows(decide(state, running, job(2, trace)).decisions.values()) == [True, True]
+    monkeypatch.setattr("pg_tensile.planning.scheduling.planning.LEAST_SPEED", 1.0)
     schedule = decide(state, running, job(2, trace))
     assert schedule.decisions[1] == Kept() and "needs at least" in reason(schedule, 2)
 
