@@ -87,7 +87,7 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
 
 
 def _fast_enough(state: RoundState, admitted: Sequence[JobState], last: int, flowing: Plans) -> bool:
-    """Return whether all jobs together train fast enough if memory flows, beside what they do if the job `last` waits."""
+    """Return whether all jobs train fast enough if memory flows, beside what they do if the job `last` waits."""
     others = [job for job in admitted if job.job != last]
     if not state.can_flow(state.jobs[last]):
         return True  # it takes little, and speeds up nothing that is known
