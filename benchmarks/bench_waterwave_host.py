@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import socket
 import statistics
@@ -26,8 +25,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from benchmarks.experiments.networks import SMALL_DENSENET, SMALL_RESNET, SMALL_SERESNET, VIT, Network
 from benchmarks.scenarios import RESULTS, measured_on, write_document
@@ -41,7 +38,8 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.waterwave.groups import Group, groups_of, step_bytes
+from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
+from pg_tensile.planning.waterwave.groups import Group, counted_groups, groups_of, step_bytes
 from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.report import machine, versions
@@ -95,11 +93,6 @@ def options_of(network: Network) -> BenchOptions:
     return parse([*arguments, "--policies", "none,joint:early_update=true"])
 
 
-def counted_groups(sequence: AccessSequence, count: int, stalled_us: np.ndarray | None = None) -> list[Group]:
-    """Return the groups of a step, `count` of them for what it takes on the way to its peak."""
-    return groups_of(sequence, max(1, math.ceil(int(np.ptp(step_bytes(sequence))) / count)), stalled_us=stalled_us)
-
-
 def whole(sequence: AccessSequence) -> list[Group]:
     """Return a step as one group, so that jobs take turns."""
     groups = groups_of(sequence, 1 << 62)
@@ -145,13 +138,8 @@ def planned(planners: Sequence[JobPlanner], name: str, limits: Sequence[int], fl
 
 def can_flow(entrant: Entrant) -> bool:
     """Return whether each job's most fits beside what the others keep between two iterations."""
-    if entrant.budget_bytes is None or not entrant.works:
-        return True
-    kept = sum(work.groups[-1].rest_bytes for work in entrant.works)
-    return all(
-        kept - work.groups[-1].rest_bytes + max(group.most_bytes for group in work.groups) <= entrant.budget_bytes
-        for work in entrant.works
-    )
+    budget_bytes = entrant.budget_bytes
+    return budget_bytes is None or Grants(budget_bytes).fits(FlowingJob(work.groups) for work in entrant.works)
 
 
 def take_turn(processes: Jobs, entrant: Entrant, order: Sequence[int], gap_s: float, steps: int) -> None:
@@ -219,9 +207,9 @@ def page_part(results: Mapping[str, Any]) -> str:
     rows = results["rows"]
     ways = list(dict.fromkeys(row["way"] for row in rows))
     mixes = list(dict.fromkeys(row["mix"] for row in rows))
-    found = {(row["mix"], row["way"]): row for row in rows}
+    by_cell = {(row["mix"], row["way"]): row for row in rows}
     # The parts that plans take depend on the number of jobs, so not every mix has each of them.
-    shown = [(way, *(shown_cell(found.get((mix, way)), found[mix, "turns"]) for mix in mixes)) for way in ways]
+    shown = [(way, *(shown_cell(by_cell.get((mix, way)), by_cell[mix, "turns"]) for mix in mixes)) for way in ways]
     revisions = ", ".join(dict.fromkeys(row["revision"] for row in rows))
     heading = measured_on("host, one thread for each job", results["machine"], results["versions"], revisions)
     bits = "every job has the bits of its run without a plan"

@@ -23,7 +23,7 @@
 
 #define MOST_JOBS 256			/* TENSILE_MAX_JOBS */
 
-/* What a job in an iteration needs to end it, and gives back with its end. */
+/* Memory that a job in an iteration needs to end it, and gives back then. */
 typedef struct Remainder
 {
 	int64_t		more_bytes;
@@ -44,7 +44,7 @@ tensile_flow_prepare(TensileFlow *flow, int64_t whole_bytes)
 	}
 }
 
-/* What a job keeps between two iterations. */
+/* Memory that a job keeps between two iterations. */
 static int64_t
 least_bytes(const TensileFlow *flow)
 {

@@ -40,9 +40,8 @@ def players(stage: Stage, job: int, second: int, wait_until: Wait) -> Iterator[t
 @pytest.fixture
 def third(stage: Stage, players: object) -> Iterator[int]:
     """A third job on the device."""
-    register(stage.alice, "o") if not value(
-        stage.conn, "SELECT count(*) FROM tensile.models WHERE name = 'o'"
-    ) else None
+    if not value(stage.conn, "SELECT count(*) FROM tensile.models WHERE name = 'o'"):
+        register(stage.alice, "o")
     number = stage.job("o")
     use_device(stage, number, "cuda:0", BUDGET)
     yield number

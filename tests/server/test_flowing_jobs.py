@@ -161,41 +161,57 @@ def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
     try:
         stopped, other = (lab.submit("bulky", seed) for seed in (1, 2))
         await_flow(lab, stopped, other)
-        pid = executor_pid(lab.conn, stopped)
-        assert pid is not None
-        while True:  # until it holds memory that the other one needs
-            os.kill(pid, signal.SIGSTOP)
+        reason = None
+        while reason is None:  # until it is stopped while it holds memory that the other one needs
+            pid = executor_pid(lab.conn, stopped)
+            assert pid is not None
             before = steps(lab.conn, other)
-            if value(lab.conn, "SELECT pg_sleep(1)") is not None and steps(lab.conn, other) == before:
-                break
-            os.kill(pid, signal.SIGCONT)
-            lab.await_steps(stopped, 1)
-        reason = lab.wait_until(lambda: lab.column(stopped, "reason"), what=lab.told)
+            os.kill(pid, signal.SIGSTOP)
+            lab.wait_until(lambda n=before: lab.column(stopped, "reason") or steps(lab.conn, other) > n + STEPS)
+            reason = lab.column(stopped, "reason")
+            if reason is None:
+                os.kill(pid, signal.SIGCONT)
+                lab.await_steps(stopped, 1)
         assert "flow_timeout" in reason
         assert [lab.digest(job) for job in (stopped, other)] == [lab.weights["bulky", seed] for seed in (1, 2)]
     finally:
         lab.set("flow_timeout", "30s")
 
 
+def has_ended(lab: Lab, job: int) -> bool:
+    return lab.column(job, "ended_at") is not None
+
+
 @pytest.mark.long
 def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> None:
     """Long because a job starts again after each kill. FLOW_KILLS says how often: 20 times, unless asked for more."""
     dice = random.Random(KILLS)
-    jobs = [lab.submit("bulky", seed, epochs=FOREVER, options={"checkpoint_interval": 1}) for seed in (1, 2)]
+    kills = 0
     with FlowWatch(lab.cluster.connect()):
-        for _ in range(KILLS):
+        while kills < KILLS:
+            jobs = [lab.submit("bulky", seed, options={"checkpoint_interval": 0}) for seed in (1, 2)]
             await_flow(lab, *jobs)
-            chosen = dice.choice(jobs)
-            (other,) = set(jobs) - {chosen}
-            lab.await_steps(chosen, dice.randrange(1, STEPS))
-            pid = executor_pid(lab.conn, chosen)
-            attempts = lab.column(chosen, "attempts")
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            lab.await_steps(other, 2)
-            lab.wait_until(lambda job=chosen, n=attempts: lab.column(job, "attempts") > n, what=lab.told)
-    lab.cancel(*jobs)
+            while kills < KILLS and not any(has_ended(lab, job) for job in jobs):
+                kills += kill(lab, dice, jobs)
+            assert [lab.digest(job) for job in jobs] == [lab.weights["bulky", seed] for seed in (1, 2)]
     assert flows(lab, 0) and value(lab.conn, "SELECT flowing_bytes FROM tensile.devices") == 0
+
+
+def kill(lab: Lab, dice: random.Random, jobs: list[int]) -> int:
+    """Kill the executor of one of two jobs after some steps, and wait until it trains again; return 1, or 0 if it has
+    ended before. Meanwhile the other one goes on."""
+    chosen, other = dice.sample(jobs, 2)
+    target = steps(lab.conn, chosen) + dice.randrange(1, STEPS)
+    lab.wait_until(lambda: has_ended(lab, chosen) or steps(lab.conn, chosen) >= target, what=lab.told)
+    pid, before = executor_pid(lab.conn, chosen), steps(lab.conn, other)
+    if pid is None or has_ended(lab, chosen):
+        return 0
+    attempts = lab.column(chosen, "attempts")
+    os.kill(pid, signal.SIGKILL)
+    lab.wait_until(lambda: has_ended(lab, other) or steps(lab.conn, other) > before + 1, what=lab.told)
+    lab.wait_until(lambda: has_ended(lab, chosen) or lab.column(chosen, "attempts") > attempts, what=lab.told)
+    lab.wait_until(lambda: has_ended(lab, chosen) or lab.is_training(chosen), what=lab.told)
+    return 1
 
 
 @pytest.mark.long

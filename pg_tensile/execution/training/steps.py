@@ -157,7 +157,12 @@ class PlannedSteps:
         self._renegotiate = renegotiate
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
-        self._executor = Executor(graphs.train, model, device, grant.plan, None, device_graphs, grant.groups, requests)
+        self._executor = Executor(
+            *(graphs.train, model, device, grant.plan),
+            device_graphs=device_graphs,
+            groups=grant.groups,
+            requests=requests,
+        )
         try:
             added = {name: self._executor.add(captured) for name, captured in graphs.named().items() if name != "train"}
             self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}

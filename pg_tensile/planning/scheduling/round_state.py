@@ -132,7 +132,7 @@ class RoundState:
 
     @property
     def memory_flow(self) -> bool:
-        """Whether memory may flow between jobs.
+        """True if memory may flow between jobs.
 
         Where it does already, and constant grants would not fit, it goes on whatever the setting is by now."""
         if self.device.profile.kind not in FLOWING_KINDS:

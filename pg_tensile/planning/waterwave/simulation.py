@@ -23,7 +23,7 @@ class Flow(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What the jobs hold from a time on."""
+    """The memory that jobs hold from a time on."""
 
     us: float
     held_bytes: dict[int, int]  # by job

@@ -59,7 +59,7 @@ def interlock_of(record: JobRecord) -> Interlock | None:
 
 
 def _simulated(shared: SharedMemory) -> Interlock | None:
-    groups = {each.job: with_requests(_timed(each.planned)) for each in shared.jobs}
+    groups = {flowing.job: with_requests(_timed(flowing.planned)) for flowing in shared.jobs}
     history: list[Moment] = []
     flow = simulate_flow(groups, shared.nbytes, HOST_CONTENTION, ITERATIONS, 0, MOST_GROUPS, history)
     if flow is None:
@@ -68,11 +68,11 @@ def _simulated(shared: SharedMemory) -> Interlock | None:
     begin = history[-1].us - SHOWN_ITERATIONS * longest
     shown = [moment for moment in history if moment.us >= begin]
     jobs = []
-    for each in shared.jobs:
-        own, us = groups[each.job], flow.iteration_us[each.job]
+    for flowing in shared.jobs:
+        own, us = groups[flowing.job], flow.iteration_us[flowing.job]
         most = max(group.most_bytes for group in own)
-        speed = each.planned.vanilla().iteration_us / us
-        jobs.append(FlowingJob(each.job, each.model, len(own), most, own[-1].rest_bytes, us, speed))
+        speed = flowing.planned.vanilla().iteration_us / us
+        jobs.append(FlowingJob(flowing.job, flowing.model, len(own), most, own[-1].rest_bytes, us, speed))
     return Interlock(
         shared.nbytes,
         flow.most_bytes,

@@ -506,7 +506,7 @@ def test_equal_questions_about_flows_have_equal_answers(crowd, link: float):
 @given(crowd=crowds(), lower=st.floats(0.5, 1.5))
 @settings(max_examples=20, deadline=None)
 def test_flows_follow_every_change_of_the_budget(crowd, lower: float):
-    """What cannot fit any more is as small as it can be; everything else fits, and stays."""
+    """Jobs that cannot fit any more are as small as they can be; everything else fits, and stays."""
     state, jobs = crowd
     state = replace(state, memory_flow=True, profile=replace(RTX_A6000.with_link(1e6), kind="host"))
     scheduler = DeviceScheduler()
