@@ -1,11 +1,15 @@
-"""`make bench-waterwave`: two equal jobs, each nearly as large as the device, whose memory flows between them.
+"""`make bench-waterwave`: jobs that are each nearly as large as the device, whose memory flows; simulated.
 
-For each network, with the memory of the paper's V100: the batch of each of two jobs over that of one job alone, if the
-paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its next group as
-soon as its memory is free (planning/waterwave/grants.py). Beside it, `joint` with half of the memory and of the link
-for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing. How much
-two jobs slow each other down when they compute at once depends on the device, so each speed is given for none, for half
-and for all of it. Everything is simulated.
+For each network, with the memory of the paper's V100: the batch of each of two equal jobs over that of one job
+alone, if the paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its
+next group as soon as its memory is free (planning/waterwave/grants.py). Beside it, `joint` with half of the memory and
+of the link for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing.
+How much jobs slow each other down when they compute at once depends on the device, so each speed is given for none, for
+half and for all of it.
+
+Then the same for jobs of different networks, and for three and four jobs, in 16 groups: there all jobs have the same
+part of their batches alone, and pairs are formed of each two jobs while the others keep what they keep between two
+iterations.
 
 The rows go to benchmarks/results/waterwave-model.json and to docs/benchmarks.md.
 """
@@ -15,15 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from multiprocessing import get_context
 from typing import Any
 
 from benchmarks.experiments.accudnn import largest
-from benchmarks.experiments.networks import BERT, PAPER, Network
+from benchmarks.experiments.networks import BERT, PAPER, RESNET50, UNROLLED_GRU, Network
 from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import table
 from pg_tensile.planning.batchsize.traces import BatchTraces
@@ -47,9 +51,18 @@ PROFILE = RTX_A6000
 MEMORY_BYTES = 32 * GIB
 NETWORKS = (*PAPER, BERT)
 COUNTS = (2, 4, 8, 16)  # groups on the way to the peak
+MOST_ROWS = 1 << 17  # of a batch
 LARGE = 0.95  # of the batch of a job alone
 CONTENTIONS = (0.0, 0.5, 1.0)
 PARTS = (0.5, 0.6, 0.7, 0.8)  # of the memory that the plan of each job takes
+MIXES = (
+    (RESNET50, BERT),
+    (RESNET50, UNROLLED_GRU),
+    (BERT, UNROLLED_GRU),
+    (RESNET50,) * 2,
+    (RESNET50,) * 3,
+    (RESNET50,) * 4,
+)
 
 
 class Steps:
@@ -69,43 +82,61 @@ class Steps:
     def peak_bytes(self, batch: int) -> int:
         return int(step_bytes(AccessSequence(self.trace(batch), NO_EVENTS)).max())
 
+    def largest(self) -> int:
+        """Return the largest batch of a job alone on the device."""
+        return largest(lambda batch: self.peak_bytes(batch) <= MEMORY_BYTES, most=MOST_ROWS)
+
+    def pair_fits(self, count: int, batch: int) -> bool:
+        return pairs_fit([self.groups(batch, count)] * 2)
+
     def groups(self, batch: int, count: int) -> list[Group]:
         """Return the groups of a step without a plan."""
         return counted_groups(AccessSequence(self.trace(batch), NO_EVENTS), count)
 
 
-def paired_bytes(groups: Sequence[Group]) -> int:
-    """Return what two jobs take whose groups are paired: the i-th one of a job with the i-th one after the peak."""
-    peak = max(range(len(groups)), key=lambda number: groups[number].most_bytes)
-    rising, falling = groups[: peak + 1], groups[peak + 1 :]
+def paired_bytes(first: Sequence[Group], second: Sequence[Group]) -> int:
+    """Return what two jobs take whose groups are paired: the i-th of each with the i-th after the other's peak."""
     most = 0
-    for pair in range(max(len(rising), len(falling))):
-        first = rising[pair].most_bytes if pair < len(rising) else rising[-1].rest_bytes
-        second = falling[pair].most_bytes if pair < len(falling) else groups[-1].rest_bytes
-        most = max(most, first + second)
+    for takes, gives in ((first, second), (second, first)):
+        rising, falling = halves(takes)[0], halves(gives)[1]
+        for pair in range(max(len(rising), len(falling))):
+            taken = rising[pair].most_bytes if pair < len(rising) else rising[-1].rest_bytes
+            given = falling[pair].most_bytes if pair < len(falling) else gives[-1].rest_bytes
+            most = max(most, taken + given)
     return most
 
 
-def pairs_fit(steps: Steps, count: int, batch: int) -> bool:
-    return paired_bytes(steps.groups(batch, count)) <= MEMORY_BYTES
+def halves(groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[Group]]:
+    """Return the groups up to the largest footprint, and those after it."""
+    peak = max(range(len(groups)), key=lambda number: groups[number].most_bytes)
+    return groups[: peak + 1], groups[peak + 1 :]
 
 
-def speeds(groups: Sequence[Group], alone_us: float) -> list[float] | None:
-    """Return the speed of two jobs over taking turns, for each of CONTENTIONS; None if they cannot both run.
+def pairs_fit(jobs: Sequence[Sequence[Group]]) -> bool:
+    """Return whether each two jobs can be paired while the others keep what they keep between two iterations."""
+    kept = [groups[-1].rest_bytes for groups in jobs]
+    return all(
+        paired_bytes(jobs[first], jobs[second]) + sum(kept) - kept[first] - kept[second] <= MEMORY_BYTES
+        for first, second in combinations(range(len(jobs)), 2)
+    )
 
-    `alone_us`: the time of a step without a plan, alone on the device.
+
+def speeds(jobs: Sequence[Sequence[Group]], alone_us: Sequence[float]) -> list[float] | None:
+    """Return the speed of jobs over taking turns, for each of CONTENTIONS; None if they cannot all run.
+
+    `alone_us`: the time of a step of each without a plan, alone on the device.
     """
     found: list[float] = []
     for contention in CONTENTIONS:
-        flow = simulate_flow({1: groups, 2: groups}, MEMORY_BYTES, contention)
+        flow = simulate_flow(dict(enumerate(jobs)), MEMORY_BYTES, contention)
         if flow is None:
             return None
-        found.append(2 * alone_us / statistics.fmean(flow.iteration_us.values()))
+        found.append(sum(us / flow.iteration_us[job] for job, us in enumerate(alone_us)))
     return found
 
 
-def unplanned_speeds(groups: Sequence[Group]) -> list[float] | None:
-    return speeds(groups, sum(group.us for group in groups))
+def unplanned_speeds(jobs: Sequence[Sequence[Group]]) -> list[float] | None:
+    return speeds(jobs, [sum(group.us for group in groups) for groups in jobs])
 
 
 def planned_speeds(planner: JobPlanner, part: float) -> list[float] | None:
@@ -118,21 +149,22 @@ def planned_speeds(planner: JobPlanner, part: float) -> list[float] | None:
         return None
     sequence = AccessSequence(best.trace, best.plan)
     stalled_us = evaluate(sequence, planner.link).stalled_us
-    return speeds(counted_groups(sequence, max(COUNTS), stalled_us), planner.vanilla.us)
+    groups = counted_groups(sequence, max(COUNTS), stalled_us)
+    return speeds([groups] * 2, [planner.vanilla.us] * 2)
 
 
 def measure(network: Network) -> Iterator[dict[str, Any]]:
     steps = Steps(network)
-    alone = largest(lambda batch: steps.peak_bytes(batch) <= MEMORY_BYTES)
+    alone = steps.largest()
     large = int(LARGE * alone)
     common = {"network": network.title, "alone": alone, "large": large, "revision": versions()["revision"]}
     for count in COUNTS:
-        paired = largest(partial(pairs_fit, steps, count))
+        paired = largest(partial(steps.pair_fits, count))
         yield common | {
             "groups": count,
             "paired": paired,
-            "speeds": unplanned_speeds(steps.groups(paired, count)),
-            "large_speeds": unplanned_speeds(steps.groups(large, count)),
+            "speeds": unplanned_speeds([steps.groups(paired, count)] * 2),
+            "large_speeds": unplanned_speeds([steps.groups(large, count)] * 2),
         }
     planner = JobPlanner(steps.trace(large), PROFILE, share=0.5)
     for part in PARTS:
@@ -143,6 +175,27 @@ def rows_of(network: Network) -> list[dict[str, Any]]:
     return list(measure(network))
 
 
+def mix_row(networks: Sequence[Network]) -> dict[str, Any]:
+    """Return the results of jobs that all have the same part of their largest batches alone."""
+    steps = {network: Steps(network) for network in networks}
+    alone = {network: own.largest() for network, own in steps.items()}
+
+    def groups(percent: float) -> list[list[Group]]:
+        batches = {network: max(1, int(percent / 100 * alone[network])) for network in steps}
+        return [steps[network].groups(batches[network], max(COUNTS)) for network in networks]
+
+    paired = largest(lambda percent: pairs_fit(groups(percent)), most=100)
+    return {
+        "networks": [network.title for network in networks],
+        "alone": [alone[network] for network in networks],
+        "paired_percent": paired,
+        "batches": [int(paired / 100 * alone[network]) for network in networks],
+        "speeds": unplanned_speeds(groups(paired)),
+        "large_speeds": unplanned_speeds(groups(100 * LARGE)),
+        "revision": versions()["revision"],
+    }
+
+
 def shown_speeds(found: Sequence[float] | None) -> str:
     return "–" if found is None else " / ".join(f"{speed:.2f}" for speed in found)
 
@@ -150,7 +203,7 @@ def shown_speeds(found: Sequence[float] | None) -> str:
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
     rows = results["rows"]
-    revisions = ", ".join(dict.fromkeys(row["revision"] for row in rows))
+    revisions = ", ".join(dict.fromkeys(row["revision"] for row in [*rows, *results["mixes"]]))
     headings = ("network", "alone", "groups", "pairs: batch", "speed", f"batch × {LARGE}: speed")
     shown = []
     for row in rows:
@@ -162,16 +215,36 @@ def page_part(results: Mapping[str, Any]) -> str:
         )
         shown.append((row["network"], str(row["alone"]), *cells, shown_speeds(row["large_speeds"])))
     heading = measured_on(f"sim:{PROFILE.name} with 32 GiB", results["machine"], results["versions"], revisions)
-    return "\n".join([heading, "", *table(headings, shown)]).rstrip() + "\n"
+    mixes = [
+        (
+            shown_mix(row["networks"]),
+            " + ".join(map(str, row["alone"])),
+            " + ".join(map(str, row["batches"])),
+            f"{row['paired_percent']}%",
+            shown_speeds(row["speeds"]),
+            shown_speeds(row["large_speeds"]),
+        )
+        for row in results["mixes"]
+    ]
+    mixes_headings = ("jobs", "alone", "pairs: batches", "of alone", "speed", f"batches × {LARGE}: speed")
+    parts = [heading, "", *table(headings, shown), "", *table(mixes_headings, mixes)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def shown_mix(networks: Sequence[str]) -> str:
+    if len(set(networks)) == 1:
+        return f"{len(networks)} × {networks[0]}"
+    return " + ".join(networks)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Two jobs whose memory flows between them.")
+    parser = argparse.ArgumentParser(description="Jobs whose memory flows between them, simulated.")
     parser.add_argument("--document", action="store_true", help="only write the document from the results")
     if not parser.parse_args().document:
         with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
             rows = [row for rows in pool.imap(rows_of, NETWORKS) for row in rows]
-        results = {"machine": machine(None), "versions": versions(), "rows": rows}
+            mixes = pool.map(mix_row, MIXES, chunksize=1)
+        results = {"machine": machine(None), "versions": versions(), "rows": rows, "mixes": mixes}
         PATH.write_text(json.dumps(results, indent=1) + "\n")
     part = page_part(json.loads(PATH.read_text()))
     write_document(NAME, KIND, part)

@@ -75,11 +75,12 @@ UNTUNED_MODELS = "benchmarks.experiments.untuned"
 VIT = Network("ViT, 8 layers", f"{UNTUNED_MODELS}:VisionTransformer", IMAGE, batch=8)
 MIXER = Network("MLP-Mixer", f"{UNTUNED_MODELS}:Mixer", IMAGE, batch=16)
 UNET = Network("U-Net", f"{UNTUNED_MODELS}:UNet", ("float32:3x128x128",), TEN, 8)
+UNROLLED_GRU = Network("unrolled GRU", f"{UNTUNED_MODELS}:UnrolledGRU", ("int64<2000:64",), ("--loss", "lm"), 32)
 UNTUNED = (
     GPT2._replace(batch=4, inputs=("int64<50257:128",)),
     VIT,
     Network("dilated convolutions", f"{UNTUNED_MODELS}:DilatedConvolutions", ("float32:1x2048",), TEN, 8),
-    Network("unrolled GRU", f"{UNTUNED_MODELS}:UnrolledGRU", ("int64<2000:64",), ("--loss", "lm"), 32),
+    UNROLLED_GRU,
     MIXER,
     UNET,
     RESNET50,

@@ -37,7 +37,7 @@ from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, sta
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import message_of
 from pg_tensile.tools.bench.run import default_threads
-from pg_tensile.tools.bench.workload import seed_everything
+from pg_tensile.tools.bench.workload import Batch, seed_everything
 
 PATIENCE_S = 5.0  # time for a process to end
 
@@ -169,26 +169,32 @@ class _Job:
             self._first_step(self._stepper)
             self._stepper.restore(initial)
 
-    def turn(self, steps: int, limit_s: float | None) -> Turn:
+    def turn(self, steps: int, limit_s: float | None, stay: bool) -> Turn:
         """Take a turn from the state that `load` has left, and return its results; the first step does not count.
 
-        Raises MeasurementError if the first step takes longer than `limit_s`; None means no limit.
+        `stay`: report it and continue until told to stop. Raises MeasurementError if the first step takes longer than
+        `limit_s`; None means no limit.
         """
         stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
         assert stepper is not None
         try:
             turn = take_turn(stepper, batches, 1, self._options.seed, limit_s=limit_s)
             totals = None if turn.totals is None else replace(turn.totals)  # before it goes on
-            self._connection.send(Answer(True, None))
-            try:
-                while not self._connection.poll():
-                    stepper.step(batches[-1])
-                    stepper.synchronize()
-            finally:
-                self._connection.recv()  # the message to stop
+            if stay:
+                self._continue(stepper, batches[-1])
         finally:
             self.drop()
         return turn.without_state()._replace(losses=(), totals=totals, digest=digest_of(turn))
+
+    def _continue(self, stepper: Stepper, batch: Batch) -> None:
+        """Report that the steps that count are taken, and take more until told to stop."""
+        self._connection.send(Answer(True, None))
+        try:
+            while not self._connection.poll():
+                stepper.step(batch)
+                stepper.synchronize()
+        finally:
+            self._connection.recv()  # the message to stop
 
     def drop(self) -> None:
         """Release what a turn needed, whatever its state."""
@@ -321,12 +327,14 @@ class Jobs:
         limits_s: Sequence[float] = (),
         groups: Mapping[int, Sequence[Group]] = MappingProxyType({}),
         granting: Mapping[int, socket.socket] = MappingProxyType({}),
+        stay: bool = True,
     ) -> list[Turn]:
         """Let each job take one turn, and return the results by job.
 
         The jobs start in `order`, `gap_s` seconds after each other. `plans`: empty for a peer; `limits_s`: limits of
         the jobs' first steps, beyond which further steps are not worth their time; empty means none. `groups`: of jobs
-        whose memory flows, which they request on their sockets `granting`.
+        whose memory flows, which they request on their sockets `granting`. `stay`: no job stops before all have taken
+        their steps; without, each one leaves after its own.
         """
         for job in order:
             plan = plans[job].to_bytes() if plans else None
@@ -338,11 +346,13 @@ class Jobs:
                 self._ask(job, "drop")
                 self._answer(job)
             raise
+        for connection in granting.values():
+            connection.close()  # the jobs have their own, and the other ends see when those are closed
         for job in order:
-            self._ask(job, "turn", steps, limits_s[job] if limits_s else None)
+            self._ask(job, "turn", steps, limits_s[job] if limits_s else None, stay)
             time.sleep(gap_s)
         answers = {job: self._answer(job) for job in order}  # has taken the steps that count, or failed
-        going_on = [job for job, answer in answers.items() if answer.good]
+        going_on = [job for job, answer in answers.items() if answer.good and stay]
         for job in going_on:
             self._send(job, None)
         answers |= {job: self._answer(job) for job in going_on}

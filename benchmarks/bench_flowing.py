@@ -1,4 +1,4 @@
-"""`make bench-waterwave`, second part: jobs in processes of their own whose memory flows, executed on the host.
+"""`make bench-flowing`: jobs in processes of their own whose memory flows, executed on the host.
 
 Two to four jobs of small networks train at once on a device whose memory is `ALONE` of what the largest needs. Measured
 in the same rounds: taking turns, iteration by iteration; plans of `joint` for an equal part of memory and link each;
@@ -9,7 +9,11 @@ Every job's weights and losses are compared with its own without a plan, to the 
 
 Two jobs that have all the memory they like show how much jobs slow each other down by computing at once.
 
-The rows go to benchmarks/results/waterwave-host.json and to docs/benchmarks.md.
+One of the mixes is trained a second time with jobs that come and go: each starts when the one before it has taken a
+third of its steps, and leaves after its own. Its speed is the jobs' time alone, one after another, over the time until
+the last one has left.
+
+The rows go to benchmarks/results/flowing-host.json and to docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -45,11 +49,12 @@ from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.report import machine, versions
 from pg_tensile.tools.cli.bench import parse
 
-NAME, KIND = "waterwave", "host"
+NAME, KIND = "flowing", "host"
 PATH = RESULTS / f"{NAME}-{KIND}.json"
 ALONE = 1.06  # of what the largest job needs: it takes 94 % of the memory
 COUNTS = (2, 4, 8, 16)  # groups on the way to the peak
 PARTS = (1.2, 1.4, 1.6)  # of an equal part of the memory, that a job's plan takes if the rest flows
+COMING = ("3 × ResNet-20", 1 / 3)  # a mix whose jobs also come and go, and the part of a job alone between two starts
 ROUNDS, STEPS = 5, 8
 CHOICE = PolicyChoice("joint", "joint", early_update=True)
 RESNET, SERESNET, DENSENET, TRANSFORMER = (
@@ -86,6 +91,7 @@ class Entrant:
     error: str | None = None
     turns: list[list[Turn]] = field(default_factory=list)  # by round and job
     most_bytes: int = 0
+    makespans_ms: list[float] = field(default_factory=list)  # by round, of jobs that come and go
 
 
 def options_of(network: Network) -> BenchOptions:
@@ -142,12 +148,14 @@ def can_flow(entrant: Entrant) -> bool:
     return budget_bytes is None or Grants(budget_bytes).fits(FlowingJob(work.groups) for work in entrant.works)
 
 
-def take_turn(processes: Jobs, entrant: Entrant, order: Sequence[int], gap_s: float, steps: int) -> None:
+def take_turn(
+    processes: Jobs, entrant: Entrant, order: Sequence[int], gap_s: float, steps: int, stay: bool = True
+) -> list[Turn]:
+    """Let all jobs train in an entrant's way, started in `order` and `gap_s` after each other; see Jobs.turn."""
     plans = {job: work.plan for job, work in enumerate(entrant.works)}
-    turn = partial(processes.turn, CHOICE, plans, steps, order, gap_s, True)
+    turn = partial(processes.turn, CHOICE, plans, steps, order, gap_s, True, stay=stay)
     if entrant.budget_bytes is None:
-        entrant.turns.append(turn())
-        return
+        return turn()
     groups = {job: work.groups for job, work in enumerate(entrant.works)}
     with ExitStack() as stack:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in entrant.works]
@@ -156,8 +164,15 @@ def take_turn(processes: Jobs, entrant: Entrant, order: Sequence[int], gap_s: fl
                 stack.enter_context(end)
         ours = {job: pair[0] for job, pair in enumerate(pairs)}
         arbiter = stack.enter_context(Arbiter(entrant.budget_bytes, ours, groups))
-        entrant.turns.append(turn(groups=groups, granting={job: pair[1] for job, pair in enumerate(pairs)}))
+        turns = turn(groups=groups, granting={job: pair[1] for job, pair in enumerate(pairs)})
         entrant.most_bytes = max(entrant.most_bytes, arbiter.most_bytes)
+        return turns
+
+
+def makespan_ms(turns: Sequence[Turn], order: Sequence[int], gap_s: float) -> float:
+    """Return the time until the last job has left, of jobs that started `gap_s` after each other."""
+    ends = [gap_s * 1e3 * place + turns[job].first_ms + sum(turns[job].step_ms) for place, job in enumerate(order)]
+    return max(ends)
 
 
 def measure(title: str, networks: Sequence[Network], rounds: int, steps: int) -> Iterator[dict[str, Any]]:
@@ -176,7 +191,11 @@ def measure(title: str, networks: Sequence[Network], rounds: int, steps: int) ->
         for number in range(rounds):
             order = shuffled.sample(range(len(networks)), len(networks))
             for entrant in running[:: -1 if number % 2 else 1]:
-                take_turn(processes, entrant, order, gap_s, steps)
+                entrant.turns.append(take_turn(processes, entrant, order, gap_s, steps))
+                if title == COMING[0]:
+                    apart_s = COMING[1] * measured[0].step_ms * steps / 1e3
+                    turns = take_turn(processes, entrant, order, apart_s, steps, stay=False)
+                    entrant.makespans_ms.append(makespan_ms(turns, order, apart_s))
     alone_ms = [job.step_ms for job in measured]
     digests = [turn.digest for turn in entrants[0].turns[0]]
     for entrant in entrants:
@@ -193,6 +212,7 @@ def measure(title: str, networks: Sequence[Network], rounds: int, steps: int) ->
             "alone_ms": alone_ms,
             "step_ms": step_ms,
             "speed": sum(alone / ms for alone, ms in zip(alone_ms, step_ms, strict=True)) if step_ms else None,
+            "coming_and_going": coming(entrant, alone_ms, steps),
             "held_bytes": entrant.most_bytes or None,
             "same_bits": all([turn.digest for turn in turns] == digests for turns in entrant.turns),
             "error": entrant.error or (None if step_ms else "they cannot run together"),
@@ -202,12 +222,25 @@ def measure(title: str, networks: Sequence[Network], rounds: int, steps: int) ->
         }
 
 
+def coming(entrant: Entrant, alone_ms: Sequence[float], steps: int) -> float | None:
+    """Return the speed of jobs that come and go; None if none did."""
+    if not entrant.makespans_ms:
+        return None
+    return sum(alone_ms) * (steps + 1) / statistics.median(entrant.makespans_ms)
+
+
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
     rows = results["rows"]
     ways = list(dict.fromkeys(row["way"] for row in rows))
     mixes = list(dict.fromkeys(row["mix"] for row in rows))
     by_cell = {(row["mix"], row["way"]): row for row in rows}
+    comes = f"{COMING[0]}, coming and going"
+    for row in rows:
+        if row["coming_and_going"] is not None:
+            by_cell[comes, row["way"]] = row | {"speed": row["coming_and_going"], "held_bytes": None}
+    if any(mix == comes for mix, _ in by_cell):
+        mixes.append(comes)
     # The parts that plans take depend on the number of jobs, so not every mix has each of them.
     shown = [(way, *(shown_cell(by_cell.get((mix, way)), by_cell[mix, "turns"]) for mix in mixes)) for way in ways]
     revisions = ", ".join(dict.fromkeys(row["revision"] for row in rows))
