@@ -226,6 +226,23 @@ def test_a_failed_iteration_gives_its_memory_back(flowing: tuple[Executor, Log, 
     assert log.take() == in_groups(1, groups)
 
 
+def test_a_group_takes_no_more_than_it_was_granted(flowing: tuple[Executor, Log, list[Group]]) -> None:
+    """The limit is still that of a group when the next one is asked for, and that of the executor in the end."""
+    executor, log, groups = flowing
+    registry, ask = executor._registry, log.ask
+    limits: list[float] = []
+
+    def watch(generation: int, request: int) -> None:
+        limits.append(registry.limit)
+        ask(generation, request)
+
+    log.ask = watch  # type: ignore[method-assign]
+    executor.step(*batch())
+    most = most_of(groups)
+    assert [*limits, registry.limit] == [most, *(group.most_bytes for group in groups[:-1]), most]
+    assert len({group.most_bytes for group in groups}) > 2
+
+
 def test_groups_that_are_too_small_are_refused_before_anything_is_asked() -> None:
     captured, log = captured_tower(), Log()
     groups = groups_of_plan(captured)
