@@ -36,7 +36,7 @@ FLOWING = """
     WHERE t.device = %s AND f.groups <> '' AND j.ended_at IS NULL ORDER BY f.job
 """
 SHARED = """
-    SELECT budget_bytes - inference_bytes - granted_bytes + flowing_bytes AS shared_bytes
+    SELECT budget_bytes - inference_bytes - granted_bytes + flowing_bytes AS shared_bytes, flowing_jobs
     FROM tensile.devices WHERE name = %s AND flowing_jobs > 1
 """
 SETTINGS = """
@@ -83,10 +83,11 @@ class FlowingPlan(NamedTuple):
 
 
 class SharedMemory(NamedTuple):
-    """Jobs that share memory as they go: those that the role may see."""
+    """Jobs that share memory as they go: those that the role may see, and the number of the others."""
 
     nbytes: int
     jobs: list[FlowingPlan]
+    hidden_jobs: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +160,8 @@ def _shared(connection: Connection, job: Row) -> SharedMemory | None:
         for row in listed
         if (planned := _planned(connection, row["job"], connection.execute(log, (row["job"],)).fetchall())) is not None
     ]
-    return SharedMemory(sizes[0]["shared_bytes"], plans)
+    hidden = max(0, sizes[0]["flowing_jobs"] - len(listed))
+    return SharedMemory(sizes[0]["shared_bytes"], plans, hidden)
 
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:

@@ -46,6 +46,7 @@ class Interlock:
     jobs: list[FlowingJob]
     at_us: list[float]
     held_bytes: dict[str, list[int]]  # by job
+    hidden_jobs: int  # that share it as well, and are left out
 
 
 def interlock_of(record: JobRecord) -> Interlock | None:
@@ -79,6 +80,7 @@ def _simulated(shared: SharedMemory) -> Interlock | None:
         jobs,
         [moment.us - shown[0].us for moment in shown],
         {str(job.job): [moment.held_bytes[job.job] for moment in shown] for job in jobs},
+        shared.hidden_jobs,
     )
 
 

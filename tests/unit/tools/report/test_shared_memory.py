@@ -53,6 +53,18 @@ def test_the_page_shows_both_jobs() -> None:
     assert json.loads(json.dumps(facts["interlock"]))["jobs"][1]["model"] == "other"
 
 
+def test_the_page_tells_that_jobs_are_left_out() -> None:
+    told = shared_record()
+    assert told.shared is not None
+    assert "which you may not see" not in page.render(told)
+    assert "1 more job of other roles, which you may not see, shares it" in page.render(
+        replace(told, shared=told.shared._replace(hidden_jobs=1))
+    )
+    assert "2 more jobs of other roles, which you may not see, share it" in page.render(
+        replace(told, shared=told.shared._replace(hidden_jobs=2))
+    )
+
+
 def test_names_of_other_jobs_are_text() -> None:
     assert "<b id=evil" not in page.render(shared_record(HOSTILE))
 
