@@ -21,7 +21,7 @@ from pg_tensile.execution.capture.captured import (
     flat_results,
     value_of,
 )
-from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
+from pg_tensile.execution.capture.spec import OptimizerSpec, RankSpec, StepSpec
 
 __all__ = [
     "Call",
@@ -29,6 +29,7 @@ __all__ = [
     "CapturedOperator",
     "OptimizerSpec",
     "Persistent",
+    "RankSpec",
     "Slot",
     "StepSpec",
     "Value",

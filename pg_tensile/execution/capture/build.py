@@ -18,6 +18,7 @@ from pg_tensile.execution.capture.fakes import UNKNOWN_SIZES
 from pg_tensile.execution.capture.recorder import Record
 from pg_tensile.execution.capture.schema import is_random, modes, mutates
 from pg_tensile.execution.capture.spec import StepSpec
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.planning.trace.rows import OUTPUT, PLACEHOLDER
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
@@ -35,13 +36,14 @@ class Recording:
     inputs: tuple[int, ...]  # slots
     input_names: tuple[str, ...]
     learning_rate: int | None  # slot; None for an evaluation
+    share: int | None  # slot; None unless the step has ranks
     loss: int | None  # slot
     outputs: tuple[int, ...]  # slots
     gradients: dict[int, str]  # slot → name of the parameter
     device: torch.device
 
     def given(self) -> tuple[int, ...]:
-        return self.inputs if self.learning_rate is None else (*self.inputs, self.learning_rate)
+        return (*self.inputs, *(slot for slot in (self.share, self.learning_rate) if slot is not None))
 
     def results(self) -> tuple[int, ...]:
         return self.outputs if self.loss is None else (self.loss, *self.outputs)
@@ -204,6 +206,7 @@ class _Builder:
             outputs=tuple(slots[slot] for slot in recording.outputs),
             unknown_sizes=frozenset(tensors[tensor] for tensor in self.unknown_sizes),
             spec=self.spec,
+            share=None if recording.share is None else slots[recording.share],
         )
 
     def _add_ends(self, target: str, phase: Phase, mode: Mode, slots: tuple[int, ...]) -> None:
@@ -255,6 +258,7 @@ class _Builder:
             random=is_random(call.target),
             flops=record.flops,
             bytes=moved,
+            workspace_bytes=self._bucket_bytes(call),
             signature=self._signature(call),
             module=record.module,
             source=record.source,
@@ -264,6 +268,13 @@ class _Builder:
     def _bytes(self, slot: int) -> int:
         value = self.values[slot]
         return math.prod(value.shape) * value.dtype.itemsize
+
+    def _bucket_bytes(self, call: Call) -> int:
+        """Return the bytes of the copy that a collective exchanges; 0 for a single gradient, which is not copied."""
+        if call.target != ALL_REDUCE:
+            return 0
+        slots = [slot.index for slot in call.args[0]]
+        return 0 if len(slots) == 1 and _is_contiguous(self.values[slots[0]]) else sum(map(self._bytes, slots))
 
     def _signature(self, call: Call) -> str:
         parts = [self._describe(argument) for argument in call.args]
@@ -328,6 +339,8 @@ class _Builder:
             names[self.values[slot].tensor] = name
         if recording.learning_rate is not None:
             names[self.values[recording.learning_rate].tensor] = "learning_rate"
+        if recording.share is not None:
+            names[self.values[recording.share].tensor] = "share"
         for slot, name in recording.gradients.items():
             names[self.values[slot].tensor] = f"{name}.grad"
         if recording.loss is not None:

@@ -39,18 +39,17 @@ def capture(
     Of `inputs` (of the model) and `targets` (of the loss) only shapes, strides and types matter; they may be fake. No
     memory is allocated for tensors and nothing is computed; model and generators are left unchanged. `device` is the
     device of the graph; None means that of the parameters. With `early_update` the optimizer's operators are moved up
-    to where their gradients are final. The model is captured in training mode.
+    to where their gradients are final; the collectives of a step of several ranks always are. The model is captured in
+    training mode.
 
     Raises CaptureError, with the line of the model if it is known, if the step cannot be captured or would silently be
     trained wrongly, and DeviceError if the device is not available."""
+    from pg_tensile.execution.capture import early_update as moving  # imported here because it imports this package
+
     captured = _capture(model, inputs, targets, spec, device, training=True, run=training_step.run)
     if early_update:
-        from pg_tensile.execution.capture.early_update import (
-            early_update as move_updates,  # imported here because it imports this package
-        )
-
-        return move_updates(captured)
-    return captured
+        return moving.early_update(captured)
+    return captured if spec.ranks is None else moving.early_collectives(captured)
 
 
 def capture_evaluation(
@@ -119,7 +118,7 @@ def _compare(first: Recording, second: Recording) -> None:
     if len(first.records) != len(second.records):
         longer = max(first.records, second.records, key=len)
         raise _difference(longer[min(len(first.records), len(second.records))].source)
-    parts = ("values", "tensor_bytes", "inputs", "learning_rate", "loss", "outputs", "gradients")
+    parts = ("values", "tensor_bytes", "inputs", "learning_rate", "share", "loss", "outputs", "gradients")
     if any(getattr(first, part) != getattr(second, part) for part in parts):
         raise _difference("")
     for persistents in zip(first.persistents, second.persistents, strict=True):

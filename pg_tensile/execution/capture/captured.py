@@ -97,6 +97,7 @@ class Captured:
     outputs: tuple[int, ...]
     unknown_sizes: frozenset[int]  # tensors whose size is only known once the operator runs: see `with_tensor_bytes`
     spec: StepSpec
+    share: int | None = None  # slot, if the spec has ranks: the rank's part of the rows; like the learning rate
 
     @property
     def trains(self) -> bool:
@@ -105,8 +106,9 @@ class Captured:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """Slots that the placeholder defines: the inputs and, for a training step, the learning rate."""
-        return self.inputs if self.learning_rate is None else (*self.inputs, self.learning_rate)
+        """Slots that the placeholder defines: the inputs, the share if there are ranks, and the learning rate."""
+        scalars = (slot for slot in (self.share, self.learning_rate) if slot is not None)
+        return (*self.inputs, *scalars)
 
     @property
     def returned(self) -> tuple[int, ...]:

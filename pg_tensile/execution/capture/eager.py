@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from pg_tensile.errors import TrainingError
 from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY, average, average_states, make_state
 from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
 from pg_tensile.execution.capture.training_step import forward_loss, micro_batches, output_of
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, arrivals, buckets
+from pg_tensile.execution.distributed.group import check_alike
 
 
 class EagerResult(NamedTuple):
@@ -56,13 +59,23 @@ class EagerStep:
         self.model = model.train()
         self.spec = spec
         self.optimizer = make_optimizer(model, spec.optimizer, one_group)
+        self._trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._buckets: list[list[str]] | None = None  # known after the first backward, and the same for all steps
 
-    def step(self, inputs: Sequence[Any], targets: Sequence[Tensor], learning_rate: float | None = None) -> EagerResult:
+    def step(
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Tensor],
+        learning_rate: float | None = None,
+        share: float | None = None,
+    ) -> EagerResult:
         """Execute one training step in the model's current mode.
 
         `inputs` are the model's arguments, tensors if the spec accumulates; `learning_rate` None means the spec's.
+        `share`: the rank's part of the batch's rows, if the spec has ranks; None means an equal one.
 
-        Raises CaptureError if the loss or the outputs do not fit the spec, and any exception of the model."""
+        Raises CaptureError if the loss or the outputs do not fit the spec, TrainingError if the ranks disagree about
+        the gradients that there are, and any exception of the model."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.spec.optimizer.learning_rate if learning_rate is None else learning_rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -73,13 +86,35 @@ class EagerStep:
             total = loss.detach() if total is None else total + loss.detach()
             if self.spec.returns_outputs:
                 outputs.append(output_of(picked))
-            loss.backward()
+            if self.spec.ranks is None or self._buckets is not None:
+                loss.backward()
+                continue
+            with arrivals(self._trainable) as order:
+                loss.backward()
+            self._buckets = buckets(self._trainable, order, self.spec.ranks.bucket_bytes)
+            check_alike("the gradients that they exchange", str(self._buckets))
+        if self.spec.ranks is not None:
+            self._exchange(self.spec.ranks.count, share)
         if self.spec.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
         self.optimizer.step()
         self._average()
         assert total is not None
         return EagerResult(total, tuple(outputs))
+
+    @torch.no_grad()
+    def _exchange(self, ranks: int, share: float | None) -> None:
+        """Average the gradients over all ranks. Raises TrainingError if there are not those of the first step."""
+        assert self._buckets is not None
+        gradients = {name: parameter.grad for name, parameter in self._trainable.items() if parameter.grad is not None}
+        different = gradients.keys() ^ {name for bucket in self._buckets for name in bucket}
+        if different:
+            hint = "Train it as a single process."
+            raise TrainingError(f'not every step has a gradient of "{min(different)}", which ranks need', hint=hint)
+        turn = torch.zeros((), dtype=torch.int64)
+        part = torch.tensor(1 / ranks if share is None else share, dtype=torch.float64)
+        for bucket in self._buckets:
+            ALL_REDUCE([gradients[name] for name in bucket], turn, part, ranks)
 
     @torch.no_grad()
     def _average(self) -> None:

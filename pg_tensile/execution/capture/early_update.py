@@ -1,10 +1,11 @@
-"""Graph pass `early_update`: update every parameter as soon as its gradient is final.
+"""Graph passes `early_update` and `early_collectives`: use every gradient as soon as it is final.
 
 In the captured order all updates come last, so every gradient lives until then. This pass moves a parameter's update,
 with the increment of its step counter, and the update of its average to right after the last operator that it depends
 on or that still needs what it changes: a gradient is freed soon after it is computed, and parameter and optimizer state
 may leave the device early (TENSILE, section III, schedules across the optimizer phase). With clipping, every update
-depends on all gradients, so no update moves far. Operators are only reordered, random operators keep their order, and
+depends on all gradients, so no update moves far. The collectives of a step of several ranks move up in the same way, in
+both passes, and their updates follow them. Operators are only reordered, random operators keep their order, and
 no operator moves past another with which it shares a tensor that either changes: the results are the same to the last
 bit.
 """
@@ -18,6 +19,7 @@ import torch
 
 from pg_tensile.execution.capture.captured import Captured
 from pg_tensile.execution.capture.schema import FUSED_UPDATES
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.planning.trace.trace import Kind, Mode, Operator, Trace
 
 UPDATES = frozenset(str(update) for update in FUSED_UPDATES)
@@ -26,9 +28,25 @@ AVERAGE_UPDATE = str(torch.ops.aten.lerp_.Tensor)
 
 def early_update(captured: Captured) -> Captured:
     """Return the same step with its updates moved up. Tensors, slots and persistent values keep their indices."""
+    operators = list(captured.trace.operators)
+    return _moved(captured, [*_collectives(operators), *_updates(operators, captured.trace)])
+
+
+def early_collectives(captured: Captured) -> Captured:
+    """Return the same step of several ranks with its collectives moved up, as `early_update` does."""
+    return _moved(captured, _collectives(captured.trace.operators))
+
+
+def _collectives(operators: Sequence[Operator]) -> list[list[int]]:
+    """Return the collectives, each by itself, in execution order."""
+    return [[index] for index, operator in enumerate(operators) if operator.target == str(ALL_REDUCE)]
+
+
+def _moved(captured: Captured, groups: Sequence[Sequence[int]]) -> Captured:
+    """Return the same step with these groups of operators moved up."""
     trace = captured.trace
     operators = list(trace.operators)
-    order = _order(operators, _updates(operators, trace))
+    order = _order(operators, groups)
     return replace(
         captured,
         trace=Trace.build([operators[index] for index in order], trace.tensors, trace.device),

@@ -69,6 +69,7 @@ class Session:
             persistents = _persistents(tensors, buffers, self.spec, recorder)
             inputs = [recorder.slot(tensor) for tensor in (*tensors.inputs, *tensors.targets)]
             learning_rate = None if tensors.learning_rate is None else recorder.slot(tensors.learning_rate)
+            share = None if tensors.share is None else recorder.slot(tensors.share)
             recorder.started = len(recorder.storages)
             fakes = {**tensors.parameters, **buffers}
             slots = {name: recorder.slot(fake) for name, fake in fakes.items()}
@@ -95,6 +96,7 @@ class Session:
             inputs=tuple(inputs),
             input_names=tuple(names),
             learning_rate=learning_rate,
+            share=share,
             loss=None if result.loss is None else recorder.slot(result.loss),
             outputs=tuple(recorder.slot(output) for output in result.outputs),
             gradients={recorder.slot(gradient): name for name, gradient in result.gradients.items()},
@@ -114,7 +116,8 @@ class Session:
             },
             inputs=tuple(self._fake(real) for real in self.inputs),
             targets=tuple(self._fake(real) for real in self.targets),
-            learning_rate=torch.empty((), dtype=torch.float64, device="cpu") if self.trains else None,
+            learning_rate=_host_scalar() if self.trains else None,
+            share=_host_scalar() if self.trains and self.spec.ranks is not None else None,
         )
         return tensors, {name: self._fake(real) for name, real in self.buffers.items()}
 
@@ -171,6 +174,11 @@ class Session:
         else:
             with torch.no_grad():
                 buffer.copy_(new)
+
+
+def _host_scalar() -> Tensor:
+    """Return a fake float64 without dimensions on the CPU, which kernels read on the host."""
+    return torch.empty((), dtype=torch.float64, device="cpu")
 
 
 def _buffer_error(name: str) -> CaptureError:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pg_tensile.errors import CaptureError
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+BUCKET_BYTES = 4 << 20  # with larger ones the peak of memory grows, as all gradients of a bucket wait for the last one
 
 
 class OptimizerSpec(NamedTuple):
@@ -36,6 +37,13 @@ class OptimizerSpec(NamedTuple):
     averaging: int = 0
 
 
+class RankSpec(NamedTuple):
+    """Ranks that take each step together: their number, and the most bytes of gradients that are exchanged at once."""
+
+    count: int
+    bucket_bytes: int = BUCKET_BYTES
+
+
 @dataclass(frozen=True)
 class StepSpec:
     """One training step, apart from its model.
@@ -44,7 +52,9 @@ class StepSpec:
     the argument of `loss`, and the result of the step if it `returns_outputs`, from outputs that are not a single
     tensor. `clip` is the largest norm of all gradients together. `autocast` is None or "bf16", which covers forward
     and loss. `accumulation` is the number of equal parts into which the batch is cut along dimension 0; the loss is the
-    mean of their losses."""
+    mean of their losses. With `ranks`, each of several processes takes the step on its part of the batch's rows, and
+    the gradients are averaged over all rows before clipping and update; None means that this process is the only one.
+    """
 
     loss: Callable[..., Tensor]
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
@@ -53,6 +63,7 @@ class StepSpec:
     accumulation: int = 1
     output_key: str | int | None = None
     returns_outputs: bool = False
+    ranks: RankSpec | None = None
 
     def __post_init__(self) -> None:
         """Raise CaptureError if the specification is invalid, or would silently be trained wrongly."""
@@ -72,6 +83,8 @@ class StepSpec:
             raise CaptureError(f"clip is {self.clip}, but must be a number above 0")
         if self.accumulation < 1:
             raise CaptureError(f"accumulation is {self.accumulation}, but must be at least 1")
+        if self.ranks is not None and self.ranks.count < 2:
+            raise CaptureError(f"a step of {self.ranks.count} ranks exchanges nothing", "Leave ranks out.")
 
     def pick(self, outputs: Any) -> Any:
         """Return the part of a model's outputs that the loss takes. Raises CaptureError if `output_key` is missing."""

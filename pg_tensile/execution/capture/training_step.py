@@ -17,6 +17,7 @@ from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture import optimizers
 from pg_tensile.execution.capture.recorder import Recorder
 from pg_tensile.execution.capture.spec import StepSpec
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, arrivals, buckets
 from pg_tensile.planning.trace.trace import Phase
 
 
@@ -28,6 +29,7 @@ class StepTensors(NamedTuple):
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
     learning_rate: Tensor | None  # None for an evaluation
+    share: Tensor | None = None  # of the batch's rows; None unless the step has ranks
 
 
 class StepResult(NamedTuple):
@@ -95,6 +97,8 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
     assert tensors.learning_rate is not None
     losses: list[Tensor] = []
     outputs: list[Tensor] = []
+    order: list[str] = []
+    turn = None if spec.ranks is None else torch.zeros((), dtype=torch.int64, device="cpu")
     for inputs, targets in micro_batches(tensors.inputs, tensors.targets, spec.accumulation):
         recorder.phase = Phase.FORWARD
         picked, loss = forward_loss(model, inputs, targets, spec)
@@ -102,7 +106,9 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
         if spec.returns_outputs:
             outputs.append(output_of(picked))
         recorder.phase = Phase.BACKWARD
-        new = torch.autograd.grad(loss, tuple(trainable.values()), allow_unused=True)
+        with arrivals(trainable) as arrived:
+            new = torch.autograd.grad(loss, tuple(trainable.values()), allow_unused=True)
+        order += (name for name in arrived if name not in order)
         gradients.taken |= {recorder.tensor(tensor) for tensor in (*losses, *outputs)}
         with torch.no_grad():
             for (name, parameter), gradient in zip(trainable.items(), new, strict=True):
@@ -117,6 +123,9 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
         total = losses[0]
         for later in losses[1:]:
             total = total + later
+        if spec.ranks is not None:
+            for bucket in buckets(trainable, order, spec.ranks.bucket_bytes):
+                ALL_REDUCE([gradients.kept[name] for name in bucket], turn, tensors.share, spec.ranks.count)
         _clip(trainable, gradients.kept, spec)
         for name, gradient in gradients.kept.items():
             optimizers.update(spec.optimizer, trainable[name], gradient, tensors.states[name], tensors.learning_rate)

@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pg_tensile.errors import TrainingError
 from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.preprocessing import Features
+from pg_tensile.execution.distributed.group import part_of, rank_here
 
 WINDOW_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
@@ -31,11 +33,13 @@ MAX_BLOCK_ROWS = 4096
 class Batch(NamedTuple):
     """Features and target of some rows, as tensors on the device for which the batches are made.
 
-    `weight`: float32 [rows], or None if every row counts the same."""
+    `weight`: float32 [rows], or None if every row counts the same. `share`: these rows by those of the whole batch, of
+    which other ranks have the rest."""
 
     features: Features
     target: Tensor
     weight: Tensor | None = None
+    share: float = 1.0
 
     @property
     def targets(self) -> tuple[Tensor, ...]:
@@ -47,19 +51,26 @@ class Batch(NamedTuple):
         return len(self.target)
 
 
-def division(rows: int, batch_size: int) -> tuple[int, int]:
-    """Return the number of batches of an epoch, and the rows of the last one, which takes a single left-over row."""
+def division(rows: int, batch_size: int, ranks: int = 1) -> tuple[int, int]:
+    """Return the number of batches of an epoch, and the rows of the last one.
+
+    It takes left-over rows that are fewer than two for each rank. Raises TrainingError if a batch has not even one."""
     full, rest = divmod(rows, batch_size)
-    if full and rest == 1 and batch_size > 1:
-        return full, batch_size + 1
-    return (full + 1, rest) if rest else (full, batch_size)
+    if full and 0 < rest < 2 * ranks and batch_size > 1:
+        steps, last = full, batch_size + rest
+    else:
+        steps, last = (full + 1, rest) if rest else (full, batch_size)
+    if steps and min(last, batch_size) < ranks:
+        hint = "Use a larger batch_size, or fewer ranks."
+        raise TrainingError(f"a batch of {min(last, batch_size)} rows cannot be divided among {ranks} ranks", hint=hint)
+    return steps, last
 
 
 class Batches:
-    """Batches of one table.
+    """Batches of one table, or one rank's part of each.
 
-    A last batch of a single row is joined to the one before it, because batch normalisation cannot train on one row.
-    With `read_ahead` a thread prepares the windows."""
+    A last batch of a single row for a rank is joined to the one before it, because batch normalisation cannot train on
+    one row. With `read_ahead` a thread prepares the windows."""
 
     def __init__(
         self,
@@ -70,8 +81,11 @@ class Batches:
         read_ahead: bool,
         lead: tuple[int, ...] = (),
         full_only: bool = False,
+        ranks: int = 1,
     ) -> None:
         """Prepare the batches of `table`; with `full_only`, rows of an epoch that fill no batch are left out.
+
+        The order of the rows does not depend on `ranks`: each rank gets its part of every batch of that order.
 
         `lead`: rows of the first batches of the first epoch, in total at most those of the table. The remaining rows of
         that epoch are divided like any other epoch."""
@@ -84,6 +98,7 @@ class Batches:
         self._seed = seed & 0xFFFFFFFFFFFFFFFF
         self._device = device
         self._read_ahead = read_ahead
+        self._ranks, self._rank = ranks, rank_here(ranks)
         self._block_rows = min(max(BLOCK_BYTES // max(table.row_bytes, 1), 1), MAX_BLOCK_ROWS)
         self._window_blocks = max(WINDOW_BYTES // max(table.row_bytes * self._block_rows, 1), 1)
 
@@ -92,7 +107,7 @@ class Batches:
         if self._full_only:
             return self._rows // self._batch_size
         lead = self._lead if epoch == 0 else ()
-        return len(lead) + division(self._rows - sum(lead), self._batch_size)[0]
+        return len(lead) + division(self._rows - sum(lead), self._batch_size, self._ranks)[0]
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Return an iterator over the shuffled batches of an epoch (from 0), starting with batch `first_step`."""
@@ -107,9 +122,11 @@ class Batches:
         return self._cut(self._windows(loads), sizes, skip)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Yield all rows in the table's order, in batches of `batch_size`; the last batch may be smaller."""
-        for start in range(0, self._rows, batch_size):
-            yield self._batch(self._to_device([array[start : start + batch_size] for array in self._arrays]))
+        """Yield the rank's rows in the table's order, in batches of `batch_size`; the last batch may be smaller."""
+        part = part_of(self._rows, self._rank, self._ranks)
+        for start in range(part.start, part.stop, batch_size):
+            end = min(start + batch_size, part.stop)
+            yield self._batch(self._to_device([array[start:end] for array in self._arrays]))
 
     def _sizes(self, epoch: int) -> Iterator[int]:
         """Yield the number of rows of each batch of an epoch."""
@@ -117,7 +134,7 @@ class Batches:
             yield from itertools.repeat(self._batch_size, self._rows // self._batch_size)
             return
         lead = self._lead if epoch == 0 else ()
-        steps, last = division(self._rows - sum(lead), self._batch_size)
+        steps, last = division(self._rows - sum(lead), self._batch_size, self._ranks)
         yield from lead
         yield from itertools.repeat(self._batch_size, steps - 1)
         yield from (last,) if steps else ()
@@ -154,7 +171,9 @@ class Batches:
         return self._to_device([array.take(order, 0) for array in arrays])  # twice as fast as torch's indexing
 
     def _cut(self, windows: Iterator[list[Tensor]], sizes: Iterator[int], skip: int) -> Iterator[Batch]:
-        """Yield batches with the numbers of rows in `sizes`, cut from the windows after skipping `skip` rows."""
+        """Yield batches with the numbers of rows in `sizes`, cut from the windows after skipping `skip` rows.
+
+        Of each, only the rank's part."""
         parts: list[list[Tensor]] = []  # tensors of a batch that is not complete yet
         missing = next(sizes, 0)
         for window in windows:
@@ -167,11 +186,19 @@ class Batches:
                 if not missing:
                     columns = zip(*parts, strict=True)
                     whole = parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in columns]
-                    yield self._batch(whole)
+                    yield self._part(whole)
                     parts, missing = [], next(sizes, 0)
 
     def _to_device(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(array).to(self._device) for array in arrays]
+
+    def _part(self, tensors: list[Tensor]) -> Batch:
+        """Return the rank's part of a batch."""
+        if self._ranks == 1:
+            return self._batch(tensors)
+        rows = len(tensors[-1])
+        batch = self._batch([tensor[part_of(rows, self._rank, self._ranks)] for tensor in tensors])
+        return batch._replace(share=batch.rows / rows)
 
     def _batch(self, tensors: list[Tensor]) -> Batch:
         return Batch(Features.from_flat(tensors[: self._features]), *tensors[self._features :])

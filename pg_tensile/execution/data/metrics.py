@@ -10,6 +10,7 @@ Rows may have weights. Needs numpy only: scores.py imports scikit-learn when it 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,7 +71,22 @@ class MetricSums:
             self.arrays = {name: np.zeros(labels) for name in ("hits", "predicted", "actual")} | {"sums": np.zeros(3)}
         self._ranked: list[tuple[NDArray[Any], NDArray[Any], Numbers | None]] = []
         width = labels if preprocessing.task == Task.MULTICLASS else 1
-        self._unranked = min(RANKED_ROWS, RANKED_OUTPUTS // width) if ranks and 2 <= labels <= RANKED_LABELS else 0
+        ranked = ranks and 2 <= labels <= RANKED_LABELS
+        self._most_ranked = self._unranked = min(RANKED_ROWS, RANKED_OUTPUTS // width) if ranked else 0
+
+    @property
+    def ranked(self) -> dict[str, NDArray[Any]]:
+        """Outputs, targets and, if rows have them, weights [rows, …] from which rankings are computed."""
+        columns = dict(zip(("outputs", "target", "weight"), zip(*self._ranked, strict=True), strict=False))
+        return {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
+
+    def replaced(self, arrays: Mapping[str, Numbers], ranked: Mapping[str, NDArray[Any]]) -> MetricSums:
+        """Return a copy with other `arrays` and, as far as it ranks them, rows of `ranked`."""
+        other = copy(self)
+        other.arrays = dict(arrays)
+        rows = {name: array[: self._most_ranked] for name, array in ranked.items()}
+        other._ranked = [(rows["outputs"], rows["target"], rows.get("weight"))] if rows else []
+        return other
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Continue from `arrays`. What an earlier version did not store is not a number."""

@@ -66,10 +66,13 @@ class Calibration:
 
         `captured` are iterations captured for this type of device, `limit_bytes` limits the device memory, and
         `limit_s` the time from the start of `run`. `loads` are numbers of busy processes, each of which gets a part of
-        the time. Raises MeasurementError if `captured` is empty.
+        the time. Raises MeasurementError if `captured` is empty, or has a step of several ranks.
         """
         if not captured:
             raise MeasurementError("there is nothing to calibrate with", hint="Give at least one captured iteration.")
+        if any(graph.spec.ranks is not None for graph in captured):
+            hint = "Capture the step without ranks."
+            raise MeasurementError("a step that waits for other ranks cannot be measured by itself", hint=hint)
         self.skipped: set[str] = set()  # targets of calls that did not fit into memory, or failed, by themselves
         # One list of visits, (load, µs), for each index into `loads`, graph and call.
         self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}

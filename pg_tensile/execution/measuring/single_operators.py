@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pg_tensile.execution.capture.captured import Captured, Slot
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
@@ -34,7 +35,8 @@ def executing(device: Device) -> Iterator[None]:
 class Alone:
     """Execution of each distinct call of an iteration once, on operands made for it.
 
-    `failed` holds the targets of calls that do not fit into `limit_bytes` or cannot be executed on random numbers.
+    `failed` holds the targets of calls that do not fit into `limit_bytes` or cannot be executed on random numbers, and
+    of collectives: by itself, one would wait for other ranks.
     """
 
     def __init__(self, captured: Captured, device: Device, limit_bytes: int) -> None:
@@ -52,6 +54,7 @@ class Alone:
         tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
         needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
         possible = needed <= self._limit_bytes and not self._captured.unknown_sizes.intersection(tensors.tolist())
+        possible &= trace.target[operator] != str(ALL_REDUCE)
         if not possible:
             self.failed.add(trace.target[operator])
         return possible

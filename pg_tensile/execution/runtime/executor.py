@@ -211,14 +211,16 @@ class Executor:
         targets: Sequence[torch.Tensor] = (),
         learning_rate: float | None = None,
         graph: Graph | None = None,
+        share: float | None = None,
     ) -> StepResult:
         """Take one training step with `graph`, by default the first one that the inputs fit.
 
-        `learning_rate` None means the captured one. Raises ExecutorError if the inputs are not as captured,
+        `learning_rate` None means the captured one. `share`: the rank's part of the batch's rows, if the step has
+        ranks; None means an equal one. All ranks take the step, and one that fails must not repeat it alone. Raises ExecutorError if the inputs are not as captured,
         OutOfDeviceMemoryError before anything is executed if the plan's memory exceeds the budget, and any error of an
         operator, with a note that names the operator."""
         graph = self._choose(graph, True, inputs, targets)
-        loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate))
+        loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate, share))
         return StepResult(loss, tuple(outputs))
 
     def evaluate(

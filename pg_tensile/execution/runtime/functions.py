@@ -160,10 +160,12 @@ def make_feed(
     inputs: Sequence[torch.Tensor],
     targets: Sequence[torch.Tensor],
     learning_rate: float | None,
+    share: float | None = None,
 ) -> list[torch.Tensor]:
     """Return the tensors that the placeholder receives: inputs, targets and, for a training step, the learning rate.
 
-    `learning_rate` None means the captured one. Raises ExecutorError if the inputs are not as captured."""
+    `learning_rate` None means the captured one. A step of several ranks also receives the `share` of this one; None
+    means that all have as many rows. Raises ExecutorError if the inputs are not as captured."""
     if isinstance(inputs, torch.Tensor) or isinstance(targets, torch.Tensor):
         raise ExecutorError("inputs and targets are sequences of tensors", hint="Put a single tensor into a list.")
     feed = (*inputs, *targets)
@@ -181,7 +183,10 @@ def make_feed(
     if not captured.trains:
         return detached
     rate = captured.spec.optimizer.learning_rate if learning_rate is None else learning_rate
-    return [*detached, torch.tensor(float(rate), dtype=torch.float64, device="cpu")]
+    scalars = [rate]
+    if captured.spec.ranks is not None:
+        scalars = [1 / captured.spec.ranks.count if share is None else share, rate]
+    return [*detached, *(torch.tensor(float(scalar), dtype=torch.float64, device="cpu") for scalar in scalars)]
 
 
 def takes(captured: Captured, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:

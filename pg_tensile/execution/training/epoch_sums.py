@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
+from pg_tensile.execution.distributed.group import Group
 
 PENDING_OUTPUTS = 1 << 18  # output elements collected before they are added to the metrics
 
@@ -31,6 +34,8 @@ class EpochSums:
 
     def add(self, outputs: Tensor, target: Tensor, loss: float, weight: Tensor | None = None) -> None:
         """Add a batch: outputs [rows, outputs], target [rows], mean of losses times weights, weight [rows].
+
+        The mean may be that of all ranks' rows: then only the sums over all ranks are exact.
 
         Outputs of an ensemble in training are [rows, members, outputs]."""
         rows = len(target)
@@ -59,9 +64,20 @@ class EpochSums:
         """Return the weighted mean loss so far, or None without weights above 0."""
         return self.loss_sum / self.weight_sum if self.weight_sum else None
 
-    def result(self) -> Metrics:
+    def result(self, group: Group) -> Metrics:
+        """Return the metrics of the rows of all ranks, the same on each. The sums themselves stay this rank's."""
         self._count()
-        return self._sums.result(self.samples, self.mean_loss())
+        if group.size == 1:
+            return self._sums.result(self.samples, self.mean_loss())
+        own = {name: array.tolist() for name, array in self._sums.arrays.items()}
+        numbers = [self.samples, self.loss_sum, self.weight_sum, *itertools.chain(*own.values())]
+        samples, loss, weight, *flat = group.summed(numbers)
+        parts = iter(flat)
+        arrays = {name: np.array([next(parts) for _ in numbers]) for name, numbers in own.items()}
+        ranked = {name: torch.from_numpy(array) for name, array in self._sums.ranked.items()}
+        rows = {name: tensor.numpy() for name, tensor in group.gathered(ranked).items()}
+        metrics = self._sums.replaced(arrays, rows).result(round(samples), loss / weight if weight else None)
+        return group.of_first(metrics)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state for `restore`, without `samples` and sums of losses and weights."""

@@ -1,7 +1,8 @@
 """Graphs of a job: training step and evaluation, one for each batch size that its data requires.
 
 An epoch has batches of one size and a last one of another size (batches.py), validation likewise. A job is admitted,
-planned and executed as these graphs, which share its parameters, buffers and optimizer state.
+planned and executed as these graphs, which share its parameters, buffers and optimizer state. If several ranks train
+together, the graphs are those of this process's part of the rows.
 
 Batches of validation are larger than those of training as long as their memory does not exceed the least memory of any
 plan for training, so that validation fits whatever the plan of the job. Their size depends on model and data alone,
@@ -21,16 +22,18 @@ from numpy.typing import DTypeLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pg_tensile.errors import ArchitectureError, CaptureError
-from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
+from pg_tensile.errors import ArchitectureError, CaptureError, TrainingError
+from pg_tensile.execution.capture import Captured, OptimizerSpec, RankSpec, StepSpec, capture, capture_evaluation
 from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
+from pg_tensile.execution.distributed.group import check_alike, rows_here
 from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
 from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.trace.trace import Mode, Trace
 
 EVALUATION_ROWS = 4096  # limits of an evaluation batch, unless the training batch is larger
 EVALUATION_BYTES = 4 << 20
@@ -104,13 +107,14 @@ def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Size
     Raises ArchitectureError, TrainingError, CaptureError and DeviceError."""
     spec = step_spec(settings, task)
     first, last = _training_rows(sizes, settings)
-    check_model(model, first)
+    check_model(model, least_rows(sizes.training_rows, settings))
     with taking_tensors(model):
         train = _train(model, spec, sizes, first, device)
         train_last = _train(model, spec, sizes, last, device) if last != first else None
-        rows = lead_rest(sizes, settings) - {first, last}
+        rows = {rows_here(count, settings.ranks) for count in lead_rest(sizes, settings)} - {first, last}
         others = tuple(_train(model, spec, sizes, count, device) for count in sorted(rows))
-        evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
+        sizes, batch_size = _here(sizes, settings)
+        evaluate = _largest_evaluation(model, spec, sizes, batch_size, least_bytes(train.trace), device)
         if evaluate is None:
             return Graphs(train, train_last, None, None, others)
         rest = sizes.validation_rows % rows_of(evaluate)
@@ -123,8 +127,8 @@ def capture_lead(model: nn.Module, settings: Settings, task: Task, sizes: Sizes,
 
     Raises the errors of `capture_graphs`."""
     spec = step_spec(settings, task)
-    rows = sorted(set(settings.lead), reverse=True)
-    check_model(model, rows[-1])
+    rows = sorted({rows_here(count, settings.ranks) for count in settings.lead}, reverse=True)
+    check_model(model, min(settings.lead) // settings.ranks)
     with taking_tensors(model):
         train, *others = (_train(model, spec, sizes, count, device) for count in rows)
     return Graphs(train, None, None, None, tuple(others))
@@ -134,7 +138,7 @@ def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
     """Return the numbers of rows of the first epoch's batches after its lead; empty without a lead."""
     if not settings.lead:
         return set()
-    steps, last = division(sizes.training_rows - sum(settings.lead), settings.batch_size)
+    steps, last = division(sizes.training_rows - sum(settings.lead), settings.batch_size, settings.ranks)
     return {settings.batch_size, last} if steps > 1 else {last} if steps else set()
 
 
@@ -142,23 +146,26 @@ def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Siz
     """Return the rows of an evaluation batch for a run without plans: as in `capture_graphs`, for the same metrics.
 
     For a model that cannot be captured, which never has a plan, it is the largest size allowed. Raises DeviceError."""
+    first = _training_rows(sizes, settings)[0]
+    sizes, batch_size = _here(sizes, settings)
     if not sizes.validation_rows:
-        return settings.batch_size
+        return batch_size
     spec = step_spec(settings, task)
     with taking_tensors(model):
         try:
-            train = _train(model, spec, sizes, _training_rows(sizes, settings)[0], device)
-            evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
+            train = _train(model, spec, sizes, first, device)
+            evaluate = _largest_evaluation(model, spec, sizes, batch_size, least_bytes(train.trace), device)
         except CaptureError:
-            return max(evaluation_sizes(sizes, settings.batch_size))
+            return max(evaluation_sizes(sizes, batch_size))
     assert evaluate is not None
     return rows_of(evaluate)
 
 
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
     """Capture only the training step of a whole batch of `settings.batch_size`. Raises CaptureError, DeviceError."""
+    rows = rows_here(settings.batch_size, settings.ranks)
     with taking_tensors(model):
-        return _train(model, step_spec(settings, task), sizes, settings.batch_size, device)
+        return _train(model, step_spec(settings, task), sizes, rows, device)
 
 
 def state_bytes(model: nn.Module, settings: Settings) -> int:
@@ -189,7 +196,12 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
     if settings.quantiles:
         loss = with_quantiles(loss, settings.quantiles)
     autocast = "bf16" if settings.precision == "bfloat16" else None
-    return StepSpec(loss, optimizer, settings.clip, autocast, accumulation=settings.accumulate, returns_outputs=True)
+    return StepSpec(
+        *(loss, optimizer, settings.clip, autocast),
+        accumulation=settings.accumulate,
+        returns_outputs=True,
+        ranks=RankSpec(settings.ranks) if settings.ranks > 1 else None,
+    )
 
 
 def micro_batched(spec: StepSpec, rows: int) -> StepSpec:
@@ -236,9 +248,40 @@ def _for_members(values: Tensor, members: int) -> Tensor:
 
 
 def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
-    """Return the numbers of rows of an epoch's first batch and of its last one."""
-    steps, last = division(sizes.training_rows, settings.batch_size)
-    return settings.batch_size if steps > 1 else last, last
+    """Return the numbers of this rank's rows of an epoch's first batch and of its last one."""
+    steps, last = division(sizes.training_rows, settings.batch_size, settings.ranks)
+    first = settings.batch_size if steps > 1 else last
+    return rows_here(first, settings.ranks), rows_here(last, settings.ranks)
+
+
+def least_rows(training_rows: int, settings: Settings) -> int:
+    """Return the fewest rows that a rank has of any batch of an epoch."""
+    steps, last = division(training_rows, settings.batch_size, settings.ranks)
+    return (min(settings.batch_size, last) if steps > 1 else last) // settings.ranks
+
+
+def _here(sizes: Sizes, settings: Settings) -> tuple[Sizes, int]:
+    """Return the sizes with this rank's rows for validation, and its rows of a whole batch."""
+    rows = rows_here(sizes.validation_rows, settings.ranks)
+    return sizes._replace(validation_rows=rows), rows_here(settings.batch_size, settings.ranks)
+
+
+def check_collectives(graphs: Graphs) -> None:
+    """Raise TrainingError unless all ranks' training steps exchange the same gradients in the same order."""
+    if graphs.train.spec.ranks is None:
+        return
+    exchanged = {_exchanged(graph) for graph in graphs.named().values() if graph.trains}
+    check_alike("the gradients that they exchange", " or ".join(sorted(exchanged)))
+    if len(exchanged) > 1:
+        hint = "Train it as a single process."
+        raise TrainingError("the order of the gradients depends on the number of rows", hint=hint)
+
+
+def _exchanged(captured: Captured) -> str:
+    """Return the names of the gradients in each collective of a training step, in order."""
+    names, target = captured.trace.tensor_name, str(ALL_REDUCE)
+    collectives = [operator for operator in captured.trace.operators if operator.target == target]
+    return str([[names[t] for t, mode in operator.accesses if mode == Mode.WRITE] for operator in collectives])
 
 
 def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:

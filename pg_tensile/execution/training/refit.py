@@ -39,7 +39,9 @@ class Refit:
         """Batches of all rows, which are copied when they are first needed."""
         table = together(self._dataset.training, self._dataset.validation)
         settings, device = self._settings, self._steps.batch_device
-        return Batches(table, settings.batch_size, settings.seed, device, False, full_only=True)
+        return Batches(
+            *(table, settings.batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks
+        )
 
     def begin(self) -> None:
         """Give the steps the first weights again, with an optimizer that has not seen a gradient."""

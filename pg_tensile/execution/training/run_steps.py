@@ -13,7 +13,7 @@ from pg_tensile.execution.training.observer import Memory
 
 
 class StepResult(NamedTuple):
-    """Result of a step: outputs [rows, outputs] of the model, and the mean loss."""
+    """Result of a step: outputs [rows, outputs] of the model, and the mean loss, both of this rank's rows."""
 
     outputs: Tensor
     loss: float

@@ -42,7 +42,8 @@ class Settings:
     rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
     or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has
     an output for each, behind the first. `precision` of forward and backward: float32, or bfloat16 by autocast.
-    `accumulate`: the most parts of a batch for one update. `device_graphs`: iterations under a plan are captured and
+    `accumulate`: the most parts of a batch for one update. `ranks`: processes that train together, each on its part of
+    every batch; `batch_size` is that of all of them. `device_graphs`: iterations under a plan are captured and
     replayed on an accelerator (runtime/replay.py)."""
 
     epochs: int
@@ -66,6 +67,7 @@ class Settings:
     quantiles: tuple[float, ...] = ()
     precision: str = "float32"
     accumulate: int = 1
+    ranks: int = 1
     device_graphs: bool = False
 
     def __post_init__(self) -> None:
@@ -79,10 +81,14 @@ class Settings:
             if getattr(self, name) not in choices:
                 hint = f"Use one of {', '.join(choices)}."
                 raise TrainingError(f'there is no {name} "{getattr(self, name)}"', hint=hint)
+        if self.ranks < 1 or any(rows < self.ranks for rows in self.lead):
+            raise TrainingError(f"{self.ranks} ranks cannot divide every batch among themselves")
 
 
 def check_model(model: nn.Module, batch_rows: int) -> None:
-    """Raise ArchitectureError or TrainingError if the model cannot be trained on batches of `batch_rows` rows."""
+    """Raise ArchitectureError or TrainingError if the model cannot be trained on batches of `batch_rows` rows.
+
+    With several ranks, the rows are those of the one that has the fewest."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ArchitectureError("the model has no parameters to train")
     if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):

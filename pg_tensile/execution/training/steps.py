@@ -18,6 +18,7 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.capture.training_step import autocast
 from pg_tensile.execution.data.batches import Batch
 from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.distributed.all_reduce import begun
 from pg_tensile.execution.runtime.allocator_limit import allocator_limit
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import EvaluationResult, Executor
@@ -28,7 +29,14 @@ from pg_tensile.execution.runtime.memory_flow import Requests
 from pg_tensile.execution.runtime.plan_change import follow
 from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
-from pg_tensile.execution.training.graphs import Graphs, micro_batched, rows_of, step_spec, taking_tensors
+from pg_tensile.execution.training.graphs import (
+    Graphs,
+    check_collectives,
+    micro_batched,
+    rows_of,
+    step_spec,
+    taking_tensors,
+)
 from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.run_steps import StepResult, StepsState
 from pg_tensile.execution.training.settings import Settings
@@ -70,10 +78,10 @@ class EagerSteps:
         self._switch(True)
         self._eager.spec = micro_batched(self._spec, batch.rows)
         if self._eager.spec.accumulation == 1:
-            loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate)
+            loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate, batch.share)
             return StepResult(outputs.float(), loss.item())
         with taking_tensors(self.model):
-            loss, parts = self._eager.step(batch.features.flat(), batch.targets, learning_rate)
+            loss, parts = self._eager.step(batch.features.flat(), batch.targets, learning_rate, batch.share)
         return StepResult(torch.cat(parts).float(), loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
@@ -148,6 +156,7 @@ class PlannedSteps:
 
         With `device_graphs` it replays iterations where it can. `requests` are for memory that flows; without them no
         grant may have groups."""
+        check_collectives(graphs)
         self.model = model
         self.device = device.torch_device
         self.batch_device = torch.device("cpu")  # the executor copies each batch to the device
@@ -176,7 +185,8 @@ class PlannedSteps:
     # ---- steps ----
 
     def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
-        result = self._execute(partial(self._executor.step, learning_rate=learning_rate), True, batch)
+        step = partial(self._executor.step, learning_rate=learning_rate, share=batch.share)
+        result = self._execute(step, True, batch)
         self.generation = self._executor.plan.generation
         return result
 
@@ -188,10 +198,11 @@ class PlannedSteps:
         graph = self._by_rows[trains, batch.rows]
         while True:
             shortage: OutOfDeviceMemoryError | None = None
+            collectives = begun()
             try:
                 loss, outputs = execute(inputs, targets, graph=graph)
             except OutOfDeviceMemoryError as error:
-                if error.budget is None:
+                if error.budget is None or begun() != collectives:  # other ranks would not repeat what it has begun
                     raise
                 shortage = error.with_traceback(None)  # the traceback's frames keep tensors alive
             if shortage is None:

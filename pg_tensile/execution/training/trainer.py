@@ -10,6 +10,11 @@ model that is kept have the averages, and the steps go on with the weights thems
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
 state after such a step nor weights that are not finite are saved: the last checkpoint is always valid.
+
+Several ranks train one model: each takes its part of every batch, and they agree on all that steers the run
+(agreement.py). They start from rank 0's weights, and draw random numbers of their own. Statistics of batch
+normalisation are each rank's; at the end of an epoch all take over rank 0's, as in DistributedDataParallel. Each rank's
+checkpoints have the same weights; its sums and generators are its own, so each rank resumes its own checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,7 +38,9 @@ from pg_tensile.execution.data.calibration import least_log_loss
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
+from pg_tensile.execution.distributed.group import Group
 from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.execution.training.agreement import Agreement
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
 from pg_tensile.execution.training.course import Course
@@ -59,6 +66,8 @@ class Trainer:
         observer: Observer,
         identity: dict[str, Any] | None = None,
     ) -> None:
+        """Prepare the run; all ranks do so at the same time. Raises ExecutorError, TrainingError if they disagree."""
+        self._group = Group(settings.ranks)
         self._settings = settings
         self._steps = steps
         self._dataset = dataset
@@ -68,22 +77,30 @@ class Trainer:
         self._parameters = [name for name, _ in steps.model.named_parameters()]
         self._trainable = [name for name, parameter in steps.model.named_parameters() if parameter.requires_grad]
         batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
-        self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled, settings.lead)
-        self._validation = Batches(dataset.validation, batch_size, seed, device, False)
+        ranks = self._group.size
+        self._batches = Batches(
+            *(dataset.training, batch_size, seed, device, dataset.spooled, settings.lead), ranks=ranks
+        )
+        self._validation = Batches(dataset.validation, batch_size, seed, device, False, ranks=ranks)
         self._epoch = 0  # epochs done
         self._step = 0  # steps done in the current epoch
         self._seconds = 0.0  # spent in the current epoch, including the time before a resume
         self._sums = self._new_sums()
-        self._course = Course(settings)
+        self._schedule = CheckpointSchedule(settings.checkpoint_interval_s)
+        self._agreement = Agreement(self._group, observer, self._schedule)
+        self._course = Course(settings, self._agreement.clock)
         self._last_metrics: dict[str, Any] = {}
         self._evaluated = ValidationSample()  # of the last validation
         self._sample = ValidationSample()  # of the epoch whose weights the model will have
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
+        if ranks > 1:
+            self._group.check_alike("data and settings", (dataset.fingerprint, settings, self._identity))
+            self._take_over(lambda name: True)
+            ckpt.seed_generators(self._group.seed(seed))
         refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
         self._refit = Refit(settings, dataset, steps) if refits else None
-        self._schedule = CheckpointSchedule(settings.checkpoint_interval_s)
 
     # ---- running ----
 
@@ -94,11 +111,12 @@ class Trainer:
         of the last one, or of the training on all rows. Raises TrainingError."""
         self._schedule.start()
         course = self._course
+        self._agreement.exchange()
         course.begin()
         try:
             while (reason := course.end(self._epoch)) is None:
                 self._run_epoch()
-                if self._schedule.due and course.end(self._epoch) is None:
+                if self._agreement.due and course.end(self._epoch) is None:
                     self.save()
             refitted = self._refit is not None and self._train_on_all_rows(self._refit)
         except StopTraining as stop:
@@ -121,6 +139,7 @@ class Trainer:
 
         The lead is executed as a whole, even if the time is up. A run with the same lead and any batch size can then
         continue from `state`. Raises TrainingError."""
+        self._agreement.exchange()
         self._course.begin()
         try:
             self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
@@ -132,8 +151,17 @@ class Trainer:
         """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
         self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
+            if self._group.size > 1:
+                self._take_over(lambda name: name not in self._parameters)
             with self._averaged():
-                self._finish_epoch(self._sums.result(), self._evaluate())
+                self._finish_epoch(self._sums.result(self._group), self._evaluate())
+
+    def _take_over(self, chosen: Callable[[str], bool]) -> None:
+        """Replace parameters and buffers whose names are chosen by rank 0's."""
+        state = self._steps.state()
+        tensors = {name: tensor for name, tensor in state.model.items() if chosen(name)}
+        if tensors:
+            self._steps.load(StepsState({**state.model, **self._group.tensors_of_first(tensors)}, state.optimizer))
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -144,9 +172,9 @@ class Trainer:
             self._seconds = now - started
             if now >= self._report_at:
                 self._report("training", now)
-            if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
+            if self._settings.checkpoint_interval_s > 0 and self._agreement.due:
                 self.save()
-            self._observer.poll()
+            self._agreement.poll()
 
     def _train_on_all_rows(self, refit: Refit) -> bool:
         """Train again as `refit` says, and return True; False if the time is up before, or a number is not finite.
@@ -160,15 +188,16 @@ class Trainer:
         while (epoch := refit.epoch or 0) < kept.epoch:
             self._report("refitting", time.monotonic())
             for batch in refit.batches.epoch(epoch, refit.step):
-                if not math.isfinite(self._steps.train(batch, refit.learning_rates[epoch]).loss):
+                loss = self._steps.train(batch, refit.learning_rates[epoch]).loss
+                if not math.isfinite(self._agreement.exchange(loss, batch.share)):
                     return False
                 refit.step, self._trained = refit.step + 1, self._trained + batch.rows
                 now = time.monotonic()
                 if now >= self._report_at:
                     self._report("refitting", now)
-                if self._schedule.due and self._settings.checkpoint_interval_s > 0:
+                if self._agreement.due and self._settings.checkpoint_interval_s > 0:
                     self.save()
-                self._observer.poll()
+                self._agreement.poll()
                 if self._course.time_is_up:
                     return False
             refit.end_epoch()
@@ -183,7 +212,8 @@ class Trainer:
                 return
 
     def _train_step(self, batch: Batch) -> None:
-        outputs, loss = self._steps.train(batch, self._course.learning_rate)
+        outputs, own_loss = self._steps.train(batch, self._course.learning_rate)
+        loss = self._agreement.exchange(own_loss, batch.share)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
         self._sums.add(outputs, batch.target, loss, batch.weight)
@@ -204,8 +234,13 @@ class Trainer:
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)
-            self._observer.poll()
-        metrics = replace(sums.result(), calibrated_log_loss=self._calibrated_log_loss())
+            self._agreement.hear()
+        self._agreement.exchange()
+        if self._group.size > 1:
+            self._agreement.poll()
+            self._evaluated = self._evaluated.over_ranks(self._group)
+        metrics = replace(sums.result(self._group), calibrated_log_loss=self._calibrated_log_loss())
+        metrics = self._group.of_first(metrics)
         return EpochMetrics(self._epoch + 1, "validation", metrics, time.monotonic() - started)
 
     def _calibrated_log_loss(self) -> float | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pg_tensile.execution.distributed.group import Group
+
 MOST_ROWS = 100_000
 MOST_OUTPUTS = 1 << 22  # a checkpoint contains them, and a classifier may have thousands for each row
 
@@ -24,14 +26,23 @@ class ValidationSample:
 
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """Add a batch: outputs [rows, outputs], target [rows], weight [rows]; None means that rows have no weights."""
-        most = min(MOST_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0
-        rows = min(len(target), most - self._rows)
+        rows = min(len(target), _most_rows(outputs) - self._rows)
         if rows > 0:
             tensors = {"outputs": outputs, "target": target} | ({} if weight is None else {"weight": weight})
             self._batches.append({name: tensor[:rows].cpu() for name, tensor in tensors.items()})
             self._rows += rows
 
+    def over_ranks(self, group: Group) -> ValidationSample:
+        """Return the sample of all ranks' rows, which is the same on each."""
+        tensors = group.gathered(self.tensors())
+        most = _most_rows(tensors["outputs"]) if tensors else 0
+        return ValidationSample({name: tensor[:most] for name, tensor in tensors.items()})
+
     def tensors(self) -> dict[str, Tensor]:
         """Return outputs [rows, outputs], target [rows] and weight [rows], if any, or nothing if there are no rows."""
         names = self._batches[0] if self._batches else ()
         return {name: torch.cat([batch[name] for batch in self._batches]) for name in names}
+
+
+def _most_rows(outputs: Tensor) -> int:
+    return min(MOST_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0

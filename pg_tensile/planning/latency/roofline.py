@@ -1,7 +1,8 @@
 """Analytic latency of every operator: the roofline, which gives estimates before anything has been measured.
 
 An operator takes as long as its arithmetic or its traffic, whichever is slower, plus a launch. TENSILE, section IV-A
-requires a latency for every access before the first iteration. Placeholder and output cross the link.
+requires a latency for every access before the first iteration. Placeholder and output cross the link, and collectives
+the network.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.latency.collectives import network_us
 from pg_tensile.planning.trace.trace import Trace
 
 SMALLEST_US = 0.01  # of an operator that neither computes nor moves a byte, on a device without launch overhead
@@ -31,10 +33,10 @@ def total_us(trace: Trace, profile: DeviceProfile) -> float:
 def estimate(trace: Trace, profile: DeviceProfile) -> np.ndarray:
     """Return float64[operators], µs: `work_us` plus the launch.
 
-    Placeholder and output take the time of their tensors on the link. Never zero for an operator that is executed, and
+    Placeholder and output take the time of their tensors on the link, collectives that on the network besides. Never zero for an operator that is executed, and
     never NaN.
     """
-    latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US)
+    latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US) + network_us(trace)
     latency[0] = profile.transfer_us(_accessed_bytes(trace, 0), Direction.IN)
     latency[-1] = profile.transfer_us(_accessed_bytes(trace, trace.operator_count - 1), Direction.OUT)
     return latency
