@@ -94,7 +94,7 @@ class EagerStep:
             self._buckets = buckets(self._trainable, order, self.spec.ranks.bucket_bytes)
             check_alike("the gradients that they exchange", str(self._buckets))
         if self.spec.ranks is not None:
-            self._exchange(self.spec.ranks.count, share)
+            self._exchange(self.spec.ranks.size, share)
         if self.spec.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
         self.optimizer.step()

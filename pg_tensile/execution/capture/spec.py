@@ -40,7 +40,7 @@ class OptimizerSpec(NamedTuple):
 class RankSpec(NamedTuple):
     """Ranks that take each step together: their number, and the most bytes of gradients that are exchanged at once."""
 
-    count: int
+    size: int
     bucket_bytes: int = BUCKET_BYTES
 
 
@@ -83,8 +83,8 @@ class StepSpec:
             raise CaptureError(f"clip is {self.clip}, but must be a number above 0")
         if self.accumulation < 1:
             raise CaptureError(f"accumulation is {self.accumulation}, but must be at least 1")
-        if self.ranks is not None and self.ranks.count < 2:
-            raise CaptureError(f"a step of {self.ranks.count} ranks exchanges nothing", "Leave ranks out.")
+        if self.ranks is not None and self.ranks.size < 2:
+            raise CaptureError(f"a step of {self.ranks.size} ranks exchanges nothing", "Leave ranks out.")
 
     def pick(self, outputs: Any) -> Any:
         """Return the part of a model's outputs that the loss takes. Raises CaptureError if `output_key` is missing."""

@@ -125,7 +125,7 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
             total = total + later
         if spec.ranks is not None:
             for bucket in buckets(trainable, order, spec.ranks.bucket_bytes):
-                ALL_REDUCE([gradients.kept[name] for name in bucket], turn, tensors.share, spec.ranks.count)
+                ALL_REDUCE([gradients.kept[name] for name in bucket], turn, tensors.share, spec.ranks.size)
         _clip(trainable, gradients.kept, spec)
         for name, gradient in gradients.kept.items():
             optimizers.update(spec.optimizer, trainable[name], gradient, tensors.states[name], tensors.learning_rate)

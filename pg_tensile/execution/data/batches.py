@@ -201,4 +201,5 @@ class Batches:
         return batch._replace(share=batch.rows / rows)
 
     def _batch(self, tensors: list[Tensor]) -> Batch:
-        return Batch(Features.from_flat(tensors[: self._features]), *tensors[self._features :])
+        target, *weight = tensors[self._features :]
+        return Batch(Features.from_flat(tensors[: self._features]), target, weight[0] if weight else None)

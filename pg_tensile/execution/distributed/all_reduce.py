@@ -60,8 +60,9 @@ def check_group(ranks: int) -> None:
     hint = "Call torch.distributed.init_process_group() in each rank's process first."
     if not dist.is_available() or not dist.is_initialized():
         raise ExecutorError(f"the step is one of {ranks} ranks, but this process is in no process group", hint)
-    if dist.get_world_size() != ranks:
-        raise ExecutorError(f"the step is one of {ranks} ranks, but the process group has {dist.get_world_size()}", hint)
+    there = dist.get_world_size()
+    if there != ranks:
+        raise ExecutorError(f"the step is one of {ranks} ranks, but the process group has {there}", hint)
 
 
 # ---- buckets ---------------------------------------------------------------------------------------------------------

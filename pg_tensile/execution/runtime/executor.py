@@ -216,9 +216,10 @@ class Executor:
         """Take one training step with `graph`, by default the first one that the inputs fit.
 
         `learning_rate` None means the captured one. `share`: the rank's part of the batch's rows, if the step has
-        ranks; None means an equal one. All ranks take the step, and one that fails must not repeat it alone. Raises ExecutorError if the inputs are not as captured,
-        OutOfDeviceMemoryError before anything is executed if the plan's memory exceeds the budget, and any error of an
-        operator, with a note that names the operator."""
+        ranks; None means an equal one. All ranks take the step, and one that fails must not repeat it alone.
+
+        Raises ExecutorError if the inputs are not as captured, OutOfDeviceMemoryError before anything is executed if
+        the plan's memory exceeds the budget, and any error of an operator, with a note that names the operator."""
         graph = self._choose(graph, True, inputs, targets)
         loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate, share))
         return StepResult(loss, tuple(outputs))

@@ -185,7 +185,7 @@ def make_feed(
     rate = captured.spec.optimizer.learning_rate if learning_rate is None else learning_rate
     scalars = [rate]
     if captured.spec.ranks is not None:
-        scalars = [1 / captured.spec.ranks.count if share is None else share, rate]
+        scalars = [1 / captured.spec.ranks.size if share is None else share, rate]
     return [*detached, *(torch.tensor(float(scalar), dtype=torch.float64, device="cpu") for scalar in scalars)]
 
 

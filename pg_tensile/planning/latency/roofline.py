@@ -33,8 +33,8 @@ def total_us(trace: Trace, profile: DeviceProfile) -> float:
 def estimate(trace: Trace, profile: DeviceProfile) -> np.ndarray:
     """Return float64[operators], µs: `work_us` plus the launch.
 
-    Placeholder and output take the time of their tensors on the link, collectives that on the network besides. Never zero for an operator that is executed, and
-    never NaN.
+    Placeholder and output take the time of their tensors on the link, collectives that on the network besides. Never
+    zero for an operator that is executed, and never NaN.
     """
     latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US) + network_us(trace)
     latency[0] = profile.transfer_us(_accessed_bytes(trace, 0), Direction.IN)

@@ -1,0 +1,214 @@
+"""Ranks for tests: processes that execute a function together, and what they execute there.
+
+The processes stay, because importing PyTorch takes seconds; each call makes a process group of its own over a file. A
+collective that not all ranks take part in ends with an error of gloo after DEADLOCK_S.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from pg_tensile.execution.capture import OptimizerSpec, RankSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep, make_optimizer
+from pg_tensile.execution.distributed.group import part_of
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.trace.trace import Trace
+
+DEADLOCK_S = 60
+FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
+
+
+class Ranks:
+    """Processes that are the ranks of a job, for one call after another; `close` ends them."""
+
+    def __init__(self, most: int) -> None:
+        spawn = get_context("spawn")
+        self._processes = [ProcessPoolExecutor(1, spawn) for _ in range(most)]
+
+    def call(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return what `function(*arguments)` returns on each of `size` ranks; raise the error of the first that has one."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "group")
+            calls = [
+                process.submit(_in_group, path, rank, size, function, arguments)
+                for rank, process in enumerate(self._processes[:size])
+            ]
+            return [call.result() for call in calls]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.shutdown(cancel_futures=True)
+
+
+def _in_group(path: str, rank: int, size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=DEADLOCK_S))
+    try:
+        return function(*arguments)
+    finally:
+        dist.destroy_process_group()
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Convolution, batch norm, a tied and a frozen weight, dropout, layers."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.dropout, self.hidden, self.head = nn.Dropout(dropout), nn.Linear(54, 54), nn.Linear(54, 10)
+        self.frozen = nn.Parameter(torch.ones(54), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x)), inplace=True), 2).flatten(1)
+        x = torch.tanh(self.hidden(self.dropout(x)))
+        return self.head(self.hidden(x) * self.frozen)  # the weight is used twice
+
+
+def net(dropout: float = 0.0) -> Net:
+    torch.manual_seed(0)
+    return Net(dropout)
+
+
+class Job(NamedTuple):
+    """Steps of `net` on a batch each: `rows` of the batches, which all ranks divide."""
+
+    optimizer: OptimizerSpec = OptimizerSpec("adamw", 1e-2)
+    clip: float | None = None
+    rows: tuple[int, ...] = (8, 8, 8, 8)
+    bucket_bytes: int = 4 << 20
+    accumulation: int = 1
+    dropout: float = 0.0
+
+    def spec(self, ranks: int) -> StepSpec:
+        """Return the specification of a step of `ranks` ranks."""
+        ranked = RankSpec(ranks, self.bucket_bytes) if ranks > 1 else None
+        return StepSpec(F.cross_entropy, self.optimizer, self.clip, accumulation=self.accumulation, ranks=ranked)
+
+    def batches(self) -> Iterator[tuple[list[Tensor], list[Tensor], float]]:
+        """Yield inputs, targets and share of this rank's part of each batch."""
+        size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        for number, rows in enumerate(self.rows):
+            generator = torch.Generator().manual_seed(number)
+            x = torch.randn(rows, 3, 8, 8, generator=generator)
+            y = torch.randint(0, 10, (rows,), generator=generator)
+            part = part_of(rows, rank, size)
+            yield [x[part]], [y[part]], len(x[part]) / rows
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def plan_of(policy: str, trace: Trace, part: float) -> Plan:
+    """Return a plan; `joint` within a part of the memory between the least and what the trace takes without a plan."""
+    if policy != "joint":
+        return POLICIES[policy]({0: trace}, FAST, None)[0]
+    planner = JobPlanner(trace, FAST)
+    least = least_bytes(trace)
+    return planner.within(int(least + part * (planner.vanilla.device_peak_bytes - least))).plan
+
+
+def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float] = (0.5,)) -> dict[str, Tensor]:
+    """Train by an executor, rank r under policies[r mod n]; return the weights."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = net(job.dropout)
+    graphs = {}
+    with closing(HostDevice(FAST)) as device:
+        executor: Executor | None = None
+        torch.manual_seed(100 + rank)
+        for inputs, targets, share in job.batches():
+            rows = len(targets[0])
+            if rows not in graphs:
+                captured = capture(net(job.dropout), inputs, targets, job.spec(size), early_update=True)
+                plan = plan_of(policies[rank % len(policies)], captured.trace, parts[rank % len(parts)])
+                if executor is None:
+                    executor = Executor(captured, model, device, plan)
+                    graphs[rows] = executor.graphs[0]
+                    torch.manual_seed(100 + rank)
+                else:
+                    graphs[rows] = executor.add(captured)
+            assert executor is not None
+            executor.step(inputs, targets, graph=graphs[rows], share=share)
+        assert executor is not None
+        executor.close()
+    return weights(model)
+
+
+def eager(job: Job) -> dict[str, Tensor]:
+    """Train by the policy none; return the weights. Outside a group: a single process on whole batches."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    model = net(job.dropout)
+    step = EagerStep(model, job.spec(size))
+    torch.manual_seed(100 + (dist.get_rank() if size > 1 else 0))
+    for inputs, targets, share in job.batches():
+        step.step(inputs, targets, share=share)
+    return weights(model)
+
+
+def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
+    """Train by DistributedDataParallel; return the weights. `weighted`: by rows of the ranks, in a hook of its buckets."""
+    model = net(job.dropout)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=job.bucket_bytes / (1 << 20))
+    share = [1.0]
+    if weighted:
+
+        def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            work = dist.all_reduce(bucket.buffer().mul_(share[0]), async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+
+        wrapped.register_comm_hook(None, hook)
+    optimizer = make_optimizer(model, job.optimizer)
+    torch.manual_seed(100 + dist.get_rank())
+    for (x,), (y,), share[0] in job.batches():
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(wrapped(x), y).backward()
+        if job.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), job.clip, foreach=False)
+        optimizer.step()
+    return weights(model)
+
+
+def collectives(job: Job, policies: Sequence[str]) -> list[tuple[int, ...]]:
+    """Train as `planned`, and return the number of elements of every collective in the order of execution."""
+    seen = []
+    original = dist.all_reduce
+
+    def watched(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        seen.append(tuple(tensor.shape))
+        return original(tensor, *arguments, **options)
+
+    dist.all_reduce = watched
+    try:
+        planned(job, policies, (0.0, 0.7))
+    finally:
+        dist.all_reduce = original
+    return seen
+
+
+def process_id() -> int:
+    return os.getpid()
