@@ -6,14 +6,15 @@ collective that not all ranks take part in ends with an error of gloo after DEAD
 
 from __future__ import annotations
 
-import os
+import pickle
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pg_tensile.execution.capture import OptimizerSpec, RankSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep, make_optimizer
-from pg_tensile.execution.distributed.group import part_of
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
+from pg_tensile.execution.distributed.group import check_alike, part_of
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -44,27 +46,52 @@ class Ranks:
 
     def __init__(self, most: int) -> None:
         spawn = get_context("spawn")
-        self._processes = [ProcessPoolExecutor(1, spawn) for _ in range(most)]
+        pipes = [spawn.Pipe() for _ in range(most)]
+        self._connections = [ours for ours, _ in pipes]
+        self._processes = [spawn.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
+        for process, (_, theirs) in zip(self._processes, pipes, strict=True):
+            process.start()
+            theirs.close()
 
     def call(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return what `function(*arguments)` returns on each of `size` ranks; raise the error of the first that has one."""
+        """Return what `function(*arguments)` returns on each of `size` ranks; raise the error of the first with one."""
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "group")
-            calls = [
-                process.submit(_in_group, path, rank, size, function, arguments)
-                for rank, process in enumerate(self._processes[:size])
-            ]
-            return [call.result() for call in calls]
+            for rank, connection in enumerate(self._connections[:size]):
+                connection.send((path, rank, size, function, arguments))
+            results = [connection.recv() for connection in self._connections[:size]]
+        for error, _ in results:
+            if error is not None:
+                raise error
+        return [value for _, value in results]
 
     def close(self) -> None:
         for process in self._processes:
-            process.shutdown(cancel_futures=True)
+            process.kill()
+            process.join()
+
+
+def _serve(connection: Connection) -> None:
+    """Execute what comes, until the other side is closed; tensors are sent as bytes, not as shared memory."""
+    torch.set_num_threads(1)
+    while True:
+        try:
+            call = connection.recv()
+        except EOFError:
+            return
+        try:
+            result: tuple[BaseException | None, Any] = None, _in_group(*call)
+        except Exception as error:
+            traceback.print_exc()
+            result = error, None
+        connection.send_bytes(pickle.dumps(result))
 
 
 def _in_group(path: str, rank: int, size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    torch.set_num_threads(1)
+    patience = timedelta(seconds=DEADLOCK_S)
     store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=DEADLOCK_S))
+    store.set_timeout(patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     try:
         return function(*arguments)
     finally:
@@ -75,23 +102,23 @@ def _in_group(path: str, rank: int, size: int, function: Callable[..., Any], arg
 
 
 class Net(nn.Module):
-    """Convolution, batch norm, a tied and a frozen weight, dropout, layers."""
+    """Convolution, batch norm if asked for, a frozen weight and one used twice, dropout, layers."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, norm: bool) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6) if norm else nn.Identity()
         self.dropout, self.hidden, self.head = nn.Dropout(dropout), nn.Linear(54, 54), nn.Linear(54, 10)
         self.frozen = nn.Parameter(torch.ones(54), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.norm(self.conv(x)), inplace=True), 2).flatten(1)
         x = torch.tanh(self.hidden(self.dropout(x)))
-        return self.head(self.hidden(x) * self.frozen)  # the weight is used twice
+        return self.head(self.hidden(x) * self.frozen)
 
 
-def net(dropout: float = 0.0) -> Net:
+def net(dropout: float = 0.0, norm: bool = True) -> Net:
     torch.manual_seed(0)
-    return Net(dropout)
+    return Net(dropout, norm)
 
 
 class Job(NamedTuple):
@@ -103,6 +130,10 @@ class Job(NamedTuple):
     bucket_bytes: int = 4 << 20
     accumulation: int = 1
     dropout: float = 0.0
+    norm: bool = True
+
+    def net(self) -> Net:
+        return net(self.dropout, self.norm)
 
     def spec(self, ranks: int) -> StepSpec:
         """Return the specification of a step of `ranks` ranks."""
@@ -117,7 +148,7 @@ class Job(NamedTuple):
             x = torch.randn(rows, 3, 8, 8, generator=generator)
             y = torch.randint(0, 10, (rows,), generator=generator)
             part = part_of(rows, rank, size)
-            yield [x[part]], [y[part]], len(x[part]) / rows
+            yield [x[part]], [y[part]], len(y[part]) / rows
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -136,7 +167,7 @@ def plan_of(policy: str, trace: Trace, part: float) -> Plan:
 def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float] = (0.5,)) -> dict[str, Tensor]:
     """Train by an executor, rank r under policies[r mod n]; return the weights."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = net(job.dropout)
+    model = job.net()
     graphs = {}
     with closing(HostDevice(FAST)) as device:
         executor: Executor | None = None
@@ -144,7 +175,7 @@ def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float
         for inputs, targets, share in job.batches():
             rows = len(targets[0])
             if rows not in graphs:
-                captured = capture(net(job.dropout), inputs, targets, job.spec(size), early_update=True)
+                captured = capture(job.net(), inputs, targets, job.spec(size), early_update=True)
                 plan = plan_of(policies[rank % len(policies)], captured.trace, parts[rank % len(parts)])
                 if executor is None:
                     executor = Executor(captured, model, device, plan)
@@ -162,7 +193,7 @@ def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float
 def eager(job: Job) -> dict[str, Tensor]:
     """Train by the policy none; return the weights. Outside a group: a single process on whole batches."""
     size = dist.get_world_size() if dist.is_initialized() else 1
-    model = net(job.dropout)
+    model = job.net()
     step = EagerStep(model, job.spec(size))
     torch.manual_seed(100 + (dist.get_rank() if size > 1 else 0))
     for inputs, targets, share in job.batches():
@@ -172,17 +203,19 @@ def eager(job: Job) -> dict[str, Tensor]:
 
 def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
     """Train by DistributedDataParallel; return the weights. `weighted`: by rows of the ranks, in a hook of its buckets."""
-    model = net(job.dropout)
+    model = job.net()
     wrapped = DistributedDataParallel(model, bucket_cap_mb=job.bucket_bytes / (1 << 20))
     share = [1.0]
     if weighted:
 
-        def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        def hook(state, bucket):  # DistributedDataParallel takes no annotations that are strings
             work = dist.all_reduce(bucket.buffer().mul_(share[0]), async_op=True)
             return work.get_future().then(lambda future: future.value()[0])
 
         wrapped.register_comm_hook(None, hook)
     optimizer = make_optimizer(model, job.optimizer)
+    first, *_ = job.batches()
+    F.cross_entropy(wrapped(*first[0]), *first[1]).backward()  # after it, DistributedDataParallel makes its buckets
     torch.manual_seed(100 + dist.get_rank())
     for (x,), (y,), share[0] in job.batches():
         optimizer.zero_grad(set_to_none=True)
@@ -194,7 +227,7 @@ def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
 
 
 def collectives(job: Job, policies: Sequence[str]) -> list[tuple[int, ...]]:
-    """Train as `planned`, and return the number of elements of every collective in the order of execution."""
+    """Train as `planned`, and return the shape of what every collective exchanges, in the order of execution."""
     seen = []
     original = dist.all_reduce
 
@@ -210,5 +243,28 @@ def collectives(job: Job, policies: Sequence[str]) -> list[tuple[int, ...]]:
     return seen
 
 
-def process_id() -> int:
-    return os.getpid()
+def step_of(ranks: int) -> None:
+    """Take a step of so many ranks."""
+    ALL_REDUCE([torch.ones(3)], torch.zeros((), dtype=torch.int64), torch.tensor(0.5, dtype=torch.float64), ranks)
+
+
+def different() -> None:
+    check_alike("their numbers", str(dist.get_rank()))
+
+
+class Skipping(nn.ModuleList):
+    """Layers of which the second one is left out after the first step."""
+
+    def __init__(self) -> None:
+        super().__init__([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self[1](self[0](x)) if self.steps == 1 else self[0](x)
+
+
+def skipping() -> None:
+    step = EagerStep(Skipping(), StepSpec(torch.sum, ranks=RankSpec(2)))
+    for _ in range(2):
+        step.step([torch.ones(2, 3)], [])
