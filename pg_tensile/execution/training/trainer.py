@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -97,7 +97,7 @@ class Trainer:
         self._trained = 0  # rows, since the last report
         if ranks > 1:
             self._group.check_alike("data and settings", (dataset.fingerprint, settings, self._identity))
-            self._take_over(lambda name: True)
+            self._take_over(steps.state().model)
             ckpt.seed_generators(self._group.seed(seed))
         refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
         self._refit = Refit(settings, dataset, steps) if refits else None
@@ -151,17 +151,20 @@ class Trainer:
         """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
         self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
-            if self._group.size > 1:
-                self._take_over(lambda name: name not in self._parameters)
+            self._take_over_buffers()
             with self._averaged():
                 self._finish_epoch(self._sums.result(self._group), self._evaluate())
 
-    def _take_over(self, chosen: Callable[[str], bool]) -> None:
-        """Replace parameters and buffers whose names are chosen by rank 0's."""
+    def _take_over_buffers(self) -> None:
+        """Replace the buffers by rank 0's, if there are other ranks."""
+        if self._group.size > 1 and next(self._steps.model.buffers(), None) is not None:
+            self._take_over(set(self._steps.state().model).difference(self._parameters))
+
+    def _take_over(self, names: Collection[str]) -> None:
+        """Replace these parameters and buffers by rank 0's."""
         state = self._steps.state()
-        tensors = {name: tensor for name, tensor in state.model.items() if chosen(name)}
-        if tensors:
-            self._steps.load(StepsState({**state.model, **self._group.tensors_of_first(tensors)}, state.optimizer))
+        tensors = self._group.tensors_of_first({name: state.model[name] for name in sorted(names)})
+        self._steps.load(StepsState({**state.model, **tensors}, state.optimizer))
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -201,6 +204,7 @@ class Trainer:
                 if self._course.time_is_up:
                     return False
             refit.end_epoch()
+        self._take_over_buffers()
         state = self._steps.state().model
         return all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
 
