@@ -31,10 +31,10 @@ from pg_tensile.execution.distributed.group import check_alike, part_of
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
 
 DEADLOCK_S = 60
@@ -202,7 +202,7 @@ def eager(job: Job) -> dict[str, Tensor]:
 
 
 def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
-    """Train by DistributedDataParallel; return the weights. `weighted`: by rows of the ranks, in a hook of its buckets."""
+    """Train by DistributedDataParallel; return the weights. `weighted`: by the ranks' rows, in a hook of its buckets."""
     model = job.net()
     wrapped = DistributedDataParallel(model, bucket_cap_mb=job.bucket_bytes / (1 << 20))
     share = [1.0]
@@ -215,7 +215,7 @@ def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
         wrapped.register_comm_hook(None, hook)
     optimizer = make_optimizer(model, job.optimizer)
     first, *_ = job.batches()
-    F.cross_entropy(wrapped(*first[0]), *first[1]).backward()  # after it, DistributedDataParallel makes its buckets
+    F.cross_entropy(wrapped(first[0][0]), first[1][0]).backward()  # after it, DistributedDataParallel makes its buckets
     torch.manual_seed(100 + dist.get_rank())
     for (x,), (y,), share[0] in job.batches():
         optimizer.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from pg_tensile.execution.training import agreement, checkpoint
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.graphs import Sizes, capture_graphs, evaluation_rows
 from pg_tensile.execution.training.observer import EpochMetrics, Outcome
-from pg_tensile.execution.training.run_steps import Steps, StepResult
+from pg_tensile.execution.training.run_steps import StepResult, Steps
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps
 from pg_tensile.execution.training.trainer import Trainer
@@ -34,12 +35,13 @@ MLP = {"type": "mlp", "hidden": [16], "dropout": 0.2, "norm": "batch", "embeddin
 PLAIN = {"type": "mlp", "hidden": [16]}
 
 
-class Run(NamedTuple):
-    """A run of all ranks. `parts`: of the memory between the least and what there is without a plan, for each rank; none
-    means the policy none. `stop_after`: polls of each rank's observer, after which it asks to stop; None: never."""
+@dataclass(frozen=True)
+class Run:
+    """A run of all ranks. `parts`: of the memory between the least and what there is without a plan, for each rank;
+    none means the policy none. `stop_after`: polls of each rank's observer, after which it asks to stop; None: never."""
 
-    settings: dict[str, Any] = {}
-    architecture: dict[str, Any] = MLP
+    settings: dict[str, Any] = field(default_factory=dict)
+    architecture: dict[str, Any] = field(default_factory=lambda: MLP)
     rows: int = 397
     validation: float = 0.2
     parts: tuple[float, ...] = ()

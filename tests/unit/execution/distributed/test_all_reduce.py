@@ -117,5 +117,5 @@ def test_ranks_that_differ_are_refused_on_all_of_them(ranks: Ranks) -> None:
 
 
 def test_a_gradient_that_comes_and_goes_is_refused(ranks: Ranks) -> None:
-    with pytest.raises(TrainingError, match='not every step has a gradient of "1.bias"'):
+    with pytest.raises(TrainingError, match=r'not every step has a gradient of "1\.bias"'):
         ranks.call(2, ranked.skipping)

@@ -32,9 +32,7 @@ def step(
 ) -> Captured:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 3))
-    spec = StepSpec(
-        F.cross_entropy, OptimizerSpec(), clip, ranks=RankSpec(3, bucket_bytes), accumulation=accumulation
-    )
+    spec = StepSpec(F.cross_entropy, OptimizerSpec(), clip, ranks=RankSpec(3, bucket_bytes), accumulation=accumulation)
     return capture(model, [torch.randn(4, 8)], [torch.randint(0, 3, (4,))], spec, early_update)
 
 
@@ -154,7 +152,7 @@ def test_the_estimate_has_the_time_on_the_network() -> None:
     assert network[collective] == pytest.approx(expected)
     assert network.sum() == network[collective]
     assert roofline.estimate(captured.trace, FAST)[collective] > expected
-    assert collectives.ALL_REDUCE == str(ALL_REDUCE)
+    assert str(ALL_REDUCE) == collectives.ALL_REDUCE
 
 
 def test_the_copy_of_a_bucket_is_its_workspace() -> None:
@@ -167,8 +165,8 @@ def test_collectives_are_not_measured_by_themselves() -> None:
     """There is no process group here, in which they could be executed."""
     captured = step()
     device = HostDevice(FAST)
-    workspaces = probe(captured, device, 1 << 30)
-    assert workspaces[places(captured, "all_reduce_")] == captured.trace.workspace_bytes[places(captured, "all_reduce_")]
+    workspaces, (collective,) = probe(captured, device, 1 << 30), places(captured, "all_reduce_")
+    assert workspaces[collective] == captured.trace.workspace_bytes[collective] > 0
     with pytest.raises(MeasurementError, match="a step that waits for other ranks cannot be measured by itself"):
         Calibration([captured], device, 1 << 30)
     device.close()

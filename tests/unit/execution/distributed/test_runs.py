@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import safetensors.torch
 
@@ -110,7 +112,7 @@ def test_all_ranks_train_again_on_all_rows(ranks: Ranks) -> None:
     described = Run({"refit": True, "average_weights": True}, parts=(0.3, 0.8))
     result = of_all(ranks.call(2, ranked_runs.run, described))
     assert result.outcome is not None and result.outcome.refitted_rows == 397
-    assert result.weights == of_all(ranks.call(2, ranked_runs.run, described._replace(parts=()))).weights
+    assert result.weights == of_all(ranks.call(2, ranked_runs.run, replace(described, parts=()))).weights
 
 
 def test_settings_of_all_ranks_agree(ranks: Ranks) -> None:
