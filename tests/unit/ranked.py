@@ -36,6 +36,7 @@ from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
+from tests.documents import REPOSITORY, blocks
 
 DEADLOCK_S = 60
 FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
@@ -202,7 +203,7 @@ def eager(job: Job) -> dict[str, Tensor]:
 
 
 def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
-    """Train by DistributedDataParallel; return the weights. `weighted`: by the ranks' rows, in a hook of its buckets."""
+    """Train by DistributedDataParallel; return the weights. `weighted`: by the ranks' rows, in a hook of buckets."""
     model = job.net()
     wrapped = DistributedDataParallel(model, bucket_cap_mb=job.bucket_bytes / (1 << 20))
     share = [1.0]
@@ -250,6 +251,16 @@ def step_of(ranks: int) -> None:
 
 def different() -> None:
     check_alike("their numbers", str(dist.get_rank()))
+
+
+def example(budgets: Sequence[int]) -> list[float]:
+    """Execute the example of the documentation, rank r within budgets[r mod n]."""
+    library = REPOSITORY / "docs" / "library.md"
+    (block,) = (block for block in blocks(library, "python") if block.note == "two ranks")
+    module: dict[str, Any] = {"__name__": "example"}
+    exec(compile(block.text, library.name, "exec"), module)
+    sums: list[float] = module["train"](budgets[dist.get_rank() % len(budgets)])
+    return sums
 
 
 class Skipping(nn.ModuleList):

@@ -38,7 +38,7 @@ PLAIN = {"type": "mlp", "hidden": [16]}
 @dataclass(frozen=True)
 class Run:
     """A run of all ranks. `parts`: of the memory between the least and what there is without a plan, for each rank;
-    none means the policy none. `stop_after`: polls of each rank's observer, after which it asks to stop; None: never."""
+    none means the policy none. `stop_after`: polls of each rank's observer, after which it asks to stop, or None."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     architecture: dict[str, Any] = field(default_factory=lambda: MLP)
