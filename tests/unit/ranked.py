@@ -30,6 +30,7 @@ from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.execution.distributed.group import check_alike, part_of
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.training.graphs import Graphs, check_collectives
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
@@ -261,6 +262,19 @@ def example(budgets: Sequence[int]) -> list[float]:
     exec(compile(block.text, library.name, "exec"), module)
     sums: list[float] = module["train"](budgets[dist.get_rank() % len(budgets)])
     return sums
+
+
+def exchanging_others() -> None:
+    """Take an eager step with buckets of another size on each rank."""
+    eager(Job(bucket_bytes=1 + 100_000 * dist.get_rank()))
+
+
+def planning_others() -> None:
+    """Check captured steps with buckets of another size on each rank."""
+    job = Job()
+    inputs, targets, _ = next(job.batches())
+    spec = replace(job.spec(2), ranks=RankSpec(2, 1 + 100_000 * dist.get_rank()))
+    check_collectives(Graphs(capture(job.net(), inputs, targets, spec), None, None, None))
 
 
 class Skipping(nn.ModuleList):

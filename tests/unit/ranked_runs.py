@@ -47,6 +47,7 @@ class Run:
     parts: tuple[float, ...] = ()
     stop_after: tuple[int | None, ...] = (None,)
     nan_at: tuple[int | None, ...] = (None,)  # step of a rank, from 0, whose loss is not a number
+    slow: bool = False  # rank 0 writes checkpoints at once, the others for ever
     hurried: bool = False  # each reading of rank 0's clock is a second after the last one
 
 
@@ -75,8 +76,11 @@ def run(described: Run, checkpoints: Sequence[tuple[bytes, dict[str, Any]]] = ()
     checkpoint.seed_generators(here((7, 8)) if size > 1 else 7)  # the ranks' first weights differ: rank 0's count
     architecture = models.parse(described.architecture)
     model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+    checkpoint.seed_generators(7)  # where the trainer does not seed them
     parts = settings, preprocessing.task, Sizes.of(prepared.dataset, preprocessing), CPU
-    recorder = Recorder(here(described.stop_after))
+    recorder = Recorder(here(described.stop_after), free=described.slow)
+    if described.slow and here((False, True)):
+        recorder.checkpoint = lambda state, written: recorder.checkpoints.append((b"", state.meta))  # type: ignore[method-assign]
     if described.hurried and here((True, False)):
         agreement.time = SimpleNamespace(monotonic=itertools.count().__next__)  # type: ignore[assignment]
     with closing(HostDevice(FAST)) as device:
@@ -129,3 +133,7 @@ def drawn() -> list[float]:
 
 def run_with_a_seed_of_its_own() -> Result:
     return run(Run({"seed": dist.get_rank()}))
+
+
+def run_with_a_model_of_its_own(parts: tuple[float, ...]) -> Result:
+    return run(Run(architecture={"type": "mlp", "hidden": [16 + dist.get_rank()]}, parts=parts))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,7 @@ from pg_tensile.execution.training.observer import EpochMetrics, Observer, Outco
 from pg_tensile.execution.training.refit import Refit
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.shared_weights import take_over_buffers, take_over_model
 from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
@@ -97,7 +98,7 @@ class Trainer:
         self._trained = 0  # rows, since the last report
         if ranks > 1:
             self._group.check_alike("data and settings", (dataset.fingerprint, settings, self._identity))
-            self._take_over(steps.state().model)
+            take_over_model(steps, self._group)
             ckpt.seed_generators(self._group.seed(seed))
         refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
         self._refit = Refit(settings, dataset, steps) if refits else None
@@ -151,20 +152,9 @@ class Trainer:
         """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
         self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
-            self._take_over_buffers()
+            take_over_buffers(self._steps, self._group)
             with self._averaged():
                 self._finish_epoch(self._sums.result(self._group), self._evaluate())
-
-    def _take_over_buffers(self) -> None:
-        """Replace the buffers by rank 0's, if there are other ranks."""
-        if self._group.size > 1 and next(self._steps.model.buffers(), None) is not None:
-            self._take_over(set(self._steps.state().model).difference(self._parameters))
-
-    def _take_over(self, names: Collection[str]) -> None:
-        """Replace these parameters and buffers by rank 0's."""
-        state = self._steps.state()
-        tensors = self._group.tensors_of_first({name: state.model[name] for name in sorted(names)})
-        self._steps.load(StepsState({**state.model, **tensors}, state.optimizer))
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -204,7 +194,7 @@ class Trainer:
                 if self._course.time_is_up:
                     return False
             refit.end_epoch()
-        self._take_over_buffers()
+        take_over_buffers(self._steps, self._group)
         state = self._steps.state().model
         return all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
 

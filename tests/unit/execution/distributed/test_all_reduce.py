@@ -116,6 +116,12 @@ def test_ranks_that_differ_are_refused_on_all_of_them(ranks: Ranks) -> None:
     assert error.value.detail == "rank 0: 0\nrank 1: 1"
 
 
+def test_ranks_that_exchange_other_gradients_are_refused(ranks: Ranks) -> None:
+    for function in (ranked.exchanging_others, ranked.planning_others):
+        with pytest.raises(TrainingError, match="ranks 0 and 1 differ in the gradients that they exchange"):
+            ranks.call(2, function)
+
+
 def test_a_gradient_that_comes_and_goes_is_refused(ranks: Ranks) -> None:
     with pytest.raises(TrainingError, match=r'not every step has a gradient of "1\.bias"'):
         ranks.call(2, ranked.skipping)

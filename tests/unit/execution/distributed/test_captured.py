@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Mode
+from tests.unit.graphs import random_order
 from tests.unit.ranked import FAST
 from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS
@@ -129,6 +132,9 @@ def test_plans_of_networks_leave_collectives_as_they_are(name: str) -> None:
     trace = roofline.timed(trace, FAST)
     wanted = [index for index, operator in enumerate(trace.operators) if operator.target == str(ALL_REDUCE)]
     assert len(wanted) > 1
+    shuffled = random_order(Random(0), trace)
+    assert shuffled != list(range(len(shuffled)))
+    assert [index for index in shuffled if index in set(wanted)] == wanted
     least, most = least_bytes(trace), footprint(trace).device_peak_bytes
     for policy, make in POLICIES.items():
         try:
