@@ -82,14 +82,14 @@ def _serve(connection: Connection) -> None:
         except EOFError:
             return
         try:
-            result: tuple[BaseException | None, Any] = None, _in_group(*call)
+            result: tuple[BaseException | None, Any] = None, in_group(*call)
         except Exception as error:
             traceback.print_exc()
             result = error, None
         connection.send_bytes(pickle.dumps(result))
 
 
-def _in_group(path: str, rank: int, size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def in_group(path: str, rank: int, size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     patience = timedelta(seconds=DEADLOCK_S)
     store = dist.FileStore(path, size)
     store.set_timeout(patience)
