@@ -55,13 +55,13 @@ ALONE = 1.06  # of what the largest job needs: it takes 94 % of the memory
 COUNTS = (2, 4, 8, 16)  # groups on the way to the peak
 PARTS = (1.2, 1.4, 1.6)  # of an equal part of the memory, that a job's plan takes if the rest flows
 COMING = ("3 × ResNet-20", 1 / 3)  # a mix whose jobs also come and go, and the part of a job alone between two starts
-ROUNDS, STEPS = 5, 8
+ROUNDS, STEPS = 4, 8
 CHOICE = PolicyChoice("joint", "joint", early_update=True)
 RESNET, SERESNET, DENSENET, TRANSFORMER = (
     SMALL_RESNET._replace(batch=64),
     SMALL_SERESNET._replace(batch=64),
     SMALL_DENSENET._replace(batch=16),
-    VIT._replace(batch=16, inputs=("float32:3x224x224",)),
+    VIT._replace(batch=4, inputs=("float32:3x224x224",)),
 )
 MIXES: dict[str, tuple[Network, ...]] = {
     "2 × ResNet-20": (RESNET, RESNET),
@@ -259,6 +259,14 @@ def shown_cell(row: Mapping[str, Any] | None, turns: Mapping[str, Any]) -> str:
     return f"{row['speed'] / turns['speed']:.2f}{held}"
 
 
+def going_on(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the results of a run of this revision that was stopped before all mixes; nothing of others."""
+    rows = results["rows"]
+    stopped = {row["mix"] for row in rows} < set(MIXES)
+    same = {row["revision"] for row in rows} == {versions()["revision"]}
+    return {"rows": rows} if stopped and same else {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Jobs in processes of their own whose memory flows, on the host.")
     parser.add_argument("--document", action="store_true", help="only write the document from the results")
@@ -271,14 +279,16 @@ def main() -> int:
     if options.document:
         results = json.loads(PATH.read_text())
     else:
-        rows: list[dict[str, Any]] = []
+        results = {"machine": machine(None), "versions": versions(), "rows": []}
+        if not options.only and PATH.exists():
+            results |= going_on(json.loads(PATH.read_text()))
+        there = {row["mix"] for row in results["rows"]}
         for title, networks in MIXES.items():
-            if options.only in title:
+            if options.only in title and title not in there:
                 print(title, file=sys.stderr, flush=True)
-                rows += measure(title, networks, options.rounds, options.steps)
-        results = {"machine": machine(None), "versions": versions(), "rows": rows}
-        if not options.only:
-            PATH.write_text(json.dumps(results, indent=1) + "\n")
+                results["rows"] += measure(title, networks, options.rounds, options.steps)
+                if not options.only:
+                    PATH.write_text(json.dumps(results, indent=1) + "\n")
     part = page_part(results)
     if not options.only:
         write_document(NAME, KIND, part)

@@ -84,6 +84,23 @@ def test_a_job_that_waits_is_not_passed_over_for_ever() -> None:
         assert began <= OVERTAKEN + 2
 
 
+def test_a_job_that_changes_while_it_waits_keeps_its_turn() -> None:
+    grants = Grants(100)
+    for number, each in enumerate((groups((90, 0)), groups((30, 0)), groups((30, 0)))):
+        assert grants.join(number, each)
+    assert grants.begin(1)
+    for passed in range(OVERTAKEN):
+        assert not grants.begin(0)
+        grants.change(0, groups((90 - passed % 2, 0)))
+        last, following = 1 + passed % 2, 2 - passed % 2
+        assert grants.begin(following)
+        grants.end(last)
+    assert not grants.begin(0)
+    grants.end(1)
+    assert not grants.begin(1), "it is the turn of the one that waits"
+    assert grants.begin(0)
+
+
 def test_two_jobs_that_have_waited_too_long_do_not_wait_for_each_other() -> None:
     grants = Grants(100)
     for number, each in enumerate((groups((90, 0)), groups((90, 0)), groups(*[(30, 30)] * 2 * OVERTAKEN, (30, 0)))):
@@ -188,6 +205,9 @@ def test_jobs_beside_those_whose_memory_flows_slow_them_down_and_are_slowed_down
     assert flow.slowdown == pytest.approx(2.0)
     turns = simulate_flow({1: groups((80, 0)), 2: groups((80, 0))}, 80, contention=0.5, beside=1)
     assert turns is not None and turns.slowdown == pytest.approx(1.5)
+    us = {1: 1.5 * 2.0, 2: 1.5 * 2.0}  # as long as both alone beside the third one
+    assert turns.iteration_us == pytest.approx(us)
+    assert turns.waiting_us == pytest.approx({number: each / 2 for number, each in us.items()})
 
 
 def test_jobs_of_very_different_lengths_are_simulated_in_few_groups() -> None:
