@@ -121,7 +121,7 @@ help:
 	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
 	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
 	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
-	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; half an hour'
+	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make bench-busy      plans on a quiet machine and beside busy processes (BENCH as above)'
