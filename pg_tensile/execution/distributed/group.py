@@ -67,12 +67,17 @@ class Group:
         sums: list[float] = total.tolist()
         return sums
 
+    def collected(self, value: T) -> list[T]:
+        """Return the values of all ranks, objects that can be pickled, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of all ranks' tensors, in the order of the ranks; one without rows may pass none."""
-        if self.size == 1:
-            return dict(tensors)
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, {name: tensor.cpu() for name, tensor in tensors.items()})
+        parts = self.collected({name: tensor.cpu() for name, tensor in tensors.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 

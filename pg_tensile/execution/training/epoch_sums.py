@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.distributed.group import Group
+from pg_tensile.execution.training.checkpoint import Checkpoint
 
 PENDING_OUTPUTS = 1 << 18  # output elements collected before they are added to the metrics
 
@@ -79,17 +80,24 @@ class EpochSums:
         metrics = self._sums.replaced(arrays, rows).result(round(samples), loss / weight if weight else None)
         return group.of_first(metrics)
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of the state for `restore`."""
+        return {"samples": self.samples, "loss_sum": self.loss_sum, "weight_sum": self.weight_sum}
+
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state for `restore`, without `samples` and sums of losses and weights."""
+        """Return the tensors of the state for `restore`."""
         return {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()} | self._collected()
 
-    def restore(self, tensors: dict[str, Tensor], meta: Mapping[str, Any], device: torch.device) -> None:
-        """Continue from `tensors`, and from the numbers in a checkpoint's meta."""
-        self.samples, self.loss_sum = meta["samples"], meta["loss_sum"]
-        self.weight_sum = meta.get("weight_sum", self.samples)
-        pending = {name: tensors.pop(name) for name in ("outputs", "targets", "weights") if name in tensors}
+    def restore(self, ranks: Sequence[Checkpoint], device: torch.device) -> None:
+        """Continue from `numbers` and `tensors` ("sums") in checkpoints: from the sums over several ranks'."""
+        self.samples = sum(rank.meta["samples"] for rank in ranks)
+        self.loss_sum = sum(rank.meta["loss_sum"] for rank in ranks)
+        self.weight_sum = sum(rank.meta.get("weight_sum", rank.meta["samples"]) for rank in ranks)
+        states = [rank.get("sums") for rank in ranks]
         self._outputs, self._targets, self._weights = (
-            [pending[name].to(device)] if name in pending else [] for name in ("outputs", "targets", "weights")
+            [state.pop(name).to(device) for state in states if name in state]
+            for name in ("outputs", "targets", "weights")
         )
         self._pending = sum(outputs.numel() for outputs in self._outputs)
-        self._sums.restore({name: tensor.numpy() for name, tensor in tensors.items()})
+        names = states[0]
+        self._sums.restore({name: np.sum([state[name].numpy() for state in states], 0) for name in names})

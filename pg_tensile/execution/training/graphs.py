@@ -104,7 +104,13 @@ def rows_of(captured: Captured) -> int:
 def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
     """Capture every graph of the job for a device of this type; nothing is computed and the model stays unchanged.
 
-    Raises ArchitectureError, TrainingError, CaptureError and DeviceError."""
+    All ranks do so at the same time. Raises ArchitectureError, TrainingError, CaptureError and DeviceError."""
+    graphs = _capture_graphs(model, settings, task, sizes, device)
+    check_collectives(graphs)
+    return graphs
+
+
+def _capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
     spec = step_spec(settings, task)
     first, last = _training_rows(sizes, settings)
     check_model(model, least_rows(sizes.training_rows, settings))

@@ -29,14 +29,7 @@ from pg_tensile.execution.runtime.memory_flow import Requests
 from pg_tensile.execution.runtime.plan_change import follow
 from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
-from pg_tensile.execution.training.graphs import (
-    Graphs,
-    check_collectives,
-    micro_batched,
-    rows_of,
-    step_spec,
-    taking_tensors,
-)
+from pg_tensile.execution.training.graphs import Graphs, micro_batched, rows_of, step_spec, taking_tensors
 from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.run_steps import StepResult, StepsState
 from pg_tensile.execution.training.settings import Settings
@@ -156,7 +149,6 @@ class PlannedSteps:
 
         With `device_graphs` it replays iterations where it can. `requests` are for memory that flows; without them no
         grant may have groups."""
-        check_collectives(graphs)
         self.model = model
         self.device = device.torch_device
         self.batch_device = torch.device("cpu")  # the executor copies each batch to the device

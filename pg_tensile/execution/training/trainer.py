@@ -13,8 +13,9 @@ state after such a step nor weights that are not finite are saved: the last chec
 
 Several ranks train one model: each takes its part of every batch, and they agree on all that steers the run
 (agreement.py). They start from rank 0's weights, and draw random numbers of their own. Statistics of batch
-normalisation are each rank's; at the end of an epoch all take over rank 0's, as in DistributedDataParallel. Each rank's
-checkpoints have the same weights; its sums and generators are its own, so each rank resumes its own checkpoint.
+normalisation are each rank's; at the end of an epoch all take over rank 0's, as in DistributedDataParallel. Rank 0's
+checkpoint is that of the run: any number of ranks can resume it, and as many as made it continue with the same bits
+(rank_state.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,7 @@ from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
 from pg_tensile.execution.training.course import Course
 from pg_tensile.execution.training.epoch_sums import EpochSums
 from pg_tensile.execution.training.observer import EpochMetrics, Observer, Outcome, Progress, StopTraining
+from pg_tensile.execution.training.rank_state import add_ranks, ranks_of
 from pg_tensile.execution.training.refit import Refit
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
@@ -331,23 +333,22 @@ class Trainer:
                 "epoch": self._epoch,
                 "step": self._step,
                 "seconds": self._seconds,
-                "samples": self._sums.samples,
-                "loss_sum": self._sums.loss_sum,
-                "weight_sum": self._sums.weight_sum,
                 "metrics": self._last_metrics,
                 **self._course.to_json(),
             }
         )
         checkpoint.put("model", steps.model)
         checkpoint.put("optimizer", steps.optimizer)
-        checkpoint.put("sums", self._sums.tensors())
         checkpoint.put("validation", self._sample.tensors())
         if kept is not None:
             checkpoint.put("best", kept.tensors)
         if self._refit is not None:
             checkpoint.put("first", self._refit.tensors)
             checkpoint.meta["refit"] = self._refit.to_json()
-        ckpt.generator_states(checkpoint, self._steps.device)
+        own = Checkpoint(self._sums.numbers())
+        own.put("sums", self._sums.tensors())
+        ckpt.generator_states(own, self._steps.device)
+        add_ranks(checkpoint, own, self._group)
         return checkpoint
 
     def resume(self, checkpoint: Checkpoint) -> str | None:
@@ -361,7 +362,7 @@ class Trainer:
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta, device)
+        self._resume_rank(ranks_of(checkpoint), device)
         self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         self._course.restore(meta, checkpoint.get("best"), device)
@@ -369,8 +370,20 @@ class Trainer:
             self._refit.restore(meta["refit"], checkpoint.get("first"))
         else:  # the learning rates of its epochs are not known
             self._refit = None
-        ckpt.restore_generators(checkpoint, self._steps.device)
         return None
+
+    def _resume_rank(self, ranks: Sequence[Checkpoint], device: torch.device) -> None:
+        """Continue what this rank has for itself. If there were as many ranks, each continues its own.
+
+        Otherwise rank 0 has the sums of all, and every rank draws other random numbers than before."""
+        if len(ranks) == self._group.size:
+            own = ranks[self._group.rank]
+            self._sums.restore([own], device)
+            ckpt.restore_generators(own, self._steps.device)
+            return
+        if self._group.rank == 0:
+            self._sums.restore(ranks, device)
+        ckpt.seed_generators(self._group.seed(self._settings.seed) + self._total_steps())
 
 
 def disagreement(meta: dict[str, Any], fingerprint: str, identity: dict[str, Any]) -> str | None:

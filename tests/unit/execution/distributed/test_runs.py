@@ -73,15 +73,30 @@ def test_ranks_without_validation_rows_wait_for_the_others(ranks: Ranks, validat
 
 
 def test_a_stop_on_one_rank_stops_all_at_the_same_step_and_they_continue(ranks: Ranks) -> None:
-    """Each rank from its own checkpoint, in the middle of an epoch."""
+    """From rank 0's checkpoint, in the middle of an epoch."""
     undisturbed = of_all(ranks.call(2, ranked_runs.run, Run(parts=(0.5,))))
     stopped = ranks.call(2, ranked_runs.run, Run(parts=(0.5,), stop_after=(None, 18)))
     assert all(result.outcome is not None and result.outcome.stopped for result in stopped)
     last = [result.checkpoints[-1] for result in stopped]
     assert [(meta["epoch"], meta["step"]) for _, meta in last] == [(1, 3)] * 2
-    resumed = of_all(ranks.call(2, ranked_runs.run, Run(), last))
+    resumed = of_all(ranks.call(2, ranked_runs.run, Run(), last[:1]))
     assert resumed.weights == undisturbed.weights
     assert [*stopped[0].epochs, *resumed.epochs] == undisturbed.epochs
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_continues(ranks: Ranks, size: int) -> None:
+    """The sums of the epoch are those of all rows, whoever counted them."""
+    described = Run(SGD, PLAIN)
+    undisturbed = of_all(ranks.call(2, ranked_runs.run, described))
+    stopped = ranks.call(2, ranked_runs.run, replace(described, stop_after=(None, 18)))
+    resumed = of_all(ranks.call(size, ranked_runs.run, described, stopped[0].checkpoints[-1:]))
+    assert largest_difference(undisturbed, resumed) < 1e-6
+    for expected, found in zip(undisturbed.epochs[2:], resumed.epochs, strict=True):
+        assert (found.epoch, found.split) == (expected.epoch, expected.split)
+        assert found.metrics.samples == expected.metrics.samples
+        assert found.metrics.loss == pytest.approx(expected.metrics.loss, rel=1e-5)
+        assert found.metrics.accuracy == pytest.approx(expected.metrics.accuracy)
 
 
 def test_a_stop_during_validation_stops_all(ranks: Ranks) -> None:
