@@ -67,6 +67,12 @@ SQLSTATES = {
     "CaptureError": "0A000",
     "NotFiniteError": "22003",
     "TrainingError": "22023",
+    # pyworker/ranks/errors.py
+    "RayMissingError": "0A000",
+    "RayTokenError": "28000",
+    "RayVersionError": "55000",
+    "RayConnectionError": "08006",
+    "RankLostError": "08006",
 }
 DEFAULT_SQLSTATE = "38000"
 OUT_OF_MEMORY = "53200"

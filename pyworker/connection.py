@@ -13,11 +13,42 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pyworker.wire import Buffer, Decoder, Frame, FrameType, ProtocolError, encode
 
 _IOV_MAX = 1024
+
+
+class FrameStream(Protocol):
+    """Connection of a child: frames to its supervisor, and from it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def send(
+        self,
+        type: FrameType,
+        job: int = 0,
+        rank: int = 0,
+        header: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer | Any] = (),
+    ) -> None: ...
+
+    def queue(
+        self,
+        type: FrameType,
+        job: int = 0,
+        rank: int = 0,
+        header: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer | Any] = (),
+    ) -> None: ...
+
+    def flush(self) -> bool: ...
+
+    def recv(self, timeout: float | None = None) -> Frame | None: ...
+
+    def poll(self) -> Frame | None: ...
 
 
 class Connection:

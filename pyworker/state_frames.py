@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pyworker.connection import Connection
+from pyworker.connection import FrameStream
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 STATE_CHUNK = 16 << 20
@@ -82,7 +82,7 @@ class StateCollector:
 
 
 def send_state(
-    connection: Connection, job: int, rank: int, kind: str, data: Buffer, meta: dict[str, Any] | None = None
+    connection: FrameStream, job: int, rank: int, kind: str, data: Buffer, meta: dict[str, Any] | None = None
 ) -> None:
     """Send `data` in as many STATE frames as it takes; blocks like `Connection.send`."""
     for header, chunk in state_frames(kind, data, meta):

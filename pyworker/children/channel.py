@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pg_tensile.execution.data.columns import columns_from_header
 from pg_tensile.execution.data.dataset import RowStore
 from pg_tensile.planning.latency.load import LoadMeter
-from pyworker.connection import Connection
+from pyworker.connection import FrameStream
 from pyworker.state_frames import StateCollector, send_state
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
@@ -35,7 +35,7 @@ class Stopped(Exception):
 class Channel:
     """One job's frames, and the thread `background` for work during which the main thread gives signs of life."""
 
-    def __init__(self, connection: Connection, background: ThreadPoolExecutor) -> None:
+    def __init__(self, connection: FrameStream, background: ThreadPoolExecutor) -> None:
         self._connection = connection
         self._reported_at = 0.0
         self._job = 0
@@ -51,10 +51,14 @@ class Channel:
 
     def receive_job(self) -> None:
         frame = self._next({FrameType.JOB})
-        self._job, self.spec = frame.job, frame.header
+        self.begin(frame.job, frame.header)
         models = self.spec["latency_models"]
         self.latency_models = dict(zip(models, frame.buffers, strict=False))
         self.running_buffers = frame.buffers[len(models) :]
+
+    def begin(self, job: int, spec: dict[str, Any]) -> None:
+        """Take over the job with this number and spec."""
+        self._job, self.spec = job, spec
         resume = self.spec["resume"] or {}
         self.threads = resume.get("threads") or self.spec["threads"]  # another number would change sums' last bits
 
@@ -120,6 +124,13 @@ class Channel:
             raise EOFError("the supervisor closed the connection")
         return None if frame is None else _checked(frame, expected)
 
+    def poll_any(self) -> Frame | None:
+        """Return the next frame of any type if one came, else None; never block. Raises Stopped."""
+        frame = self._connection.poll()
+        if frame is None and self._connection.closed:
+            raise EOFError("the supervisor closed the connection")
+        return None if frame is None else _checked(frame, {frame.type})
+
     def wait_for(self, future: Future[Result], phase: str, expected: Collection[FrameType] = ()) -> Result:
         """Return the result of a thread's work, sending signs of life until it is done.
 
@@ -130,6 +141,11 @@ class Channel:
         return future.result()
 
     # ---- sending ----
+
+    @property
+    def job(self) -> int:
+        """Number of the job."""
+        return self._job
 
     def send(self, type: FrameType, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         self._connection.send(type, self._job, header=header, buffers=buffers)

@@ -15,17 +15,18 @@ import importlib
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import CaptureError, DataError
 from pg_tensile.execution.data.cautions import cautions
-from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
+from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import Job, fit_rows, job_recipe, job_settings, least_batch_size, with_hint
+from pyworker.children.prepared import Begun, Prepared, State
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in ("calibrate", "explain", "evaluate")}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
-State = tuple[bytes, dict[str, Any]]  # of a checkpoint: its safetensors file and meta
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 
 
@@ -73,13 +73,6 @@ def _enable_garbage_collection() -> None:
     gc.enable()
 
 
-class Prepared(NamedTuple):
-    """Preprocessed data of a job."""
-
-    fitted: FittedPreprocessing
-    dataset: Dataset
-
-
 class Executor:
     """One job that is trained; also the run's observer (`pg_tensile.execution.training.observer.Observer`)."""
 
@@ -108,8 +101,17 @@ class Executor:
         checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
         prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
-        from pg_tensile.execution.training import checkpoint as ckpt
+        if self._spec["ranks"] is None:
+            self.fit(prepared, checkpoint, profile)
+            return
+        from pyworker.ranks.driver import Driver
 
+        job, spec, warnings = channel.job, self._spec, self._warnings
+        Driver(channel, Begun(job, spec, self._identity, self._recipe, warnings, prepared, checkpoint)).run()
+
+    def fit(self, prepared: Prepared, checkpoint: State | None, profile: Future[DeviceProfile]) -> None:
+        """Train, from the preprocessed rows to the weights; `profile` is the device's."""
+        channel = self._channel
         channel.send(FrameType.PROGRESS, {"phase": "building"})
         job = self._build(prepared)
         self._memory = self._make_memory(job, channel.wait_for(profile, "building"))
@@ -122,8 +124,7 @@ class Executor:
             graphs = self._memory.device_graphs()
             if graphs.obstacle is not None:
                 self._warnings.append(f"iterations were not captured as device graphs: {graphs.obstacle}")
-        self._send_version(outcome, prepared)
-        channel.send_state("weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
+        self._send_results(job, outcome, prepared)
         channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
 
     # ---- preparing ----
@@ -266,6 +267,13 @@ class Executor:
         except CaptureError as error:
             raise with_hint(error) from error
         return self._memory.admit(graphs)
+
+    def _send_results(self, job: Job, outcome: Outcome, prepared: Prepared) -> None:
+        """Send the version and its weights."""
+        from pg_tensile.execution.training import checkpoint as ckpt
+
+        self._send_version(outcome, prepared)
+        self._channel.send_state("weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""

@@ -112,6 +112,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         precision=options.get("precision", "float32"),
         accumulate=int(options.get("accumulate", 1)),
         device_graphs=options.get("device_graphs", False),
+        ranks=spec.get("world_size", 1),
     )
 
 

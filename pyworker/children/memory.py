@@ -55,12 +55,17 @@ MAX_REVISIONS = 8  # of the trace, after which a plan that cannot be used is an 
 
 
 class MemoryClient:
-    """One job's side of the memory scheduling; `load` reads how busy others keep the device."""
+    """One job's side of the memory scheduling.
 
-    def __init__(self, channel: Channel, job: Job, profile: DeviceProfile, load: LoadMeter) -> None:
+    `load` reads how busy others keep the device; `name` is the device's for the scheduler, by default PyTorch's."""
+
+    def __init__(
+        self, channel: Channel, job: Job, profile: DeviceProfile, load: LoadMeter, name: str | None = None
+    ) -> None:
         self.job = job
         self.profile = profile
         self.overhead_bytes = overhead_bytes(job.device.type, profile)  # on the device, besides its tensors
+        self._name = name or str(job.device)
         self._channel = channel
         self._load = load
         self._described = False  # whether the tables of its trace have been sent
@@ -220,7 +225,7 @@ class MemoryClient:
     def _send_trace(self, header: dict[str, Any], traces: dict[str, Trace]) -> None:
         self._revision += 1
         header |= {
-            "device": str(self.job.device),
+            "device": self._name,
             "profile": asdict(self.profile),
             "revision": self._revision,
             "policy": self._channel.spec["policy"] or "none",
