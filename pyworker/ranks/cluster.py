@@ -191,7 +191,8 @@ def reserve(
     wanted = most
     while True:
         group = placement_group([dict(bundle)] * wanted)
-        while not group.wait(1):
+        ready = group.ready().future()
+        while wait([ready], timeout=1).not_done:
             free = _free(bundle)
             waits(_waiting_for(bundle, wanted, free))
             possible = min(free, most)

@@ -10,6 +10,7 @@ A rank that dies or fails ends the attempt, and all ranks with it: the next atte
 from __future__ import annotations
 
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple
 
 from pyworker.children.channel import Channel, Stopped
@@ -52,7 +53,7 @@ class Driver:
         self._access = Access(**spec["ray"])
         self._warnings = list(begun.warnings)
         self._members: list[Member] = []
-        self._polls: dict[Any, int] = {}  # ranks by the reference to their next frames
+        self._polls: dict[Future[list[Sent]], int] = {}  # ranks by their next frames
         self._ended: dict[int, dict[str, Any]] = {}  # headers of DONE, by rank
         self._failed: dict[int, dict[str, Any]] = {}  # headers of ERROR, by rank
         self._lost: dict[int, str] = {}  # reasons of deaths, by rank
@@ -116,15 +117,13 @@ class Driver:
         """Return the values of the references. Raises RankLostError if a rank dies meanwhile."""
         import ray
 
-        pending = list(references)
-        while pending:
-            _, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
-            self._alive()
+        futures = [reference.future() for reference in references]
         try:
-            values: list[Any] = ray.get(references)
+            while wait(futures, timeout=POLL_S).not_done:
+                self._alive()
+            return [future.result() for future in futures]
         except ray.exceptions.RayActorError as error:
             raise RankLostError(f"a rank has died before it began: {_first_line(error)}", detail=str(error)) from error
-        return values
 
     def _close(self, placed: cluster.Placed | None) -> None:
         """End the ranks, and give their processors back."""
@@ -178,11 +177,10 @@ class Driver:
         """Pass on what ranks have sent; wait POLL_S for the first of it."""
         import ray
 
-        ready, _ = ray.wait(list(self._polls), timeout=POLL_S)
-        for reference in ready:
-            rank = self._polls.pop(reference)
+        for future in wait(self._polls, timeout=POLL_S, return_when=FIRST_COMPLETED).done:
+            rank = self._polls.pop(future)
             try:
-                frames = ray.get(reference)
+                frames = future.result()
             except ray.exceptions.RayError as error:
                 self._lost[rank] = _first_line(error)
                 continue
@@ -192,7 +190,7 @@ class Driver:
                 self._poll(rank)
 
     def _poll(self, rank: int) -> None:
-        self._polls[self._members[rank].actor.frames.remote(POLL_S)] = rank
+        self._polls[self._members[rank].actor.frames.remote(POLL_S).future()] = rank
 
     def _handle(self, rank: int, sent: Sent) -> None:
         match sent.type:

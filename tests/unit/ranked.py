@@ -95,6 +95,7 @@ def in_group(path: str, rank: int, size: int, function: Callable[..., Any], argu
     store.set_timeout(patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     try:
+        dist.barrier()  # one that leaves at once must not keep the others from joining
         return function(*arguments)
     finally:
         dist.destroy_process_group()

@@ -48,11 +48,15 @@ class Child:
 
     def __init__(self, rows: Rows, models: bytes | None = None, checkpoint: bytes | None = None, **spec: Any) -> None:
         ours, theirs = socket.socketpair()
-        self.connection, self._theirs = Connection(ours), Connection(theirs)
+        self.connection = Connection(ours)
         self.seen: list[Frame] = []
+        self._start(theirs)
+        self._send_job(rows, models, checkpoint, spec)
+
+    def _start(self, theirs: socket.socket) -> None:
+        self._theirs = Connection(theirs)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._send_job(rows, models, checkpoint, spec)
 
     def _run(self) -> None:
         try:
@@ -88,6 +92,8 @@ class Child:
             "profiles": {"cpu": asdict(PROFILE)},
             "latency_models": [] if models is None else ["cpu"],
             "latency_weight": 0.2,
+            "ranks": None,
+            "ray": None,
             **changes,
         }
         self.send(FrameType.JOB, spec, [] if models is None else [models])
