@@ -10,7 +10,8 @@ import psycopg
 ERRORS = {
     "08000": ("The predictor cannot be reached.", "The message ends with the operating system's reason."),
     "08006": (
-        "The predictor, or a job's executor, ended during a request, or a job has lost the Ray cluster or one of its ranks.",
+        "The predictor, or a job's executor, ended during a request, or a job has lost the Ray cluster or one of its"
+        " ranks.",
         "Try again: it is restarted, and such a job is tried again. The server's log says why it ended.",
     ),
     "08P01": (
@@ -18,8 +19,8 @@ ERRORS = {
         "Run `make install` and restart the server, so that both have the same version.",
     ),
     "0A000": (
-        "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or an"
-        " explanation of a job with ranks is not supported.",
+        "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or"
+        " an explanation of a job with ranks is not supported.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
         " without `memory_budget`; leave out the option `ranks`.",
     ),
