@@ -12,7 +12,7 @@ from pyworker.wire import ProtocolError
 
 INTERVAL = 1.0  # seconds between two reports that are stored, unless a state or the number of ranks has changed
 MOST_RANKS = 1024  # as in rules.json
-MOST_CHARACTERS = 1000
+MOST_CHARACTERS = 300  # of each text
 TEXTS = ("node", "device", "state")
 COUNTS = ("step", "device_bytes")
 

@@ -6,9 +6,17 @@ from typing import Any, cast
 
 import pytest
 
+from pg_tensile.rules import OPTIONS
 from pyworker.cluster_device import cluster_device, on_cluster
 from pyworker.supervisors.job import ranks as module
-from pyworker.supervisors.job.ranks import INTERVAL, MOST_CHARACTERS, JobRanks, asked_ranks, checked_reports
+from pyworker.supervisors.job.ranks import (
+    INTERVAL,
+    MOST_CHARACTERS,
+    MOST_RANKS,
+    JobRanks,
+    asked_ranks,
+    checked_reports,
+)
 from pyworker.supervisors.job.waiting import Waiting
 from pyworker.supervisors.scheduling.device_views import host_bytes_left
 from pyworker.supervisors.scheduling.job_records import JobRecord, JobRecords, Plan
@@ -41,6 +49,7 @@ def report(rank: Any, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("given", "expected"), [(4, [4, 4]), (4.0, [4, 4]), ([1, 2.0], [1, 2]), (None, None)])
 def test_the_number_of_ranks(given: object, expected: object) -> None:
     asked = asked_ranks({} if given is None else {"ranks": given})
+    assert OPTIONS["properties"]["ranks"]["maximum"] == MOST_RANKS
     assert asked == expected and all(type(number) is int for number in asked or [])
 
 
@@ -62,9 +71,13 @@ def test_reports_are_ordered_and_complete() -> None:
 @pytest.mark.parametrize(
     "reports",
     [
-        *("x", {}, [3], [None], [{}], [report(0), report(0)], [report(i) for i in range(1025)]),
+        *("x", {}, [3], [None], [{}], [report(0), report(0)], [report(i) for i in range(MOST_RANKS + 1)]),
         *([report(rank)] for rank in (-1, 1024, 1.0, "1", None, True)),
-        *([report(0) | {key: bad}] for key in ("node", "device", "state") for bad in (None, 1, "x" * 1001)),
+        *(
+            [report(0) | {key: bad}]
+            for key in ("node", "device", "state")
+            for bad in (None, 1, "x" * (MOST_CHARACTERS + 1))
+        ),
         *([report(0) | {key: bad}] for key in ("step", "device_bytes") for bad in (-1, 1.5, "1", True, 1 << 63)),
         *([report(0, samples_per_s=bad)] for bad in (-1, "1", float("inf"), float("nan"), True, 10**400)),
     ],
