@@ -8,6 +8,7 @@ The file uses a subset of JSON Schema with these definitions and additions:
 - `$ref`: the name of the entry of `shared` whose rule applies;
 - `divisibleBy`: for an integer, the key of the same object that must divide it; an omitted key has its default value;
 - `ascending`: for an array of two numbers, the first must not be larger than the second;
+- `orRange`: for an integer, an array of the least and the largest one is valid as well;
 - `code`: for an architecture, whether it executes code of the user.
 """
 
@@ -70,7 +71,8 @@ def describe(rule: Mapping[str, Any]) -> str:
         return f"one of {_names(rule['enum'])}"
     kind = rule["type"]
     if kind == "integer":
-        return f"an {'odd ' if 'not' in rule else ''}integer from {rule['minimum']} to {rule['maximum']}"
+        described = f"an {'odd ' if 'not' in rule else ''}integer from {rule['minimum']} to {rule['maximum']}"
+        return f"{described}, or an array of the least and the most" if "orRange" in rule else described
     if kind == "number":
         least = f"of at least {rule['minimum']}" if "minimum" in rule else f"greater than {rule['exclusiveMinimum']}"
         most = f"at most {rule['maximum']}" if "maximum" in rule else f"less than {rule['exclusiveMaximum']}"
@@ -122,6 +124,8 @@ class _Check:
             raise self._error(message, f'Use a multiple of "{other}", for example {multiple}.')
 
     def _value(self, value: Any, rule: Mapping[str, Any], path: str) -> None:
+        if "orRange" in rule and isinstance(value, list):
+            rule = _range_of(rule)
         if not _fits(value, rule):
             message = f'invalid value for key "{path}" in the {self._what}: {_shown(value)}'
             raise self._error(message, f"Use {describe(rule)}.")
@@ -150,6 +154,12 @@ def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
             and value in rule.get("enum", (value,))
         )
     return kind != "array" or rule["minItems"] <= len(value) <= rule["maxItems"]
+
+
+def _range_of(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rule of an array of the least and the largest of the values that follow the rule."""
+    items = {key: term for key, term in rule.items() if key != "orRange"}
+    return {"type": "array", "minItems": 2, "maxItems": 2, "ascending": True, "items": items}
 
 
 def _is_a(kind: str, value: Any) -> bool:

@@ -10,18 +10,19 @@ import psycopg
 ERRORS = {
     "08000": ("The predictor cannot be reached.", "The message ends with the operating system's reason."),
     "08006": (
-        "The predictor, or a job's executor, ended during a request.",
-        "Try again: it is restarted. The server's log says why it ended.",
+        "The predictor, or a job's executor, ended during a request, or a job has lost the Ray cluster or one of its"
+        " ranks.",
+        "Try again: it is restarted, and such a job is tried again. The server's log says why it ended.",
     ),
     "08P01": (
         "Two processes of pg_tensile do not understand each other.",
         "Run `make install` and restart the server, so that both have the same version.",
     ),
     "0A000": (
-        "A type of a column, a temporary table, `PREPARE TRANSACTION`, or a model that cannot be captured as a graph is"
-        " not supported.",
+        "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or"
+        " an explanation of a job with ranks is not supported.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
-        " without `memory_budget`.",
+        " without `memory_budget`; leave out the option `ranks`.",
     ),
     "22000": (
         "The rows cannot be used: no rows, too few for a batch, only one class, or arrays of different lengths.",
@@ -103,7 +104,8 @@ ERRORS = {
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"
-        " differ, there is no device or no version to predict with, or the job to wait for is not committed.",
+        " differ, there is no device, no Ray cluster or no version to predict with, or the job to wait for is not"
+        " committed.",
         "The hint says what to do first.",
     ),
     "55006": (

@@ -70,6 +70,17 @@ CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (automatic)
 ALTER TABLE tensile.latency_models ADD torch text, ADD known_kinds text[];
 ALTER TABLE tensile.traces ADD torch text;
 
+-- Jobs with ranks
+ALTER TABLE tensile.traces ADD profile jsonb, ADD codec_times jsonb;
+CREATE TABLE tensile.rank_reports (
+    job   bigint PRIMARY KEY REFERENCES tensile.jobs ON DELETE CASCADE,
+    ranks jsonb NOT NULL,
+    at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+ALTER TABLE tensile.rank_reports ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON tensile.rank_reports FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+
 -- The owner's functions alone call these checks.
 REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
 

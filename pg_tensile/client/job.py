@@ -106,8 +106,8 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The state now: queued, starting, running, waiting (for device memory), finished, failed, cancelled, or
-        interrupted. An interrupted job is continued by the server."""
+        """The state now: queued, starting, running, waiting (for device memory or a Ray cluster), finished, failed,
+        cancelled, or interrupted. An interrupted job is continued by the server."""
         return str(self._one("SELECT state FROM tensile.jobs WHERE id = %s")["state"])
 
     def wait(self, progress: bool = True, timeout: float | None = None) -> str:

@@ -166,7 +166,7 @@ def _shared(connection: Connection, job: Row) -> SharedMemory | None:
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:
     row = connection.execute(
-        "SELECT f.*, t.traces[1] AS trace, l.average, p.profile"
+        "SELECT f.*, t.traces[1] AS trace, l.average, coalesce(t.profile, p.profile) AS profile"
         " FROM tensile.footprints f JOIN tensile.traces t USING (job)"
         " LEFT JOIN tensile.latencies l USING (job) LEFT JOIN tensile.device_profiles p ON p.device = t.device"
         " WHERE f.job = %s",

@@ -22,6 +22,8 @@
 #define PG_TENSILE_PYTHON "python3"
 #endif
 
+#define RAY_SCHEME "ray://"
+
 typedef enum TensilePolicy
 {
 	TENSILE_POLICY_NONE,
@@ -51,6 +53,9 @@ bool		tensile_log_jobs = true;
 static char *tensile_python = NULL;
 static char *tensile_device = NULL;
 static char *tensile_model_path = NULL;
+static char *tensile_ray_address = NULL;
+static char *tensile_ray_token_file = NULL;
+static int	tensile_ray_timeout = 30;
 static int	tensile_policy = TENSILE_POLICY_JOINT;
 static int	tensile_memory_flow = TENSILE_FLOW_AUTO;
 static int	tensile_dataset_cache = 1024;
@@ -121,11 +126,51 @@ check_python(char **newval, void **extra, GucSource source)
 }
 
 static bool
-check_model_path(char **newval, void **extra, GucSource source)
+check_path(char **newval, void **extra, GucSource source)
 {
 	if (**newval == '\0' || is_absolute_path(*newval))
 		return true;
-	GUC_check_errdetail("The path of a folder must be absolute.");
+	GUC_check_errdetail("The path must be absolute.");
+	return false;
+}
+
+/* Is this the number of a TCP port? */
+static bool
+is_port(const char *number)
+{
+	size_t		length = strlen(number);
+
+	return length > 0 && length <= 5 && strspn(number, "0123456789") == length &&
+		atoi(number) > 0 && atoi(number) <= 65535;
+}
+
+/* Is this a host's name or address, of `length` bytes?  One of IPv6 has brackets. */
+static bool
+is_host(const char *host, size_t length)
+{
+	if (length > 2 && *host == '[')
+		return strspn(host + 1, "0123456789abcdefABCDEF:.") == length - 2 &&
+			host[length - 1] == ']';
+	return length > 0 &&
+		strspn(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") == length;
+}
+
+/* Accepts nothing, or ray://host:port. */
+static bool
+check_ray_address(char **newval, void **extra, GucSource source)
+{
+	if (**newval == '\0')
+		return true;
+	if (strncmp(*newval, RAY_SCHEME, strlen(RAY_SCHEME)) == 0)
+	{
+		const char *host = *newval + strlen(RAY_SCHEME);
+		const char *colon = strrchr(host, ':');
+
+		if (colon && is_host(host, colon - host) && is_port(colon + 1))
+			return true;
+	}
+	GUC_check_errdetail("The address must be empty, or \"ray://host:port\" with the host and "
+						"the port of Ray's client server.");
 	return false;
 }
 
@@ -170,8 +215,7 @@ define_resource_settings(void)
 							   "Sets the folder that has a folder for each pretrained model.",
 							   "The architecture pretrained reads nothing outside of it. If it is "
 							   "empty, there are no pretrained models.",
-							   &tensile_model_path, "", PGC_SIGHUP, 0, check_model_path, NULL,
-							   NULL);
+							   &tensile_model_path, "", PGC_SIGHUP, 0, check_path, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.device_memory",
 							"Sets how much memory of a device jobs and predictions together "
 							"may use.",
@@ -194,6 +238,32 @@ define_resource_settings(void)
 							"needed.",
 							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
 							NULL, NULL);
+}
+
+/* The Ray cluster that jobs with ranks train on. */
+static void
+define_cluster_settings(void)
+{
+	DefineCustomStringVariable("pg_tensile.ray_address",
+							   "Sets the address of the Ray cluster that jobs with ranks are "
+							   "trained on.",
+							   "It is ray://host:port of the cluster's client server. If it is "
+							   "empty, there is no cluster.",
+							   &tensile_ray_address, "", PGC_SIGHUP, 0, check_ray_address, NULL,
+							   NULL);
+	DefineCustomStringVariable("pg_tensile.ray_token_file",
+							   "Sets the file that has the token of the Ray cluster.",
+							   "Only the server's operating-system user should be able to read "
+							   "it. Whoever has the token can run code on the cluster.",
+							   &tensile_ray_token_file, "", PGC_SIGHUP, GUC_SUPERUSER_ONLY,
+							   check_path, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.ray_timeout",
+							"Sets how long ranks wait for each other, and a job for the Ray "
+							"cluster's answer.",
+							"Then the ranks are ended, and the job is tried again from its last "
+							"checkpoint.",
+							&tensile_ray_timeout, 30, 1, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
 }
 
 /* Limits of child processes. */
@@ -340,6 +410,7 @@ tensile_define_settings(void)
 	if (process_shared_preload_libraries_in_progress)
 		define_startup_settings();
 	define_resource_settings();
+	define_cluster_settings();
 	define_child_settings();
 	define_job_settings();
 	define_plan_settings();

@@ -6,7 +6,8 @@
  * that its executor needs outside of the plan, such as a CUDA context), and
  * for the predictor.  Their sum does not exceed the device's budget, which is
  * pg_tensile.device_memory and at most the device's memory, because a grant
- * that does not fit is refused.  Overheads are facts, not grants: they, or a
+ * that does not fit is refused.  A job with ranks has a device of its own, on a
+ * Ray cluster, which that setting does not limit.  Overheads are facts, not grants: they, or a
  * lower setting, can raise the sum above the budget, and then no grant grows
  * until there is room.
  *
@@ -79,12 +80,21 @@ jobs_on(int device)
 	return jobs;
 }
 
+/* Is a device of that name one of a Ray cluster, and none of this machine? */
+static bool
+on_cluster(const char *name)
+{
+	return strncmp(name, TENSILE_CLUSTER_PREFIX, strlen(TENSILE_CLUSTER_PREFIX)) == 0;
+}
+
 int64
 tensile_device_budget(const TensileDevice *device)
 {
 	int64		limit = (int64) tensile_device_memory * 1024;
 
-	return limit > 0 ? Min(limit, device->total_bytes) : device->total_bytes;
+	if (limit == 0 || on_cluster(device->name))
+		return device->total_bytes;
+	return Min(limit, device->total_bytes);
 }
 
 int64
@@ -159,7 +169,7 @@ find_device(const char *name, const TensileSlot *slot)
 {
 	int			unused = -1;
 
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	for (int i = 0; i < tensile_shared->max_devices; i++)
 	{
 		TensileDevice *device = &tensile_shared->devices[i];
 
@@ -185,7 +195,8 @@ enter_device(const char *name, const TensileSlot *slot)
 	if (device < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("jobs use more than %d devices at once", TENSILE_MAX_DEVICES)));
+				 errmsg("jobs and predictions use more than %d devices at once",
+						tensile_shared->max_devices)));
 	return device;
 }
 
@@ -307,7 +318,8 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_INFERENCE);
 	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (total_bytes <= 0 || total_bytes > most_bytes(name) || least < 0 || wanted < least)
+	if (total_bytes <= 0 || total_bytes > most_bytes(name) || least < 0 || wanted < least ||
+		on_cluster(name))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " of the "
@@ -337,7 +349,7 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 void
 tensile_ledger_forget_inference(void)
 {
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	for (int i = 0; i < tensile_shared->max_devices; i++)
 	{
 		tensile_shared->devices[i].inference_bytes = 0;
 		tensile_shared->devices[i].inference_wanted = 0;

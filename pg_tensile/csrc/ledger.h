@@ -9,7 +9,14 @@
 
 #include "slot.h"
 
-#define TENSILE_MAX_DEVICES 16
+/* Devices in use at once, besides one for each job. */
+#define TENSILE_MORE_DEVICES 16
+
+/*
+ * Begins the name of a job's device on a Ray cluster, before the job's number.
+ * tensile._on_cluster in sql/ and pyworker/cluster_device.py have the same rule.
+ */
+#define TENSILE_CLUSTER_PREFIX "ray:"
 
 typedef struct TensileDevice
 {
@@ -25,7 +32,10 @@ typedef struct TensileDevice
 
 /* Callers of these hold shared->lock exclusively, or shared for the first two. */
 
-/* The part of the memory that jobs and the predictor may use together. */
+/*
+ * The part of the memory that jobs and the predictor may use together: on a
+ * cluster all of it.
+ */
 extern int64 tensile_device_budget(const TensileDevice *device);
 
 /*

@@ -57,15 +57,21 @@ device_use(int device)
 	return use;
 }
 
-/* Copies all devices and their use. */
-static void
-copy_devices(TensileDevice *devices, DeviceUse *uses)
+/* Copies all devices and, unless `uses` is NULL, their use; returns their number. */
+static int
+copy_devices(TensileDevice **devices, DeviceUse **uses)
 {
+	int			ndevices = tensile_shared->max_devices;
+
+	*devices = palloc(ndevices * sizeof(TensileDevice));
+	if (uses)
+		*uses = palloc(ndevices * sizeof(DeviceUse));
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
-	memcpy(devices, tensile_shared->devices, sizeof(tensile_shared->devices));
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-		uses[i] = device_use(i);
+	memcpy(*devices, tensile_shared->devices, ndevices * sizeof(TensileDevice));
+	for (int i = 0; uses && i < ndevices; i++)
+		(*uses)[i] = device_use(i);
 	LWLockRelease(tensile_shared->lock);
+	return ndevices;
 }
 
 /*
@@ -76,13 +82,14 @@ Datum
 tensile_devices(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
+	TensileDevice *devices;
+	DeviceUse  *uses;
+	int			ndevices;
 
 	tensile_require_preload();
 	InitMaterializedSRF(fcinfo, 0);
-	copy_devices(devices, uses);
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	ndevices = copy_devices(&devices, &uses);
+	for (int i = 0; i < ndevices; i++)
 	{
 		bool		unknown = devices[i].total_bytes == 0;
 		bool		unused = devices[i].out_bytes_per_s == 0;
@@ -114,13 +121,13 @@ Datum
 tensile_budgets(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
+	TensileDevice *devices;
+	int			ndevices;
 
 	tensile_require_process(TENSILE_SCHEDULER);
 	InitMaterializedSRF(fcinfo, 0);
-	copy_devices(devices, uses);
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	ndevices = copy_devices(&devices, NULL);
+	for (int i = 0; i < ndevices; i++)
 	{
 		Datum		values[] = {
 			CStringGetTextDatum(devices[i].name), Int64GetDatum(devices[i].total_bytes),
@@ -153,15 +160,14 @@ Datum
 tensile_grants(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	DeviceUse	uses[TENSILE_MAX_DEVICES];
+	TensileDevice *devices;
 	TensileSlot *slots;
 	int			nslots;
 
 	tensile_require_process(TENSILE_SCHEDULER);
 	InitMaterializedSRF(fcinfo, 0);
 	slots = tensile_copy_slots(&nslots);
-	copy_devices(devices, uses);
+	copy_devices(&devices, NULL);
 	for (int i = 0; i < nslots; i++)
 	{
 		const TensileSlot *slot = &slots[i];

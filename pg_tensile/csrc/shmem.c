@@ -36,12 +36,26 @@ slots_size(void)
 	return MAXALIGN(add_size(offsetof(TensileShared, slots), slots));
 }
 
+/* Each job uses at most one device. */
+static int
+max_devices(void)
+{
+	return tensile_max_jobs + TENSILE_MORE_DEVICES;
+}
+
+/* All but the event rows. */
+static Size
+fixed_size(void)
+{
+	return add_size(slots_size(), MAXALIGN(mul_size(max_devices(), sizeof(TensileDevice))));
+}
+
 static Size
 shared_size(void)
 {
 	Size		nevents = mul_size(tensile_max_jobs, tensile_plan_events);
 
-	return add_size(slots_size(), mul_size(nevents, sizeof(TensilePlanEvent)));
+	return add_size(fixed_size(), mul_size(nevents, sizeof(TensilePlanEvent)));
 }
 
 static void
@@ -69,7 +83,7 @@ init_shared(void)
 {
 	LWLockPadded *locks = GetNamedLWLockTranche(TENSILE_EXTENSION);
 
-	memset(tensile_shared, 0, slots_size());
+	memset(tensile_shared, 0, fixed_size());
 	tensile_shared->lock = &locks[0].lock;
 	tensile_shared->predictions_lock = &locks[1].lock;
 	pg_atomic_init_u64(&tensile_shared->models_generation, 0);
@@ -88,7 +102,9 @@ init_shared(void)
 	}
 	tensile_shared->max_jobs = tensile_max_jobs;
 	tensile_shared->plan_events = tensile_plan_events;
-	tensile_shared->events = (TensilePlanEvent *) ((char *) tensile_shared + slots_size());
+	tensile_shared->max_devices = max_devices();
+	tensile_shared->devices = (TensileDevice *) ((char *) tensile_shared + slots_size());
+	tensile_shared->events = (TensilePlanEvent *) ((char *) tensile_shared + fixed_size());
 	for (int i = 0; i < tensile_max_jobs; i++)
 	{
 		init_wakeup(&tensile_shared->slots[i].wakeup);

@@ -2,7 +2,7 @@
  * shmem.h: the layout of shared memory.
  *
  * Shared memory is one TensileShared, which ends with max_jobs slots, and
- * behind it plan_events event rows for each slot.  Its locks are
+ * behind it the devices and plan_events event rows for each slot.  Its locks are
  *
  *	 shared->lock		the singletons, the slots (with the exceptions below),
  *						the device ledger, and the loaded models
@@ -39,13 +39,14 @@ typedef struct TensileShared
 	pg_atomic_uint64 changes;	/* of jobs */
 	ConditionVariable job_changed;
 	TensileSingleton singletons[TENSILE_N_SINGLETONS];
-	TensileDevice devices[TENSILE_MAX_DEVICES];
 	TensilePredictions predictions[TENSILE_MAX_PREDICTIONS];
 	int			nloaded;
 	TensileLoaded loaded[TENSILE_MAX_LOADED];	/* in the inference process's database */
 	TensileDeviceName loaded_on[TENSILE_MAX_LOADED];	/* device of each of them */
 	int			max_jobs;
+	int			max_devices;
 	int			plan_events;
+	TensileDevice *devices;		/* max_devices */
 	TensilePlanEvent *events;	/* max_jobs * plan_events */
 	TensileSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } TensileShared;

@@ -59,6 +59,8 @@ class ChildDied(Exception):
 
 
 DEVICE_FAULT = "58000"  # a child's SQLSTATE after its device has failed
+CONNECTION = "08"  # class of a child's SQLSTATEs after it has lost what it was connected to, such as a Ray cluster
+PROTOCOL = "08P01"  # of the same class; trying again does not help
 
 
 def failure_of_sql(error: Any) -> Failure:
@@ -89,9 +91,13 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
 def end_of_executor(header: Mapping[str, Any]) -> Failure | ChildDied:
     """Return what the ERROR frame of a job's executor means.
 
-    After a fault of its device the process is as good as dead, and the job goes on in another one.
+    After a fault of its device, or the loss of a connection, the process is as good as dead, and the job goes on in
+    another one.
     """
     failure = failure_of_frame(header)
-    if failure.sqlstate != DEVICE_FAULT:
-        return failure
-    return ChildDied(f"executor has lost its device: {failure.message.splitlines()[0]}", failure.traceback)
+    reason = failure.message.partition("\n")[0]
+    if failure.sqlstate == DEVICE_FAULT:
+        return ChildDied(f"executor has lost its device: {reason}", failure.traceback)
+    if failure.sqlstate.startswith(CONNECTION) and failure.sqlstate != PROTOCOL:
+        return ChildDied(reason, failure.traceback or failure.detail)
+    return failure

@@ -32,8 +32,10 @@ from pyworker.supervisors.failures import (
 from pyworker.supervisors.job.end import CANCELLED, JobEnd
 from pyworker.supervisors.job.memory import JobMemory
 from pyworker.supervisors.job.progress import report_progress
+from pyworker.supervisors.job.ranks import JobRanks
 from pyworker.supervisors.job.results import JobResults
 from pyworker.supervisors.job.spec import choose_threads, job_spec
+from pyworker.supervisors.job.waiting import Waiting
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError
 
@@ -73,7 +75,9 @@ class Worker:
         self._child = Child(
             *(server, "executor"), threads=self._threads, timeout=timeout, nice=nice, forked=True, flows=True
         )
-        self._memory = JobMemory(server, self._child, job, timeout)
+        waiting = Waiting(server)
+        self._memory = JobMemory(server, self._child, waiting, job, row["options"], timeout)
+        self._ranks = JobRanks(server, waiting, row["options"])
         self._results = JobResults(server, self._child, job, row)
         self._end = JobEnd(server)
 
@@ -280,7 +284,8 @@ class Worker:
         return False
 
     def _report(self, progress: dict[str, Any]) -> None:
-        """Publish live numbers, and record what they say of the job's plan."""
+        """Publish live numbers, and record what they say of the job's plan and its ranks."""
         report_progress(self._server, progress, self._row["epochs"])
         self._memory.record_use(progress)
+        self._ranks.record(progress)
         self._server.commit()

@@ -154,8 +154,8 @@ COMMENT ON COLUMN tensile.jobs.kind IS
 COMMENT ON COLUMN tensile.jobs.automatic IS
     'true for a calibration that the server has begun by itself; another job interrupts it';
 COMMENT ON COLUMN tensile.jobs.state IS
-    'queued, starting, running, waiting (for device memory), finished, failed, cancelled, or interrupted (to '
-    'be continued)';
+    'queued, starting, running, waiting (for device memory, or for processors of a Ray cluster), finished, failed, '
+    'cancelled, or interrupted (to be continued)';
 COMMENT ON COLUMN tensile.jobs.model IS 'id of the model; null after drop_model and for calibrations';
 COMMENT ON COLUMN tensile.jobs.model_name IS 'name of the model, kept after drop_model';
 COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'true if cancel_job was called: the worker stops the job';

@@ -20,6 +20,7 @@ ALTER TABLE tensile.footprints ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.sparsities ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.codings ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.codec_times ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.rank_reports ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.searches ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.search_results ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
@@ -63,6 +64,8 @@ CREATE POLICY visible ON tensile.sparsities FOR SELECT USING (
 CREATE POLICY visible ON tensile.codings FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.codec_times FOR SELECT USING (true);
+CREATE POLICY visible ON tensile.rank_reports FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.searches FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.search_results FOR SELECT USING (
@@ -87,4 +90,5 @@ GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, t
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,
     tensile.device_profiles, tensile.latency_models,
-    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log TO PUBLIC;
+    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.rank_reports, tensile.scheduler_log
+    TO PUBLIC;

@@ -85,6 +85,9 @@ CREATE FUNCTION tensile._check_value(value jsonb, rule json, what text, path tex
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF (rule->>'orRange')::bool AND jsonb_typeof(value) = 'array' THEN
+        rule := tensile._range_of(rule);
+    END IF;
     IF NOT tensile._fits(value, rule) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('invalid value for key "%s" in the %s: %s', path, what,
@@ -135,6 +138,14 @@ BEGIN
     RETURN kind <> 'array' OR jsonb_array_length(value) BETWEEN (rule->>'minItems')::int AND (rule->>'maxItems')::int;
 END $$;
 
+-- The rule of an array of the least and the largest of the values that follow the rule
+CREATE FUNCTION tensile._range_of(rule json) RETURNS json
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT json_build_object('type', 'array', 'minItems', 2, 'maxItems', 2, 'ascending', true,
+                             'items', $1::jsonb - 'orRange')
+$$;
+
 -- The rule itself, or the shared rule that it refers to
 CREATE FUNCTION tensile._resolved(rule json) RETURNS json
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -153,8 +164,9 @@ BEGIN
         WHEN rule->'enum' IS NOT NULL THEN
             'one of ' || (SELECT string_agg(e.value::text, ', ') FROM json_array_elements(rule->'enum') e)
         WHEN kind = 'integer' THEN
-            format('an %sinteger from %s to %s', CASE WHEN rule->'not' IS NOT NULL THEN 'odd ' END, rule->>'minimum',
-                   rule->>'maximum')
+            format('an %sinteger from %s to %s%s', CASE WHEN rule->'not' IS NOT NULL THEN 'odd ' END, rule->>'minimum',
+                   rule->>'maximum',
+                   CASE WHEN rule->'orRange' IS NOT NULL THEN ', or an array of the least and the most' END)
         WHEN kind = 'number' THEN
             format('a number %s and %s',
                    coalesce('of at least ' || (rule->>'minimum'), 'greater than ' || (rule->>'exclusiveMinimum')),

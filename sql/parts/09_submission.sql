@@ -125,7 +125,7 @@ BEGIN
             tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
             tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
-            tensile._check_can_start(caller);
+            tensile._check_ranks(batch_size, options), tensile._check_can_start(caller);
     IF m.architecture IS NULL THEN
         m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
     END IF;
@@ -252,6 +252,36 @@ BEGIN
             MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', chosen),
             HINT = 'Use policy => ''tensile'', or leave the option out.';
     END IF;
+END $$;
+
+-- Plans show what fits into the memory of one rank, so they choose the batch size of one rank only.
+CREATE FUNCTION tensile._check_ranks(batch_size int, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT options ? 'ranks' THEN
+        RETURN;
+    ELSIF batch_size = 0 AND options->'ranks' NOT IN ('1', '[1, 1]') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('cannot choose a batch size for several ranks: %s', options->'ranks'),
+            HINT = 'Give a batch_size, which the ranks divide among themselves, or use one rank.';
+    END IF;
+    PERFORM tensile._ray_address();
+END $$;
+
+-- Address of the Ray cluster; raises an error if there is none
+CREATE FUNCTION tensile._ray_address() RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    address text := current_setting('pg_tensile.ray_address');
+BEGIN
+    IF address = '' THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state', MESSAGE = 'no Ray cluster is configured',
+            HINT = 'Set pg_tensile.ray_address to the address of one, such as ''ray://head:10001'', and reload; or leave '
+                   'out the option "ranks".';
+    END IF;
+    RETURN address;
 END $$;
 
 -- Number of bytes of a size such as '8GB'; null for null

@@ -71,6 +71,7 @@ BEGIN
         DELETE FROM tensile.checkpoints c
             WHERE c.job = j.id AND (j.state = 'cancelled' OR c.meta IS NULL);
     END IF;
+    DELETE FROM tensile.rank_reports r WHERE r.job = j.id;
     -- The trace of the model's last job stays for inspection, with all rows that refer to it.
     DELETE FROM tensile.traces t USING tensile.jobs o
         WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id ELSE o.model = j.model AND o.id <> j.id END;
@@ -141,6 +142,7 @@ BEGIN
     END IF;
     DELETE FROM tensile.model_versions v WHERE v.job = j.id;
     DELETE FROM tensile.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
+    DELETE FROM tensile.rank_reports r WHERE r.job = j.id;
     UPDATE tensile.jobs SET state = 'interrupted', reason = _interrupt_job.reason,
             traceback = _interrupt_job.traceback, retries = failures,
             not_before = CASE WHEN retry THEN clock_timestamp() + least(2.0 ^ (failures - 1), 3600) * interval '1 s' END

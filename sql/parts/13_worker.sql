@@ -2,6 +2,14 @@
 -- Functions for the job's worker
 ------------------------------------------------------------------------------------------------------------------------
 
+-- True for the device of a job with ranks: it is no device of this machine, and of no other job.
+-- TENSILE_CLUSTER_PREFIX in csrc/ledger.h and pyworker/cluster_device.py have the same rule.
+CREATE FUNCTION tensile._on_cluster(device text) RETURNS bool
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT starts_with($1, 'ray:')
+$$;
+
 -- With extra_float_digits below 1, the numbers in JSON would be rounded ones.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
@@ -135,26 +143,29 @@ DECLARE
     h record;
 BEGIN
     IF NOT EXISTS (SELECT FROM tensile.traces t WHERE t.job = j) THEN
-        UPDATE tensile.jobs SET state = 'waiting', reason = 'its memory is being planned'
-            WHERE id = j AND state = 'running';
+        PERFORM tensile._job_waits_for();
     END IF;
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
         least_bytes bigint, operator text, graphs jsonb, load float8, torch text);
     INSERT INTO tensile.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes, persistent_bytes,
                                      parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load,
-                                     torch)
+                                     torch, profile)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
-                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch)
+                h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch,
+                CASE WHEN tensile._on_cluster(h.device) THEN h.profile END)
         ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
             policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
             persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
             vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
-            refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch;
+            refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch,
+            profile = EXCLUDED.profile;
     IF h.profile <> 'null' THEN
         PERFORM tensile._check_profile(h.device, h.profile);
-        INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
+        IF NOT tensile._on_cluster(h.device) THEN
+            INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
+        END IF;
     END IF;
     IF tables IS NOT NULL THEN -- another graph: latencies and footprint of the previous one do not apply
         DELETE FROM tensile.latencies l WHERE l.job = j;
@@ -236,7 +247,16 @@ AS $$
              bytes bigint, first_operator int, last_operator int);
 $$;
 
--- The job's executor has a plan.
+-- The job waits; `reason`: what for.
+CREATE FUNCTION tensile._job_waits_for(reason text DEFAULT 'its memory is being planned') RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile.jobs SET state = 'waiting', reason = $1
+        WHERE id = tensile._my_job() AND state IN ('running', 'waiting');
+    SELECT tensile._notify(tensile._my_job());
+$$;
+
+-- The job waits no more.
 CREATE FUNCTION tensile._job_admitted() RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -273,16 +293,41 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- Store codec times measured by an executor; only a calibration replaces those that exist.
+-- Store codec times measured by an executor; only a calibration replaces those that exist. Those of a cluster's device
+-- belong to the job's trace.
 CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, relative_error float8) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job();
-    INSERT INTO tensile.codec_times (device, times, relative_error) VALUES ($1, $2, $3)
+    UPDATE tensile.traces t SET codec_times = $2 WHERE t.job = tensile._my_job() AND tensile._on_cluster(t.device);
+    INSERT INTO tensile.codec_times (device, times, relative_error)
+        SELECT $1, $2, $3
+        WHERE NOT EXISTS (SELECT FROM tensile.traces t
+                          WHERE t.job = tensile._my_job() AND tensile._on_cluster(t.device))
         ON CONFLICT ON CONSTRAINT codec_times_pkey
         DO UPDATE SET times = EXCLUDED.times, relative_error = EXCLUDED.relative_error,
             measured_at = clock_timestamp()
         WHERE (SELECT j.kind FROM tensile.jobs j WHERE j.id = tensile._my_job()) = 'calibrate'
+$$;
+
+-- The last reports of the job's ranks: [{rank, node, device, state, step, samples_per_s, device_bytes}]
+CREATE FUNCTION tensile._job_ranks(ranks jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.rank_reports (job, ranks) VALUES (tensile._my_job(), $1)
+        ON CONFLICT (job) DO UPDATE SET ranks = EXCLUDED.ranks, at = clock_timestamp()
+$$;
+
+-- How the executor reaches the Ray cluster, for the JOB frame; null for a job without ranks. Only superusers see the
+-- setting of the token's file.
+CREATE FUNCTION tensile._job_ray() RETURNS jsonb
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job(); -- the next statement does not call it without a row
+    SELECT jsonb_build_object(
+        'address', tensile._ray_address(), 'token_file', current_setting('pg_tensile.ray_token_file'),
+        'timeout_s', (SELECT s.setting::int FROM pg_settings s WHERE s.name = 'pg_tensile.ray_timeout'))
+    FROM tensile.jobs j WHERE j.id = tensile._my_job() AND j.options ? 'ranks'
 $$;
 
 -- Header of the REFUSE frame for a job that cannot be given memory, or null

@@ -102,7 +102,8 @@ AS $$
                 THEN coalesce(s.ended_at, clock_timestamp()) END
 $$;
 
--- Store the best plan that a search found for the job's graph and device, unless a longer search has stored one.
+-- Store the best plan that a search found for the job's graph and device, unless a longer search has stored one. No other
+-- job has the device of a job with ranks.
 CREATE FUNCTION tensile._search_result(job bigint, bucket_bytes bigint, device_peak_bytes bigint, events bytea,
                                        plan_order bytea, iteration_us float8, seconds float8, generations int)
     RETURNS void
@@ -111,11 +112,22 @@ AS $$
     INSERT INTO tensile.search_results AS r (fingerprint, device, bucket_bytes, device_peak_bytes, events, plan_order,
                                              iteration_us, seconds, generations)
         SELECT t.fingerprint, t.device, $2, $3, $4, $5, $6, $7, $8
-        FROM tensile.traces t WHERE t.job = $1 AND t.fingerprint IS NOT NULL
+        FROM tensile.traces t
+        WHERE t.job = $1 AND t.fingerprint IS NOT NULL AND NOT tensile._on_cluster(t.device)
         ON CONFLICT ON CONSTRAINT search_results_pkey DO UPDATE SET device_peak_bytes = EXCLUDED.device_peak_bytes,
             events = EXCLUDED.events, plan_order = EXCLUDED.plan_order, iteration_us = EXCLUDED.iteration_us,
             seconds = EXCLUDED.seconds, generations = EXCLUDED.generations, found_at = EXCLUDED.found_at
         WHERE r.seconds <= EXCLUDED.seconds
+$$;
+
+-- Profile and codec times of a device: this machine's, or those of the job that has it on a Ray cluster
+CREATE FUNCTION tensile._device_description(device text, OUT profile jsonb, OUT codec_times jsonb)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce((SELECT p.profile FROM tensile.device_profiles p WHERE p.device = $1),
+                    (SELECT t.profile FROM tensile.traces t WHERE t.device = $1 AND tensile._on_cluster($1))),
+           coalesce((SELECT c.times FROM tensile.codec_times c WHERE c.device = $1),
+                    (SELECT t.codec_times FROM tensile.traces t WHERE t.device = $1 AND tensile._on_cluster($1)))
 $$;
 
 -- The best search result for the job's graph and device that fits into the given memory

@@ -39,6 +39,11 @@ DECLARE
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
+    IF job_options ? 'ranks' THEN
+        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+            MESSAGE = 'a job with ranks cannot be explained: its devices are those of a Ray cluster',
+            HINT = 'Leave out the option "ranks" to see what one process on this machine would require.';
+    END IF;
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
         'architecture', m.architecture, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
@@ -108,7 +113,8 @@ BEGIN
                                         OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]')
                            AS ahead
                 FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
-                WHERE t.device = d.name AND NOT j.automatic) r);
+                WHERE t.device = d.name AND NOT j.automatic) r
+            WHERE NOT tensile._on_cluster(d.name));
 END $$;
 
 -- For the supervisor, which reads as the caller, whose row_security may be off
@@ -135,7 +141,7 @@ BEGIN
                t.traces[1], l.average
         FROM tensile.jobs j JOIN tensile.traces t ON t.job = j.id
              LEFT JOIN tensile.footprints f ON f.job = j.id LEFT JOIN tensile.latencies l ON l.job = j.id
-        WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL
+        WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL AND NOT tensile._on_cluster(t.device)
         ORDER BY j.id;
 END $$;
 

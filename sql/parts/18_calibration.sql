@@ -129,7 +129,7 @@ BEGIN
 END $$;
 
 -- Training steps to measure, for the job's worker: those of the models trained last, with the settings of their
--- training, then the architectures of models that were never trained
+-- training, then the architectures of models that were never trained. Batches of several ranks are not for one machine.
 CREATE FUNCTION tensile._calibration_workloads() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -149,7 +149,7 @@ BEGIN
             FROM (SELECT o.*, coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer, j.options,
                          row_number() OVER (PARTITION BY o.model ORDER BY o.version DESC) AS age
                   FROM tensile.model_versions o JOIN tensile.jobs j ON j.id = o.job
-                  WHERE o.weight_bytes IS NOT NULL
+                  WHERE o.weight_bytes IS NOT NULL AND NOT j.options ? 'ranks'
                   ORDER BY age, o.created_at DESC LIMIT 20) v
             WHERE v.age = 1);
 END $$;

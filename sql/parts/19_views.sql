@@ -40,12 +40,31 @@ COMMENT ON COLUMN tensile.progress.max_slowdown IS
     'largest slowdown that the scheduler accepts: the job''s option; null: any';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last report';
 
+CREATE VIEW tensile.ranks WITH (security_invoker = true) AS
+    SELECT j.id AS job, r.rank, r.node, r.device, r.state, r.step, r.samples_per_s, r.device_bytes
+    FROM tensile.jobs j JOIN tensile.rank_reports p ON p.job OPERATOR(pg_catalog.=) j.id
+         CROSS JOIN LATERAL pg_catalog.jsonb_to_recordset(p.ranks) r (
+             rank pg_catalog.int4, node pg_catalog.text, device pg_catalog.text, state pg_catalog.text,
+             step pg_catalog.int8, samples_per_s pg_catalog.float8, device_bytes pg_catalog.int8)
+    WHERE j.ended_at IS NULL;
+COMMENT ON VIEW tensile.ranks IS
+    'ranks of each open job with the option ranks: processes of the Ray cluster that train it together';
+COMMENT ON COLUMN tensile.ranks.rank IS 'number of the rank, from 0';
+COMMENT ON COLUMN tensile.ranks.node IS 'address of the machine that the rank is on';
+COMMENT ON COLUMN tensile.ranks.device IS 'device of that machine; null: not known yet';
+COMMENT ON COLUMN tensile.ranks.state IS 'starting, or what the rank does, as column phase of progress';
+COMMENT ON COLUMN tensile.ranks.step IS 'number of finished steps of this epoch';
+COMMENT ON COLUMN tensile.ranks.samples_per_s IS 'number of rows that the rank trains on per second';
+COMMENT ON COLUMN tensile.ranks.device_bytes IS 'device memory of the rank in use between two steps';
+
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS
     SELECT d.name, d.total_bytes, d.budget_bytes, d.granted_bytes, d.in_use_bytes, d.inference_bytes, d.jobs,
            d.out_bytes_per_s, d.in_bytes_per_s, d.utilisation, d.flowing_jobs, d.flowing_bytes
     FROM tensile._devices() d;
 COMMENT ON VIEW tensile.devices IS
     'devices in use by executors: memory budget, parts granted to and used by jobs, part used for predictions';
+COMMENT ON COLUMN tensile.devices.name IS
+    'name of the device; of a job with ranks "ray:" and its number, which stands for the smallest of their devices';
 COMMENT ON COLUMN tensile.devices.total_bytes IS 'memory of the device';
 COMMENT ON COLUMN tensile.devices.budget_bytes IS 'memory available to jobs and predictions together';
 COMMENT ON COLUMN tensile.devices.granted_bytes IS
@@ -301,6 +320,6 @@ COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and reca
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the target''s unit';
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
-GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
+GRANT SELECT ON tensile.progress, tensile.ranks, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
     tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.epoch_metrics,
     tensile.job_history TO PUBLIC;

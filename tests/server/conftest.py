@@ -146,6 +146,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
         "sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)"
         " VALUES (%s, 1, '{0}', '{0.5}', '{0.1}', '{1}', '{NULL}')",
+        "rank_reports (job, ranks)"
+        """ VALUES (%s, '[{"rank": 0, "node": "secret", "device": "cpu", "state": "training"}]')""",
         "codings (job, decisions) VALUES (%s, '[]')",
         "codec_times (device, times) VALUES ('of nobody', '{}')",
         "scheduler_log (job, event, reason) VALUES (%s, 'planned', 'secret')",

@@ -6,14 +6,14 @@ Workers and scheduler execute SQL of the tests (stage.py).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
+from pyworker.cluster_device import cluster_device
 from tests.server.stage import Stage, fetch, publish, report, use_device
-from tests.server.support import Connection, Wait, register
+from tests.server.support import Connection, Wait, value
 
 # -- devices ----------------------------------------------------------------------------------------------------------
 
@@ -83,32 +83,6 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
     report(stage, job, device_bytes=-5, utilisation="'NaN'")
     report(stage, second, device_bytes=0, utilisation=-1)
     assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 0, 0)
-
-
-@pytest.mark.long
-def test_a_device_beyond_the_limit_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The ledger holds 16 devices; the job that registers the seventeenth keeps its own.
-
-    Takes seconds: seventeen workers start.
-    """
-    cluster = new_cluster({"pg_tensile.max_jobs": 17, "max_worker_processes": 30, "pg_tensile.plan_events": 1024})
-    stage = Stage(cluster, wait_until)
-    try:
-        jobs = []
-        for number in range(17):
-            register(stage.alice, f"m{number}")
-            jobs.append(stage.job(f"m{number}"))
-            use_device(stage, jobs[-1], f"cuda:{min(number, 15)}", 1000, overhead=10 + number)
-        publish(stage, jobs[15], [], 500)
-        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
-            use_device(stage, jobs[15], "one too many")
-        assert device(stage.alice, "cuda:15", "jobs, granted_bytes") == (2, 500 + 25 + 26)
-        publish(stage, jobs[3], [], 500)
-        use_device(stage, jobs[3], "another")  # the only job on its device, whose entry the new one replaces
-        assert device(stage.alice, "another", "jobs, granted_bytes") == (1, 0)
-        assert device(stage.alice, "cuda:3", "jobs") is None
-    finally:
-        stage.close()
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------------
@@ -235,6 +209,45 @@ def inference(stage: Stage) -> Any:
         stage.alice.execute("SET LOCAL pg_tensile.predict_timeout = 100; SELECT predict('m', ARRAY[1.0])")
     yield "inference"
     stage.conn.execute("UPDATE tensile.models SET deployed_version = NULL; DELETE FROM tensile.model_versions")
+
+
+def test_a_device_beyond_the_limit_changes_nothing(
+    stage: Stage, job: int, second: int, inference: str, wait_until: Wait
+) -> None:
+    """The ledger holds a device for each of 16 jobs and 16 more; a job that registers one more keeps its own."""
+
+    def take(number: int, size: int) -> None:
+        stage.order(inference, f"SELECT tensile._inference_memory('device {number}', 1000, {size}, {size})")
+
+    for number in (job, second):
+        use_device(stage, number, "shared", 1000, overhead=10)
+    publish(stage, job, [], 500)
+    for number in range(31):
+        take(number, 1)
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        use_device(stage, job, "one too many")
+    assert device(stage.alice, "shared", "jobs, granted_bytes") == (2, 520)
+    assert device(stage.alice, "device 30", "inference_bytes") == (1,)
+    stage.cancel(second)
+    wait_until(lambda: device(stage.alice, "shared", "jobs") == (1,))
+    use_device(stage, job, "another")  # the only job on its device, whose entry the new one replaces
+    assert device(stage.alice, "another", "jobs, granted_bytes") == (1, 0)
+    assert device(stage.alice, "shared", "jobs") is None
+    for number in range(31):
+        take(number, 0)
+
+
+def test_a_device_of_a_cluster_is_none_of_this_machine(stage: Stage, job: int, inference: str) -> None:
+    """pg_tensile.device_memory is 1 GB here."""
+    name, total = cluster_device(job), 8 << 30
+    assert value(stage.conn, "SELECT tensile._on_cluster(%s) AND NOT tensile._on_cluster('cuda:0')", name)
+    use_device(stage, job, name, total, overhead=100)
+    assert device(stage.alice, name, "budget_bytes, jobs") == (total, 1)
+    rows = stage.order("scheduler", f"SELECT * FROM tensile._device_memory() WHERE device = '{name}'")
+    assert list(rows[0].values()) == [name, total, total, 0]
+    assert publish(stage, job, [], total - 100) == 1
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        stage.order(inference, f"SELECT tensile._inference_memory('{name}', 1000, 1, 1)")
 
 
 def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:

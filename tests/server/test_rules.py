@@ -39,7 +39,8 @@ def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
         least = rule["minimum"] if "minimum" in rule else rule["exclusiveMinimum"]
         most = rule["maximum"] if "maximum" in rule else rule["exclusiveMaximum"]
         whole = st.integers(int(least), int(most)) | st.sampled_from([least, most, least - 1, most + 1])
-        return whole | whole.map(float) | st.floats(least, most) | st.floats(0, 1)
+        number = whole | whole.map(float) | st.floats(least, most) | st.floats(0, 1)
+        return number | st.lists(whole, min_size=1, max_size=3) if "orRange" in rule else number
     if kind == "boolean":
         return st.booleans()
     if kind == "string":

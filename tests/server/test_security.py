@@ -20,6 +20,7 @@ TABLES = [
     *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
+    "rank_reports",
 ]
 
 
@@ -61,6 +62,9 @@ WORKERS_ONLY = {
     "_job_choice": "'{}'",
     "_job_settings": "'{}'",
     "_job_admitted": "",
+    "_job_waits_for": "",
+    "_job_ranks": "'[]'",
+    "_job_ray": "",
     "_job_refusal": "",
     "_job_latency": "'{}', '{}', '{}', '{}'",
     "_job_sparsity": "1, '{}', '{}', '{}', '{}', '{}'",
@@ -195,13 +199,13 @@ def test_tables_show_visible_rows_only(play: Cast) -> None:
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
     assert seen(play.mallory) == OF_THE_MACHINE
     of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
-    of_jobs |= {"scheduler_log", "searches", "search_results"}
+    of_jobs |= {"scheduler_log", "searches", "search_results", "rank_reports"}
     assert seen(play.bob) == {"models", "model_versions", "jobs", "epochs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search"):
+        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search", "ranks"):
             assert value(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert value(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert value(conn, "SELECT count(*) FROM tensile.predictions") == 0

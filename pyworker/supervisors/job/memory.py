@@ -9,10 +9,13 @@ import json
 import time
 from typing import Any
 
+from pyworker.cluster_device import cluster_device, on_cluster
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.failures import Failure
+from pyworker.supervisors.job.ranks import asked_ranks
+from pyworker.supervisors.job.waiting import Waiting
 from pyworker.supervisors.server import Server
-from pyworker.wire import Frame, FrameType
+from pyworker.wire import Frame, FrameType, ProtocolError
 
 REFUSAL_TIMEOUT = 300.0  # seconds that an executor may take to answer REFUSE if pg_tensile.executor_timeout is 0
 MOST_REFUSALS = 1000  # in a row: the executor follows each with the trace of a smaller batch
@@ -21,14 +24,18 @@ MOST_REFUSALS = 1000  # in a row: the executor follows each with the trace of a 
 class JobMemory:
     """Memory scheduling of one attempt at a job, between the catalogue and the executor."""
 
-    def __init__(self, server: Server, child: Child, job: int, timeout: float) -> None:
+    def __init__(
+        self, server: Server, child: Child, waiting: Waiting, job: int, options: dict[str, Any], timeout: float
+    ) -> None:
         self._server = server
         self._child = child
+        self._waiting = waiting
         self._job = job
+        self._cluster_device = None if asked_ranks(options) is None else cluster_device(job)
         self._refusal_timeout = timeout or REFUSAL_TIMEOUT
         self._generation_sent = 0  # of the newest plan sent to the executor
         self._generation_used = 0
-        self._waiting = self._refused = False
+        self._refused = False
         self._refusals = 0  # since the last plan
         self._refused_at = 0.0
 
@@ -41,10 +48,7 @@ class JobMemory:
             self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=buffers)
             self._generation_sent = plan["generation"]
             self._refusals = 0
-            if self._waiting:
-                self._waiting = False
-                self._server.call("tensile._job_admitted()")
-                self._server.commit()
+            self._waiting.end_for_memory()
 
     def forward_refusal(self) -> None:
         """Tell the executor that its trace has been refused memory, unless it has been told."""
@@ -66,6 +70,7 @@ class JobMemory:
     def keep_trace(self, frame: Frame) -> None:
         """Store a TRACE frame in the catalogue, where the scheduler finds it."""
         header, profile = frame.header, frame.header["profile"]
+        self._check_device(header["device"])
         graphs = len(header["graphs"])
         traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
         tables = [bytes(buffer).decode() for buffer in frame.buffers[graphs:]]
@@ -81,10 +86,17 @@ class JobMemory:
         sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()
-        self._waiting = self._waiting or self._generation_sent == 0
+        if self._generation_sent == 0:
+            self._waiting.begin_for_memory()
         if self._refused:
             self._refused = False  # the refusal was of an earlier trace
             self._refusals += 1
+
+    def _check_device(self, device: str) -> None:
+        """Raise ProtocolError unless the job may use the device: one of a cluster is a single job's."""
+        own = self._cluster_device
+        if device != own if own is not None else on_cluster(device):
+            raise ProtocolError(f'a job that may not use device "{device}" does')
 
     def record_use(self, progress: dict[str, Any]) -> None:
         """Record what a PROGRESS frame says of the plan: an iteration under it, or that it cannot be used."""

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pyworker.supervisors.child_environment import cores, spool_folder
+from pyworker.supervisors.job.ranks import asked_ranks
 from pyworker.supervisors.server import Server
 
 # Columns of the job's row that the header has unchanged
@@ -25,12 +26,15 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
     """Return the header for a job, whose row is what `_job_begin` returned."""
     interval = row["options"].get("checkpoint_interval", server.number("pg_tensile.checkpoint_interval"))
     workloads = server.call("tensile._calibration_workloads()") if row["kind"] == "calibrate" else "null"
+    ranks = asked_ranks(row["options"])
     return {
         "job": job,
         "kind": row["kind"],
         "profiles": json.loads(server.call("tensile._job_profiles()")),
         "codecs": json.loads(server.call("tensile._job_codecs()")),
         "workloads": json.loads(workloads),
+        "ranks": ranks,
+        "ray": None if ranks is None else json.loads(server.call("tensile._job_ray()")),
         "latency_weight": float(server.setting("pg_tensile.latency_weight")),
         **{key: row[key] for key in COPIED},
         "validation_query": row["validation_query"] is not None,  # the rows carry the flag column
@@ -51,6 +55,8 @@ def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,
+        "ranks": None,
+        "ray": None,
         "resume": None,
     }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pg_tensile.memory_limit import memory_bytes
+from pyworker.cluster_device import on_cluster
 from pyworker.supervisors.scheduling.job_records import JobRecords
 from pyworker.supervisors.scheduling.searches import Searches
 from pyworker.supervisors.server import Server
@@ -91,6 +93,17 @@ class DeviceView(NamedTuple):
         return {job: load for job, load in loads.items() if load is not None}
 
 
+def host_bytes_left(device: str, limit: int, records: JobRecords, jobs: Collection[int]) -> int:
+    """Return the host memory that plans of these jobs of the device may take beside those of other devices.
+
+    On a cluster, the limit holds for the machine of each rank, where no other job swaps."""
+    if on_cluster(device):
+        return limit
+    elsewhere = [record.published for job, record in records.items() if job not in jobs]
+    taken = sum(plan.host_bytes for plan in elsewhere if plan is not None and not on_cluster(plan.device))
+    return max(0, limit - taken)
+
+
 def read_device_views(server: Server, records: JobRecords, searches: Searches) -> dict[str, DeviceView]:
     """Return all devices by name, and bring the records up to date."""
     rows = server.rows(JOBS)
@@ -106,15 +119,13 @@ def read_device_views(server: Server, records: JobRecords, searches: Searches) -
         name = device["device"]
         jobs = {row["job"]: row for row in rows if row["device"] == name and records.is_planned(row)}
         granted = {grant["job"]: grant for grant in grants if grant["device"] == name}
-        published = [record.published for job, record in records.items() if job not in jobs]
-        elsewhere = sum(plan.host_bytes for plan in published if plan is not None)
         waiting = [row for job, row in jobs.items() if job not in granted or not granted[job]["generation"]]
         waiting.sort(key=lambda row: (-row["priority"], row["job"]))
         situation = Situation(
             device["budget_bytes"],
             device["inference_bytes"],
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in granted.items() if job not in jobs),
-            max(0, host_bytes - elsewhere),
+            host_bytes_left(name, host_bytes, records, jobs),
             {job: (row["captured"], records[job].pinned) for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             {job: search.number for job in jobs if (search := searches.successful(job)) is not None},

@@ -239,19 +239,18 @@ class PlannerClient:
 
     def _device_part(self, view: DeviceView) -> dict[str, Any]:
         """Return the device's part of SCHEDULE's header."""
-        sql = "SELECT profile FROM tensile.device_profiles WHERE device = $1"
-        profiles = self._server.rows(sql, ["text"], view.name)
-        codecs = self._server.rows("SELECT times FROM tensile.codec_times WHERE device = $1", ["text"], view.name)
+        sql = "SELECT profile, codec_times FROM tensile._device_description($1)"
+        (described,) = self._server.rows(sql, ["text"], view.name)
         header = {
             "name": view.name,
-            "profile": json.loads(profiles[0]["profile"]) if profiles else None,
+            "profile": json.loads(described["profile"] or "null"),
             "budget_bytes": view.situation.budget_bytes,
             "inference_bytes": view.situation.inference_bytes,
             "ending_bytes": view.situation.ending_bytes,
             "host_bytes": view.situation.host_bytes,
             "most_events": self._server.number("pg_tensile.plan_events"),
             "ageing_s": float(self._server.number("pg_tensile.ageing")),
-            "codec_times": codecs[0]["times"] if codecs else None,  # as text
+            "codec_times": described["codec_times"],  # as text
             "memory_flow": view.situation.memory_flow,
         }
         self._server.commit()

@@ -176,7 +176,7 @@ class Searches:
         sql = """
             SELECT t.traces[1] AS trace, l.average, j.seed, p.profile::text AS profile
             FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
-                 JOIN tensile.device_profiles p ON p.device = t.device
+                 CROSS JOIN LATERAL tensile._device_description(t.device) p
                  LEFT JOIN tensile.latencies l ON l.job = t.job
             WHERE t.job = $1 AND t.captured_at::text = $2
         """

@@ -22,7 +22,7 @@ from tests.repository import REPOSITORY
 TERMS = {
     *("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "not", "minLength", "pattern"),
     *("minItems", "maxItems", "items", "properties", "required", "default", "description", "examples"),
-    *("$ref", "divisibleBy", "ascending", "code"),
+    *("$ref", "divisibleBy", "ascending", "orRange", "code"),
 }
 
 
@@ -97,6 +97,23 @@ def test_wrong_options_name_the_key() -> None:
     assert error.value.hint == "Use an integer from 0 to 1000000."
     with pytest.raises(OptionError, match='key "batch_size_range" in the options is empty: from 9 to 8'):
         check_options({"batch_size_range": [9, 8]})
+
+
+def test_a_number_may_be_a_range() -> None:
+    for ranks in (1, 1024, 4.0, [2, 4], [3, 3]):
+        check_options({"ranks": ranks})
+    message = r'invalid value for key "ranks" in the options: '
+    for ranks, hint in (
+        (0, "Use an integer from 1 to 1024, or an array of the least and the most."),
+        ([4], "Use an array of 2 values, each an integer from 1 to 1024."),
+    ):
+        with pytest.raises(OptionError, match=message) as error:
+            check_options({"ranks": ranks})
+        assert error.value.hint == hint
+    with pytest.raises(OptionError, match=r'key "ranks\[1\]" in the options: 1025'):
+        check_options({"ranks": [1, 1025]})
+    with pytest.raises(OptionError, match='key "ranks" in the options is empty: from 4 to 2'):
+        check_options({"ranks": [4, 2]})
 
 
 def test_the_file_is_plain_text() -> None:

@@ -29,3 +29,18 @@ def test_an_executor_whose_device_has_failed_is_as_good_as_dead(error: Exception
 def test_a_device_that_is_not_there_fails_the_job() -> None:
     end = end_of_executor(error_header(DeviceError("it is not there")))
     assert isinstance(end, Failure) and end.sqlstate == "55000"
+
+
+@pytest.mark.parametrize("sqlstate", ["08006", "08000"])
+def test_an_executor_that_has_lost_its_cluster_is_as_good_as_dead(sqlstate: str) -> None:
+    message = "the Ray cluster at head:10001 cannot be reached"
+    end = end_of_executor({"sqlstate": sqlstate, "message": f"{message}\nfor some reason", "traceback": "line 1"})
+    assert isinstance(end, ChildDied) and (end.reason, end.traceback) == (message, "line 1")
+    end = end_of_executor({"sqlstate": sqlstate, "message": message, "detail": "no answer"})
+    assert isinstance(end, ChildDied) and end.traceback == "no answer"
+
+
+@pytest.mark.parametrize("sqlstate", ["08P01", "28000", "55000", "0A000"])
+def test_what_another_attempt_would_meet_again_fails_the_job(sqlstate: str) -> None:
+    end = end_of_executor({"sqlstate": sqlstate, "message": "no", "hint": "change a setting"})
+    assert isinstance(end, Failure) and (end.sqlstate, end.hint) == (sqlstate, "change a setting")
