@@ -41,9 +41,9 @@ class Link(NamedTuple):
 # PCIe has the rate of the device profiles. Latencies: of TCP between neighbouring machines at least 10 µs (Larsen et
 # al. 2009) and often several times that; of the others those of a hop of NCCL's rings with its protocol LL128
 # (src/graph/tuning.cc, hwLat: NET, NVLINK and PCI).
-ETHERNET_10 = Link("10 Gbit/s Ethernet", 25.0, 1.25e9)
-ETHERNET_100 = Link("100 Gbit/s Ethernet", 25.0, 12.5e9)
-INFINIBAND_400 = Link("400 Gbit/s InfiniBand", 4.0, 50e9)  # NDR
+ETHERNET_10 = Link("10G Ethernet", 25.0, 1.25e9)
+ETHERNET_100 = Link("100G Ethernet", 25.0, 12.5e9)
+INFINIBAND_400 = Link("400G InfiniBand", 4.0, 50e9)  # NDR
 NVLINK_4 = Link("NVLink 4", 1.9, 450e9)  # of an H100: 18 links, 900 GB/s in both directions together
 PCIE_4 = Link("PCIe 4", 2.5, 25e9)  # x16
 

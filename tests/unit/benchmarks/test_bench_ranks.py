@@ -101,6 +101,6 @@ def test_worlds_gain_more_the_slower_their_links_are() -> None:
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_document_has_all_worlds(alone: bool) -> None:
     text = bench_ranks.page_part(bench_ranks.rounded(results(alone=alone)))
-    assert text.count("| net | RTX_A6000 | 10 Gbit/s Ethernet |") == 2
+    assert text.count("| net | RTX_A6000 | 10G Ethernet |") == 2
     assert "| 48 | 1,500 | 2,000 |" in text
     assert "None" not in text and "nan" not in text
