@@ -36,6 +36,7 @@ from benchmarks import (
     bench_papers,
     bench_planner,
     bench_prices,
+    bench_ranks,
     bench_systems,
     bench_tables,
     bench_tensile,
@@ -94,6 +95,7 @@ WHOLE: dict[str, Any] = {
     "flowing": bench_flowing,
     "planner": bench_planner,
     "prices": bench_prices,
+    "ranks": bench_ranks,
     "tables": bench_tables,
     "waterwave": bench_waterwave,
 }
@@ -186,7 +188,7 @@ def says(number: str, unit: str, value: float) -> bool:
 def test_referenced_numbers_are_in_the_results(document: Path) -> None:
     text = document.read_text()
     references = REFERENCE.findall(text)
-    asked = re.findall(r"<!-- [\w-]+-(?:host|cuda): (?!begin,|end )", text)
+    asked = re.findall(r"<!-- [\w-]+-(?:host|cuda|model): (?!begin,|end )", text)
     assert len(references) == len(asked), "a reference that is not behind a number"
     for number, unit, name, path in references:
         assert says(number, unit, looked_up(name, path)), f"{number} {unit}: {name} has {looked_up(name, path)}"

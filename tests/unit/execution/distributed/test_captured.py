@@ -154,7 +154,8 @@ def test_the_estimate_has_the_time_on_the_network() -> None:
     (collective,) = places(captured, "all_reduce_")
     network = collectives.network_us(captured.trace)
     gradient_bytes = 4 * (9 * 16 + 17 * 16 + 17 * 3) + 8  # and the turn
-    expected = collectives.LATENCY_US + 2 * 2 / 3 * gradient_bytes / collectives.BYTES_PER_S * 1e6
+    link = collectives.ETHERNET_10
+    expected = 2 * 2 * link.latency_us + 2 * 2 / 3 * gradient_bytes / link.bytes_per_s * 1e6
     assert network[collective] == pytest.approx(expected)
     assert network.sum() == network[collective]
     assert roofline.estimate(captured.trace, FAST)[collective] > expected
