@@ -113,8 +113,8 @@ def _read_token(path: str) -> str:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RayTokenError(f'the token file "{path}" cannot be read', hint, str(error)) from None
-    if not token:
-        raise RayTokenError(f'the token file "{path}" is empty', hint)
+    if not re.fullmatch(r"[!-~]+", token):
+        raise RayTokenError(f'the token file "{path}" has no token', hint)
     return token
 
 

@@ -17,6 +17,7 @@ from pyworker.children.executor import Executor
 from pyworker.children.job import Job
 from pyworker.children.memory import MemoryClient
 from pyworker.children.prepared import Begun
+from pyworker.cluster_device import cluster_device
 from pyworker.ranks.following_memory import FollowingMemory
 from pyworker.ranks.frame_queue import FrameQueue
 
@@ -50,7 +51,7 @@ class RankExecutor(Executor):
         least = min(Group(self._size).collected(profile.memory_bytes))
         profile = replace(profile, memory_bytes=least)
         kind = MemoryClient if self._rank == 0 else FollowingMemory
-        return kind(self._channel, job, profile, LoadMeter(), f"ray:{self._begun.job}")
+        return kind(self._channel, job, profile, LoadMeter(), cluster_device(self._begun.job))
 
     def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
         if self._rank == 0:

@@ -56,9 +56,7 @@ def checkpoint(child: Child) -> tuple[bytes, dict[str, Any]]:
 
 
 def trains(child: Child) -> None:
-    child.until(
-        FrameType.PROGRESS, where=lambda header: header.get("phase") == "training" and header.get("step", 0) > 3
-    )
+    child.until(FrameType.PROGRESS, where=lambda header: header.get("epoch", 0) > 1)
 
 
 @pytest.fixture
@@ -90,10 +88,11 @@ def test_two_ranks_train_with_the_same_bits_under_any_plan(
     [
         ({"token_file": ""}, "28000", "ray_token_file is not set"),
         ({"token_file": "/nowhere"}, "28000", "cannot be read"),
-        ({"token_file": __file__}, "28000", "does not accept the token"),
+        ({"token_file": __file__}, "28000", "has no token"),
+        ({"token_file": "/proc/sys/kernel/random/uuid"}, "28000", "does not accept the token"),
         ({"address": "ray://10.77.1.1:1", "timeout_s": 1}, "08006", "cannot be reached"),
     ],
-    ids=["no token", "no file", "wrong token", "no cluster"],
+    ids=["no token", "no file", "another file", "wrong token", "no cluster"],
 )
 def test_a_cluster_that_cannot_be_used_ends_the_job(
     begin: Begin, changes: dict[str, Any], sqlstate: str, message: str
@@ -107,7 +106,7 @@ def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
     undisturbed = unplanned(begin(policy="none", epochs=3))
-    child = begin(policy="none", epochs=400)
+    child = begin(policy="none", epochs=100_000)
     claim(child)
     trains(child)
     child.send(FrameType.STOP, {"checkpoint": True})
