@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,8 +64,11 @@ def free_port() -> int:
 class Cluster:
     """One private cluster in `folder`; nothing is touched until `create` or `start`.
 
-    `tcp`: listen on localhost too. Methods raise ClusterError if a command for the server fails.
+    `tcp`: listen on localhost too. `launcher`: words before the commands for the server, such as those that run them in
+    another network. Methods raise ClusterError if a command for the server fails.
     """
+
+    launcher: Sequence[str] = ()
 
     def __init__(self, folder: Path, *, tcp: bool = False, port: int | None = None) -> None:
         self.folder = folder
@@ -206,8 +209,8 @@ class Cluster:
 
     def _as_server_user(self, command: tuple[str, ...]) -> tuple[str, ...]:
         if os.geteuid() == 0:
-            return ("runuser", "-u", self.os_user, "--", *command)
-        return command
+            return (*self.launcher, "runuser", "-u", self.os_user, "--", *command)
+        return (*self.launcher, *command)
 
     def _run(self, *command: str, stdin: str = "") -> None:
         done = subprocess.run(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tests.server.support import Connection, Wait, executor_pid, phase, register, steps, value
+from tests.server.support import Connection, Wait, digest, executor_pid, finish, phase, register, steps, value
 
 ROWS, BATCH_SIZE, EPOCHS = 4096, 256, 45  # whole batches: every step is the same graph
 STEPS = ROWS // BATCH_SIZE
@@ -130,15 +130,8 @@ class Lab:
 
     def digest(self, job: int) -> str:
         """Wait for the job and return a digest of its weights; raise the job's error."""
-        assert value(self.conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
-        return str(
-            value(
-                self.conn,
-                "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile.model_weights w"
-                " JOIN tensile.model_versions v ON v.id = w.version WHERE v.job = %s",
-                job,
-            )
-        )
+        finish(self.conn, job)
+        return digest(self.conn, job)
 
     def cancel(self, *jobs: int) -> None:
         for job in jobs:

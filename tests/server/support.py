@@ -138,6 +138,18 @@ def finish(conn: Connection, job: int, timeout: str = "90 s") -> None:
     assert value(conn, "SELECT wait_for_job(%s, %s::interval)", job, timeout) == "finished"
 
 
+def digest(conn: Connection, job: int) -> str:
+    """Return a digest of the weights of a finished job."""
+    return str(
+        value(
+            conn,
+            "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile.model_weights w"
+            " JOIN tensile.model_versions v ON v.id = w.version WHERE v.job = %s",
+            job,
+        )
+    )
+
+
 def phase(conn: Connection, job: int) -> str | None:
     """Return the job's phase in shared memory, None without a worker."""
     name: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)

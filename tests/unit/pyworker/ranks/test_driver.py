@@ -193,9 +193,9 @@ def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, m
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", ["raylet", "gcs_server"], ids=["node", "head"])
+@pytest.mark.parametrize("words", ["raylet", "ray.util.client.server"], ids=["nodes", "client server"])
 def test_a_part_of_the_cluster_that_dies_ends_the_attempt(words: str) -> None:
-    """All nodes' raylets, or the head's directory."""
+    """All nodes' raylets, or the head's server of clients."""
     with ray_cluster() as cluster, beginning(cluster) as begin:
         child = begin(policy="none", epochs=100_000, ray={"timeout_s": 5})
         claim(child)

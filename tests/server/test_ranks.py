@@ -1,0 +1,176 @@
+"""Jobs that are trained by ranks on a real Ray cluster, from SQL: their weights, what is told of them, and failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.support import (
+    BY_CANCEL_JOB,
+    FOREVER,
+    MLP,
+    Connection,
+    Row,
+    Wait,
+    digest,
+    ended,
+    finish,
+    reason,
+    settle,
+    state,
+    steps,
+    submit,
+    value,
+)
+from tests.unit.ray_cluster import RayCluster, ray_cluster
+
+LONG_EPOCHS = 400
+TRAINS = 120  # seconds within which a job begins to train again, beside others
+
+
+class Site:
+    """A server in the network of a Ray cluster of two nodes with two CPUs each."""
+
+    def __init__(self, ray: RayCluster, server: Any, wait_until: Wait) -> None:
+        self.ray = ray
+        self.server = server
+        self.conn: Connection = server.connect()
+        self.wait_until = wait_until
+        self._numbers = iter(range(1, 1000))
+
+    def submit(self, ranks: object, architecture: dict[str, Any] = MLP, **arguments: Any) -> int:
+        options = {"ranks": ranks, **arguments.pop("options", {})} if ranks else arguments.pop("options", {})
+        return submit(self.conn, f"m{next(self._numbers)}", architecture, options=options, **arguments)
+
+    def await_steps(self, job: int, more: int = 20) -> None:
+        """Wait until the job has trained for `more` steps."""
+        before = steps(self.conn, job)
+        self.wait_until(lambda: steps(self.conn, job) >= before + more, TRAINS, lambda: self.told(job))
+
+    def told(self, job: int) -> str:
+        return f"job {job} is {state(self.conn, job)}: {reason(self.conn, job)}"
+
+    def await_no_ranks(self) -> None:
+        self.wait_until(lambda: not self.ray.ranks(), what="the ranks end")
+
+
+@pytest.fixture(scope="module")
+def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
+    with ray_cluster(nodes=1) as ray:
+        settings = {
+            "pg_tensile.ray_address": ray.address,
+            "pg_tensile.ray_token_file": ray.token_file,
+            "pg_tensile.checkpoint_interval": 1,
+            "pg_tensile.max_retries": 5,
+        }
+        server = new_cluster(settings, extension=False, start=False)
+        server.launcher = ray.command()
+        server.start()
+        with server.connect() as conn:
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        made = Site(ray, server, wait_until)
+        yield made
+        made.conn.close()
+        server.end()
+
+
+@pytest.fixture
+def idle(site: Site) -> Iterator[Site]:
+    """The site, on which nothing runs before and after a test."""
+    yield site
+    for (job,) in site.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
+        site.conn.execute("SELECT cancel_job(%s)", (job,))
+        settle(site.conn, site.wait_until, job)
+    site.await_no_ranks()
+
+
+def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
+    conn = idle.conn
+    job = idle.submit(2, epochs=40, learning_rate=0.01)
+    seen: list[tuple[Any, ...]] = []
+
+    def reported() -> bool:
+        seen[:] = conn.execute("SELECT rank, node, device, state FROM tensile.ranks WHERE job = %s", (job,)).fetchall()
+        return ended(conn, job) or (len(seen) == 2 and all(row[3] == "training" for row in seen))
+
+    idle.wait_until(reported, TRAINS, lambda: f"{idle.told(job)} {seen}")
+    finish(conn, job)
+    assert [(rank, device) for rank, _, device, _ in seen] == [(0, "cpu"), (1, "cpu")]
+    assert {node for _, node, _, _ in seen} <= {idle.ray.node_address(0), idle.ray.node_address(1)}
+    accuracy = "SELECT (metrics->'validation'->>'accuracy')::float8 FROM tensile.model_versions WHERE job = %s"
+    assert value(conn, accuracy, job) > 0.9
+    model = value(conn, "SELECT model_name FROM tensile.jobs WHERE id = %s", job)
+    assert value(conn, "SELECT predict_class(%s, '{\"a\": 0.9, \"b\": 0.1, \"c\": \"c1\"}'::jsonb)", model) == "yes"
+    device = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s AND device = %s"
+    assert value(conn, device, job, f"ray:{job}") > 0
+    assert value(conn, "SELECT count(*) FROM tensile.ranks") == 0
+
+
+@pytest.mark.long
+def test_a_job_goes_on_after_the_death_of_a_rank_with_the_same_bits(idle: Site, job_row: Row) -> None:
+    undisturbed = idle.submit(2, epochs=LONG_EPOCHS)
+    finish(idle.conn, undisturbed, "110 s")
+    job = idle.submit(2, epochs=LONG_EPOCHS)
+    idle.await_steps(job)
+    idle.wait_until(
+        lambda: value(idle.conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
+    )
+    os.kill(max(idle.ray.ranks()), signal.SIGKILL)
+    finish(idle.conn, job, "110 s")
+    row = job_row(idle.conn, job)
+    assert row["attempts"] >= 2
+    assert digest(idle.conn, job) == digest(idle.conn, undisturbed)
+
+
+@pytest.mark.long
+def test_ranks_end_when_their_job_is_cancelled(idle: Site, job_row: Row) -> None:
+    job = idle.submit(2, epochs=FOREVER)
+    idle.await_steps(job)
+    idle.conn.execute("SELECT cancel_job(%s)", (job,))
+    settle(idle.conn, idle.wait_until, job)
+    assert (job_row(idle.conn, job)["state"], reason(idle.conn, job)) == ("cancelled", BY_CANCEL_JOB)
+    idle.await_no_ranks()
+
+
+@pytest.mark.long
+def test_a_job_waits_until_there_are_processors(idle: Site) -> None:
+    first = idle.submit(3, epochs=FOREVER, batch_size=66)
+    idle.await_steps(first)
+    job = idle.submit(2, epochs=2)
+    waits = "2 CPUs of the Ray cluster, 1 are free"
+    idle.wait_until(lambda: (state(idle.conn, job), reason(idle.conn, job)) == ("waiting", waits), TRAINS)
+    idle.conn.execute("SELECT cancel_job(%s)", (first,))
+    finish(idle.conn, job)
+
+
+@pytest.mark.long
+def test_the_server_stops_and_the_job_goes_on(idle: Site) -> None:
+    job = idle.submit(2, epochs=LONG_EPOCHS)
+    idle.await_steps(job)
+    idle.conn.close()
+    idle.server.restart()
+    idle.conn = idle.server.connect()
+    finish(idle.conn, job, "110 s")
+    assert value(idle.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
+
+
+@pytest.mark.long
+def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
+    other = idle.server.folder / "token"
+    idle.server.configure({"pg_tensile.ray_token_file": other})
+    idle.server.reload()
+    idle.wait_until(lambda: value(idle.conn, "SHOW pg_tensile.ray_token_file") == str(other))
+    try:
+        job = idle.submit(2)
+        settle(idle.conn, idle.wait_until, job)
+        row = job_row(idle.conn, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "28000") and "cannot be read" in row["error"]
+        assert "pg_tensile.ray_token_file" in row["hint"]
+    finally:
+        idle.server.configure({"pg_tensile.ray_token_file": idle.ray.token_file})
+        idle.server.reload()
+        idle.wait_until(lambda: value(idle.conn, "SHOW pg_tensile.ray_token_file") == str(idle.ray.token_file))
