@@ -20,9 +20,9 @@ ERRORS = {
     ),
     "0A000": (
         "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or"
-        " an explanation of a job with ranks is not supported.",
+        " an explanation of a job with ranks is not supported; or Ray is not installed for a job with ranks.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
-        " without `memory_budget`; leave out the option `ranks`.",
+        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`.",
     ),
     "22000": (
         "The rows cannot be used: no rows, too few for a batch, only one class, or arrays of different lengths.",
@@ -45,6 +45,10 @@ ERRORS = {
     "25006": (
         "The query changes something: a CTE that writes, `FOR UPDATE`, or a function that writes.",
         "Use a query that only reads.",
+    ),
+    "28000": (
+        "The Ray cluster of a job with ranks does not accept the token, or there is none.",
+        "Set `pg_tensile.ray_token_file` to a file with the token of the cluster's head.",
     ),
     "38000": (
         "Code of the model, or of a library, raised an error without an SQLSTATE of its own.",
@@ -104,8 +108,8 @@ ERRORS = {
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"
-        " differ, there is no device, no Ray cluster or no version to predict with, or the job to wait for is not"
-        " committed.",
+        " differ, here or on a Ray cluster, there is no device, no Ray cluster or no version to predict with, or the job"
+        " to wait for is not committed.",
         "The hint says what to do first.",
     ),
     "55006": (

@@ -1,7 +1,7 @@
 """A rank of a job: an actor on a node of the Ray cluster, which trains as a job's process on the server's machine does.
 
-It is the executor (children/executor.py) with frames of the driver in place of a supervisor's, and with the rows and
-the spec that the driver has stored in the cluster. torch.distributed connects it to the other ranks.
+It trains as an executor does (pyworker/children/training_run.py), with frames of the driver in place of a supervisor's,
+and with the rows and the spec that the driver has stored in the cluster. torch.distributed connects it to the other ranks.
 
 Ray calls the methods in threads of the actor, and training has one of its own.
 """
@@ -80,9 +80,9 @@ class RankActor:
             self._frames.send(FrameType.PROGRESS, header={"phase": "building", "device": _device_label()})
             if group.size > 1:
                 self._join(group, begun.spec["device"])
-            from pyworker.ranks.rank_executor import RankExecutor
+            from pyworker.ranks.rank_training import RankTraining
 
-            RankExecutor(self._frames, begun, self._rank, group.size).train()
+            RankTraining(self._frames, begun, self._rank, group.size).train()
         except Stopped:
             self._frames.send(FrameType.DONE, header={"stopped": True})
         except BaseException as error:  # also SystemExit, of a model's code: the driver must learn of it

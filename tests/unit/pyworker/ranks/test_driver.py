@@ -139,6 +139,20 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
 
 
 @pytest.mark.long
+def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
+    begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
+) -> None:
+    """The others wait for it in a collective, as they do when the network is cut."""
+    child = begin(policy="none", epochs=100_000, ray={"timeout_s": 5})
+    claim(child)
+    trains(child)
+    os.kill(max(cluster.ranks()), signal.SIGSTOP)
+    error = child.until_error()
+    assert error["sqlstate"] == "08006" and "has lost the others" in error["message"]
+    no_ranks_are_left(cluster)
+
+
+@pytest.mark.long
 def test_ranks_end_with_the_process_that_drives_them(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:

@@ -1,10 +1,10 @@
-"""The executor in a rank: it takes over a job that the driver has begun."""
+"""Training in a rank: it takes over a job that the driver has begun."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,26 +13,22 @@ from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel
-from pyworker.children.executor import Executor
 from pyworker.children.job import Job
 from pyworker.children.memory import MemoryClient
 from pyworker.children.prepared import Begun
+from pyworker.children.training_run import TrainingRun
 from pyworker.cluster_device import cluster_device
 from pyworker.ranks.following_memory import FollowingMemory
 from pyworker.ranks.frame_queue import FrameQueue
 
 
-class RankExecutor(Executor):
+class RankTraining(TrainingRun):
     """Rank number `rank` of `size`. Rank 0 speaks for all: its frames are the job's."""
 
     def __init__(self, frames: FrameQueue, begun: Begun, rank: int, size: int) -> None:
-        background = ThreadPoolExecutor(1)
-        channel = Channel(frames, background)
+        channel = Channel(frames, ThreadPoolExecutor(1))
         channel.begin(begun.job, begun.spec)
-        nothing: Future[None] = Future()
-        nothing.set_result(None)
-        super().__init__(channel, nothing)
-        self._identity, self._recipe = begun.identity, begun.recipe
+        super().__init__(channel, begun.identity, begun.recipe)
         self._begun = begun
         self._rank, self._size = rank, size
 
