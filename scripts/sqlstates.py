@@ -108,7 +108,7 @@ ERRORS = {
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"
-        " differ, here or on a Ray cluster, there is no device, no Ray cluster or no version to predict with, or the job"
+        " differ, also on a Ray cluster, there is no device, no Ray cluster or no version to predict with, or the job"
         " to wait for is not committed.",
         "The hint says what to do first.",
     ),
