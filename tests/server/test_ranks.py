@@ -104,7 +104,7 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
     accuracy = "SELECT (metrics->'validation'->>'accuracy')::float8 FROM tensile.model_versions WHERE job = %s"
     assert value(conn, accuracy, job) > 0.9
     model = value(conn, "SELECT model_name FROM tensile.jobs WHERE id = %s", job)
-    assert value(conn, "SELECT predict_class(%s, '{\"a\": 0.9, \"b\": 0.1, \"c\": \"c1\"}'::jsonb)", model) == "yes"
+    assert value(conn, 'SELECT predict_class(%s, \'{"a": 0.9, "b": 0.1, "c": "c1"}\'::jsonb)', model) == "yes"
     device = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s AND device = %s"
     assert value(conn, device, job, f"ray:{job}") > 0
     assert value(conn, "SELECT count(*) FROM tensile.ranks") == 0
