@@ -47,6 +47,11 @@ FOOTPRINT = Shape(
     ("sequence",),
     {"sequence": INTEGER, "operator": INTEGER, "target": TEXT, "planned_bytes": INTEGER, "vanilla_bytes": INTEGER},
 )
+RANKS = Shape(
+    ("rank",),
+    {"rank": INTEGER, "node": TEXT, "device": TEXT, "state": TEXT, "step": OPTIONAL, "samples_per_s": REAL}
+    | {"device_bytes": OPTIONAL},
+)
 PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
 EVALUATION = Shape(
     ("metric",),

@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from pg_tensile.client.bar import ENDED, Bar
 from pg_tensile.client.calls import ArgumentError, converted, noted
 from pg_tensile.client.connection import ServerError, no_such_job
-from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, MissingPackageError, frame
+from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, RANKS, MissingPackageError, frame
 from pg_tensile.client.session import Row, Session
 from pg_tensile.errors import TensileError
 
@@ -171,6 +171,12 @@ class Job:
     def footprint(self) -> pd.DataFrame:
         """Return the view tensile.footprint: device bytes at each step of an iteration, with and without the plan."""
         return frame(FOOTPRINT, self._rows("SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence"))
+
+    def ranks(self) -> pd.DataFrame:
+        """Return the view tensile.ranks: the processes of a Ray cluster that train the job, a row for each.
+
+        The frame is empty if the job has no ranks, waits for them, or has ended."""
+        return frame(RANKS, self._rows("SELECT * FROM tensile.ranks WHERE job = %s ORDER BY rank"))
 
     def report(self, path: str | PathLike[str] | None = None, evaluate: str | None = None) -> Report:
         """Return one HTML page about the job, which a notebook shows inline; unless `path` is None, write it there too.

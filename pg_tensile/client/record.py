@@ -100,6 +100,7 @@ class JobRecord:
     read_at: datetime
     job: Row  # of tensile.jobs and, once captured, tensile.traces; with the architecture that the model has now
     progress: Row | None  # of tensile.progress; None if the job has ended
+    ranks: list[Row]  # of tensile.ranks, by rank; empty if the job has ended, or trains here
     metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split
     latency: list[Row]  # of tensile.latency, by operator; operators that never ran have None
     tensors: list[Row]  # of tensile.tensors, by tensor
@@ -134,6 +135,7 @@ def read_job(connection: Connection, job: int, query: str | None = None) -> JobR
             read_at=now["now"],
             job=jobs[0],
             progress=progress[0] if progress else None,
+            ranks=rows("SELECT * FROM tensile.ranks WHERE job = %s ORDER BY rank"),
             metrics=rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"),
             latency=rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"),
             tensors=rows("SELECT * FROM tensile.tensors WHERE job = %s ORDER BY tensor"),

@@ -154,7 +154,7 @@ def test_a_job_without_memory_and_metrics_has_empty_frames(client: Client) -> No
     client.register("empty", MLP, replace=True)
     with client.connection.transaction(force_rollback=True):
         job = client.train("empty", ROWS, "y")
-        frames = (job.metrics(), job.plan(), job.latency(), job.footprint())
+        frames = (job.metrics(), job.plan(), job.latency(), job.footprint(), job.ranks())
         with pytest.raises(ServerError, match="can't be waited for in an open transaction") as caught:
             job.wait(progress=False)
         assert caught.value.hint == "Commit first, then wait."
@@ -162,6 +162,21 @@ def test_a_job_without_memory_and_metrics_has_empty_frames(client: Client) -> No
     assert list(frames[1].columns) == [name for name in PLAN.columns if name != "sequence"]
     with pytest.raises(ServerError, match=f"there is no job {job.number}, or it is somebody else's"):
         job.wait(progress=False)
+
+
+def test_the_ranks_of_a_job_are_those_of_sql(server: Any) -> None:
+    """The job never starts; what its ranks report is invented."""
+    known = {"node": "10.0.0.4", "device": "cuda:0", "state": "training", "step": 7, "samples_per_s": 602.5}
+    ranks = [known | {"rank": 1, "device_bytes": 1 << 40}, {"rank": 0, "node": "10.0.0.5", "state": "starting"}]
+    with connect(server.dsn()) as admin, admin.connection.transaction(force_rollback=True):
+        admin.register("ranked", MLP)
+        job = admin.train("ranked", ROWS, "y")
+        report = "INSERT INTO tensile.rank_reports (job, ranks) VALUES (%s, %s)"
+        admin.connection.execute(report, (job.number, json.dumps(ranks)))
+        table = job.ranks()
+    assert list(table.index) == [0, 1] and list(table["state"]) == ["starting", "training"]
+    assert table.loc[1].to_dict() == known | {"device_bytes": 1 << 40}
+    assert table.loc[0].isna().sum() == 4 and table.loc[0, "node"] == "10.0.0.5"
 
 
 def test_a_report_is_a_page_inline_or_in_a_file(client: Client, trained: int, tmp_path: Path) -> None:

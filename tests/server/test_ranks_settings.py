@@ -6,6 +6,7 @@ There is no Ray here: executors are prompted.py, which send what the tests write
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,12 +14,14 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from pg_tensile.tools.cli.main import main
 from pyworker.cluster_device import cluster_device
 from pyworker.wire import FrameType
 from scripts.cluster import child_python
 from tests.server.prompted import GIGABYTE, PROFILE, Prompter
 from tests.server.refusals import refused
 from tests.server.support import BY_CANCEL_JOB, Connection, Row, Wait, phase, reason, register, state, train_late, value
+from tests.unit.records import facts_in
 
 NO_CLUSTER = "no Ray cluster is configured"
 
@@ -218,6 +221,21 @@ def test_ranks_are_shown_to_the_owner_while_they_train(prompter: Prompter, alice
     alice.execute("SELECT cancel_job(%s)", (job,))
     wait_until(lambda: state(alice, job) == "cancelled")
     assert ranks(alice) == [] and value(alice, "SELECT count(*) FROM tensile.rank_reports") == 0
+
+
+def test_a_report_names_the_ranks(prompter: Prompter, alice: Connection, wait_until: Wait, tmp_path: Path) -> None:
+    job, path = train(alice), tmp_path / "report.html"
+    prompter.progress(job, ranks=[report(1, device="cuda:1"), report(0)])
+    wait_until(lambda: ranks(alice))
+    assert main(["report", str(job), "-d", prompter.cluster.dsn(user="alice"), "-o", str(path)]) == 0
+    page = path.read_text("utf-8")
+    assert "cuda:0, cuda:1 on 10.0.0.7" in page
+    facts = facts_in(page)["ranks"]
+    assert (facts["number"], [row["rank"] for row in facts["reports"]]) == (2, [0, 1])
+    alice.execute("SELECT cancel_job(%s)", (job,))
+    wait_until(lambda: state(alice, job) == "cancelled")
+    assert main(["report", str(job), "-d", prompter.cluster.dsn(user="alice"), "-o", str(path)]) == 0
+    assert facts_in(path.read_text("utf-8"))["ranks"]["reports"] == []
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,19 @@ def test_keys_select_sort_and_open_pages(live: Callable[..., Terminal], waiting:
     assert terminal.status() == 0
 
 
+def test_details_show_the_ranks_as_long_as_the_job_is_open(
+    stage: Stage, live: Callable[..., Terminal], running: int
+) -> None:
+    rank = {"node": "10.0.0.4", "device": "cuda:0", "state": "training", "step": 7, "samples_per_s": 602.0}
+    ranks = [rank | {"rank": number, "device_bytes": 1 << 20} for number in (1, 0)]
+    stage.order(running, f"SELECT tensile._job_ranks('{json.dumps(ranks)}')")
+    terminal = live(width=120, height=40)
+    terminal.until(f"▸{running:3} m ")
+    terminal.send("\r")
+    numbers = "10.0.0.4  cuda:0  training     7     602  1.00 MB"
+    terminal.until("rank  node", f"   0  {numbers}", f"   1  {numbers}")
+
+
 @pytest.mark.long
 def test_c_cancels_after_a_question(
     stage: Stage, live: Callable[..., Terminal], running: int, wait_until: Wait

@@ -11,12 +11,13 @@ import numpy as np
 
 from pg_tensile.client.record import JobRecord, Planned
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency.collectives import ALL_REDUCE
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
-from pg_tensile.planning.trace.trace import Phase, Trace
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Trace
 from tests.unit.handmade import network
 
 SUBMITTED = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -70,6 +71,8 @@ JOB: dict[str, Any] = {
     "architecture": {"type": "mlp", "hidden": [8]},
 }
 METRIC: dict[str, Any] = {"job": 7, "samples": 3200, "f1": None, "rmse": None, "r2": None, "seconds": 1.5}
+RANK: dict[str, Any] = {"job": 7, "rank": 0, "node": "10.0.0.4", "device": "cuda:0", "state": "training", "step": 5}
+RANK |= {"samples_per_s": 1204.5, "device_bytes": 1 << 20}
 NEVER_CAPTURED: dict[str, Any] = {"device": "", "planned_policy": None, "parameters": None, "captured_at": None}
 # What a name, a query or an error may be
 HOSTILE = "</script></title><b id=evil onclick='x()'>\"\\u003c&amp;\x00\x1b[31m\u202e\ud800{{x}}$$x$$"
@@ -80,6 +83,7 @@ def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
     fields: dict[str, Any] = {
         "read_at": SUBMITTED + timedelta(minutes=5),
         "progress": None,
+        "ranks": [],
         "metrics": metrics(3),
         "latency": [] if planned is None else latency(planned.trace),
         "tensors": [],
@@ -115,6 +119,22 @@ def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RT
         "recomputes": timeline.recomputes,
     }
     return Planned(trace, plan, profile, sequence.operators, held, without[sequence.operators], numbers)
+
+
+def reduced(trace: Trace, ranks: int = 2, every: int = 4) -> Trace:
+    """Return the trace with an all-reduce after every few operators of the backward pass, which lasts 250 µs."""
+    operators: list[Operator] = []
+    behind = 0
+    for operator in trace.operators:
+        operators.append(operator)
+        made = [access.tensor for access in operator.accesses if access.mode == Mode.CREATE]
+        gradients = [tensor for tensor in made if trace.tensor_kind[tensor] == Kind.GRADIENT]
+        behind += bool(gradients)
+        if gradients and behind % every == 0:
+            accesses = tuple(Access(tensor, Mode.WRITE) for tensor in gradients)
+            signature = f"[f32[4]], i64[], f64[], {ranks}"
+            operators.append(Operator(ALL_REDUCE, Phase.OPTIMIZER, accesses, signature=signature, latency_us=250.0))
+    return Trace.build(operators, trace.tensors, trace.device)
 
 
 def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generation: int = 3) -> Planned:

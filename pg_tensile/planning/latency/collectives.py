@@ -84,8 +84,7 @@ def network_us(trace: Trace) -> Floats:
     """
     network = np.zeros(trace.operator_count)
     for operator in collectives(trace):
-        ranks = int(trace.signature[operator].rpartition(", ")[2])
-        network[operator] = ring_us(reduced_bytes(trace, operator), ranks, ETHERNET_10)
+        network[operator] = ring_us(reduced_bytes(trace, operator), rank_count(trace, operator), ETHERNET_10)
     return network
 
 
@@ -94,6 +93,11 @@ def collectives(trace: Trace) -> list[int]:
     codes = [code for code, target in enumerate(trace.target.values) if target == ALL_REDUCE]
     found: list[int] = np.flatnonzero(np.isin(trace.target.codes, codes)).tolist()
     return found
+
+
+def rank_count(trace: Trace, operator: int) -> int:
+    """Return the number of ranks that take part in a collective."""
+    return int(trace.signature[operator].rpartition(", ")[2])
 
 
 def reduced_bytes(trace: Trace, operator: int) -> int:

@@ -25,6 +25,7 @@ from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.simulator.simulator import Transfer
 from pg_tensile.tools.report.evaluation import Evaluation, evaluation_of
 from pg_tensile.tools.report.iteration import Iteration
+from pg_tensile.tools.report.ranks import Ranks, ranks_of
 from pg_tensile.tools.report.shared_memory import Interlock, interlock_of
 
 if TYPE_CHECKING:
@@ -190,6 +191,7 @@ class Facts:
     versions: Row
     evaluation: Evaluation | None
     interlock: Interlock | None  # with jobs that share memory as they go
+    ranks: Ranks | None  # None if the job trains in one process
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"."""
@@ -218,6 +220,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         versions=json_value(record.versions | _own_versions()),
         evaluation=None if record.evaluation is None else evaluation_of(record.evaluation),
         interlock=interlock_of(record),
+        ranks=ranks_of(record),
     )
 
 

@@ -21,6 +21,7 @@ from pg_tensile.tools.report.figures import SPLITS, embedded, latency_charts, le
 from pg_tensile.tools.report.iteration import Iteration, NoIterationError, is_eager, iteration_of
 from pg_tensile.tools.report.iteration_charts import Limit, iteration_charts
 from pg_tensile.tools.report.markup import clean, script_json
+from pg_tensile.tools.report.ranks import about_ranks, ranks_note
 from pg_tensile.tools.report.shared_memory import interlock_chart, legend_of
 from pg_tensile.tools.report.submission import submission_of
 from pg_tensile.tools.report.tables import importance_table, log_table, metric_table, moment, score_table, tensor_table
@@ -110,6 +111,7 @@ def render(record: JobRecord) -> str:
         most_features=MOST_FEATURES,
         submission=submission_of(job),
         about_job=_about_job(job),
+        about_ranks=[] if facts.ranks is None else about_ranks(facts.ranks),
         about_device=[] if facts.profile is None else _about_device(facts.profile),
     )
     return page
@@ -131,6 +133,7 @@ def _template() -> Any:
         "moment": moment,
         "number": lambda number: f"{number:,}",
         "percent": lambda share: f"{share:.1%}",
+        "ranks_note": ranks_note,
         "size": size,
         "state_note": _state_note,
         "str": str,

@@ -1,8 +1,9 @@
 """`pg-tensile trace`: an iteration of a job as trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Lanes: the compute, the executor's requests and waits, and the link's two directions; besides, a counter of the device
-memory at each step, and an arrow from each swap-out to the swap-in that reads its copy. The format is Chrome's "Trace
-Event Format", JSON object form; times are in µs.
+memory at each step, and an arrow from each swap-out to the swap-in that reads its copy. A job with ranks has a lane of
+its collectives, as rank 0 measures them, and while it is open a lane for each rank with its last report. The format is
+Chrome's "Trace Event Format", JSON object form; times are in µs.
 
 One iteration is shown, in the steady state of the newest plan, which all others repeat. Times are rounded to an eighth
 of a µs, a whole number of nanoseconds: readers that count those find equal ends and starts, and no overlap in a lane.
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.latency.collectives import collectives, rank_count, reduced_bytes
 from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
 from pg_tensile.planning.waterwave.groups import bytes_to_groups
+from pg_tensile.text import NONE
 from pg_tensile.tools.report.facts import json_value
 from pg_tensile.tools.report.iteration import Instruction, Iteration, iteration_of, short, tensor_name
 from pg_tensile.tools.report.markup import clean
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 PROCESS = 1
-COMPUTE, EXECUTOR, OUT, IN, GROUPS = 1, 2, 3, 4, 5  # thread ids of the lanes
+COMPUTE, EXECUTOR, OUT, IN, GROUPS, COLLECTIVES, FIRST_RANK = 1, 2, 3, 4, 5, 6, 7  # thread ids of the lanes
 THREADS = {COMPUTE: "compute", EXECUTOR: "swap executor", OUT: "link out", IN: "link in"}
 INSTRUCTIONS = {
     ActionKind.COPY_OUT: "request out",
@@ -40,6 +43,7 @@ INSTRUCTIONS = {
     ActionKind.WAIT_IN: "wait for in",
     ActionKind.FREE: "free",
 }
+REPORTED = ("rank", "node", "device", "state", "step", "samples_per_s", "device_bytes")
 NOTE = "one iteration in the steady state of the plan, with the link to itself, simulated with measured latencies"
 
 
@@ -47,7 +51,7 @@ def render(record: JobRecord) -> str:
     """Return the JSON text. Raises NoIterationError if the job has no plan, or none that fits its trace."""
     iteration = iteration_of(record)
     events = [*_names(record), *_compute(iteration), *_executor(iteration), *_link(iteration), *_memory(iteration)]
-    events += _groups(record, iteration)
+    events += [*_groups(record, iteration), *_collectives(iteration), *_ranks(record, iteration)]
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(record, iteration)}
     # Perfetto shows escape sequences literally, so letters are not escaped (ensure_ascii=False)
     return clean(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))) + "\n"
@@ -76,9 +80,14 @@ def _names(record: JobRecord) -> Iterator[Event]:
     name = f"job {record.job['id']}: {record.job['model_name']}"
     yield {"ph": "M", "name": "process_name", "pid": PROCESS, "tid": COMPUTE, "ts": 0, "args": {"name": name}}
     for thread, title in THREADS.items():
-        event = {"ph": "M", "pid": PROCESS, "tid": thread, "ts": 0}
-        yield event | {"name": "thread_name", "args": {"name": title}}
-        yield event | {"name": "thread_sort_index", "args": {"sort_index": thread}}
+        yield from _lane(thread, title)
+
+
+def _lane(thread: int, title: str) -> Iterator[Event]:
+    """Yield the name of a lane, and its place among the others."""
+    event = {"ph": "M", "pid": PROCESS, "tid": thread, "ts": 0}
+    yield event | {"name": "thread_name", "args": {"name": title}}
+    yield event | {"name": "thread_sort_index", "args": {"sort_index": thread}}
 
 
 def _ticks(us: float) -> float:
@@ -159,14 +168,36 @@ def _groups(record: JobRecord, iteration: Iteration) -> Iterator[Event]:
     """Yield the groups of a job whose memory flows, without the time for which it waits for memory."""
     groups = () if record.planned is None else bytes_to_groups(record.planned.groups)
     if groups:
-        event = {"ph": "M", "pid": PROCESS, "tid": GROUPS, "ts": 0}
-        yield event | {"name": "thread_name", "args": {"name": "memory that flows"}}
-        yield event | {"name": "thread_sort_index", "args": {"sort_index": GROUPS}}
+        yield from _lane(GROUPS, "memory that flows")
     timeline = iteration.timeline
     for number, group in enumerate(groups):
         start_us, end_us = timeline.step_start_us[group.first], timeline.step_end_us[group.last]
         args = {"group": number, "most_bytes": group.most_bytes, "rest_bytes": group.rest_bytes}
         yield _slice(GROUPS, "group", f"group {number}", float(start_us), float(end_us), args)
+
+
+def _collectives(iteration: Iteration) -> Iterator[Event]:
+    """Yield the all-reduces, which are in the lane of the compute as well, with the bytes that they average."""
+    trace, timeline = iteration.trace, iteration.timeline
+    known = set(collectives(trace))
+    if known:
+        yield from _lane(COLLECTIVES, "collectives")
+    for step, operator in enumerate(timeline.steps.tolist()):
+        if operator in known:
+            start_us = max(timeline.step_start_us[step], timeline.step_end_us[step - 1] if step else 0.0)
+            args = {"step": step, "operator": operator, "ranks": rank_count(trace, operator)}
+            args |= {"bytes": reduced_bytes(trace, operator)}
+            end_us = float(timeline.step_end_us[step])
+            yield _slice(COLLECTIVES, "collective", "all-reduce", float(start_us), end_us, args)
+
+
+def _ranks(record: JobRecord, iteration: Iteration) -> Iterator[Event]:
+    """Yield the last report of each rank, over the whole iteration: reports are rarer than iterations."""
+    for report in record.ranks:
+        thread = FIRST_RANK + report["rank"]
+        yield from _lane(thread, f"rank {report['rank']}")
+        args = {name: json_value(report[name]) for name in REPORTED}
+        yield _slice(thread, "rank", report["state"] or NONE, 0.0, iteration.timeline.iteration_us, args)
 
 
 def _tensor(iteration: Iteration, tensor: int, event: int) -> Event:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from pg_tensile.client.connection import Connection, no_such_job
-from pg_tensile.text import NONE, count, short_duration, short_size
-from pg_tensile.tools.top.cells import flow, wrap
+from pg_tensile.text import NONE, count, printable, short, short_duration, short_size
+from pg_tensile.tools.top.cells import fit, flow, wrap
 
 Row = dict[str, Any]
 Parts = Sequence[str | None]
@@ -31,12 +32,16 @@ DETAILS = """
            f.vanilla_us, f.stall_us, f.recomputes,
            (SELECT json_agg(l) FROM (
                 SELECT extract(epoch FROM x.at)::float8 AS at, x.event, x.generation, left(x.reason, 1000) AS reason
-                FROM tensile.scheduler_log x WHERE x.job = j.id ORDER BY x.id DESC LIMIT 8) l) AS log
+                FROM tensile.scheduler_log x WHERE x.job = j.id ORDER BY x.id DESC LIMIT 8) l) AS log,
+           (SELECT json_agg(r) FROM (
+                SELECT x.rank, x.node, x.device, x.state, x.step, x.samples_per_s, x.device_bytes
+                FROM tensile.ranks x WHERE x.job = j.id ORDER BY x.rank) r) AS ranks
     FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
     WHERE j.id = %s
 """
 LABEL = 10  # cells
 LONGEST = 12  # lines of one text, at most
+WIDEST = 39  # cells of a column about ranks, at most: an IPv6 address
 
 
 def read(connection: Connection, job: int) -> Row:
@@ -80,6 +85,7 @@ def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
         ("model", _model(row), ""),
         ("planned", _planned(row), ""),
         ("iteration", _iteration(row), ""),
+        *(("ranks" if number == 0 else "", line, "") for number, line in enumerate(_ranks(row["ranks"] or ()))),
         *(("log" if number == 0 else "", _line(line), "") for number, line in enumerate(row["log"] or ())),
     ]
 
@@ -156,6 +162,25 @@ def _iteration(row: Row) -> Parts | None:
         f"{count(row['recomputes'])} recomputations" if row["recomputes"] else None,
     ]
     return parts
+
+
+def _ranks(ranks: Sequence[Row]) -> list[str]:
+    """Return a heading and a line for each rank, in columns; nothing without ranks."""
+    if not ranks:
+        return []
+    columns = [
+        ["rank", *(str(rank["rank"]) for rank in ranks)],
+        *([name, *(rank[name] or NONE for rank in ranks)] for name in ("node", "device", "state")),
+        ["step", *(NONE if rank["step"] is None else count(rank["step"]) for rank in ranks)],
+        ["rows/s", *(short(rank["samples_per_s"]) for rank in ranks)],
+        ["memory", *(short_size(rank["device_bytes"]) for rank in ranks)],
+    ]
+    widths = [min(max(cell_len(printable(text)) for text in texts), WIDEST) for texts in columns]
+    lefts = [texts[0] in ("node", "device", "state") for texts in columns]
+    return [
+        "  ".join(fit(text, width, right=not left) for text, width, left in zip(line, widths, lefts, strict=True))
+        for line in zip(*columns, strict=True)
+    ]
 
 
 def _line(line: Row) -> str:

@@ -20,13 +20,13 @@ from rich.console import Console
 from pg_tensile.client import ArgumentError, MissingPackageError, Report, ServerError, TrainingFailed, connect
 from pg_tensile.client.bar import Bar, note, share
 from pg_tensile.client.calls import ARGUMENTS, call, converted, noted
-from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, Shape, frame
+from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, RANKS, Shape, frame
 from pg_tensile.client.job import events_of, renderer
 from pg_tensile.client.training import SETTINGS
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from tests.repository import REPOSITORY
 
-SHAPES = (FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS)
+SHAPES = (FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, RANKS)
 
 
 def loaded_by(program: str) -> set[str]:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 
 from pg_tensile.errors import TensileError
+from pg_tensile.planning.latency.collectives import ALL_REDUCE
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.tools.report.iteration import NoIterationError
 from pg_tensile.tools.report.trace_events import render
 from tests.unit import trace_format
 from tests.unit.graphs import planned
 from tests.unit.handmade import network
-from tests.unit.records import fractional, planned_of, record, relabelled, saving
+from tests.unit.records import RANK, fractional, planned_of, record, reduced, relabelled, saving
 from tests.unit.trace_format import of
 
 
@@ -96,6 +97,37 @@ def test_an_arrow_leads_from_each_swap_out_to_the_swap_in_that_reads_its_copy(sw
     away = {each.tensor: each.end_us for each in reversed(timeline.transfers) if each.direction == 0}  # at first
     back = [each for each in timeline.transfers if each.direction == 1 and each.start_us >= away.get(each.tensor, 1e99)]
     assert len(heads) == len(back)
+
+
+def test_collectives_have_a_lane_of_their_own(swapped):
+    assert "collectives" not in render(record(swapped))
+    held = planned_of(fractional(reduced(network(16), ranks=3)))
+    document = trace_format.read(render(record(held)))
+    lane = of(document, "X", "collectives")
+    expected = [index for index, operator in enumerate(held.trace.operators) if operator.target == ALL_REDUCE]
+    assert [event["args"]["operator"] for event in lane] == expected and len(expected) == 4
+    computed = {event["args"]["step"]: event for event in of(document, "X", "compute")}
+    for event in lane:
+        same = computed[event["args"]["step"]]
+        assert (event["ts"], event["dur"], event["args"]["operator"]) == (
+            same["ts"],
+            same["dur"],
+            same["args"]["operator"],
+        )
+        operator = held.trace.operator(event["args"]["operator"])
+        tensors = [access.tensor for access in operator.accesses]
+        assert event["args"]["bytes"] == sum(held.trace.tensor_bytes[tensors]) > 0
+        assert event["args"]["ranks"] == 3
+
+
+def test_each_rank_that_reports_has_a_lane(swapped):
+    starting = RANK | {"rank": 1, "state": None, "step": None, "samples_per_s": None}
+    document = trace_format.read(render(record(swapped, ranks=[RANK, starting])))
+    (first,), (second,) = of(document, "X", "rank 0"), of(document, "X", "rank 1")
+    assert (first["name"], second["name"], first["args"]["samples_per_s"]) == ("training", "–", 1204.5)
+    assert first["args"] == {name: value for name, value in RANK.items() if name != "job"}
+    assert first["ts"] == second["ts"] == 0
+    assert first["dur"] == pytest.approx(swapped.timeline().iteration_us, abs=0.13)
 
 
 def test_it_says_what_it_shows(swapped):

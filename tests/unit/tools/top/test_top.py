@@ -193,7 +193,11 @@ DETAILS = (
     | {"planned_bytes": 100 * MB, "granted_bytes": 102 * MB, "host_bytes": 25 * MB, "out_bytes": 25 * MB}
     | {"in_bytes": 25 * MB, "iteration_us": 12_300.0, "vanilla_us": 11_000.0, "stall_us": 400.0, "recomputes": 2}
     | {"log": [{"at": NOW, "event": "planned", "generation": 3, "reason": "job 2 has come"}]}
+    | {"ranks": None}
 )
+RANK = {"node": "10.0.0.4", "device": "cuda:0", "state": "training", "step": 5, "samples_per_s": 1204.0}
+RANK |= {"device_bytes": 98 * MB}
+STARTING = RANK | {"device": None, "state": "starting", "step": None, "samples_per_s": None, "device_bytes": None}
 
 
 def test_parts_of_details_are_not_torn():
@@ -225,10 +229,25 @@ def test_details_have_query_options_plan_log_and_error():
     assert page_lines(what, 80) > 10
 
 
+def test_details_have_a_line_for_each_rank():
+    ranks = [RANK | {"rank": 0}, RANK | {"rank": 1, "node": "10.0.0.15", "step": 12_345}, STARTING | {"rank": 10}]
+    lines = texts(shown(new_snapshot(), page="details", details=DETAILS | {"ranks": ranks}), 80, 40)
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("ranks")]
+    assert lines[first : first + 4] == [
+        "ranks      rank  node       device  state      step  rows/s   memory",
+        "              0  10.0.0.4   cuda:0  training      5   1.20k  98.0 MB",
+        "              1  10.0.0.15  cuda:0  training  12.3k   1.20k  98.0 MB",
+        "             10  10.0.0.4   –       starting      –       –        –",
+    ]
+    assert lines[first + 4].startswith("log ")
+    assert "ranks" not in "\n".join(texts(shown(new_snapshot(), page="details", details=DETAILS), 80, 40))
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_details_fit_and_scroll(width, height):
     hostile = DETAILS | dict.fromkeys(("query", "error", "hint", "reason", "model_name", "owner_name"), HOSTILE)
     hostile |= {"log": [{"at": NOW, "event": HOSTILE, "generation": None, "reason": None}] * 8}
+    hostile |= {"ranks": [RANK | {"rank": 0} | dict.fromkeys(("node", "device", "state"), HOSTILE)]}
     nothing = dict.fromkeys(DETAILS) | {"kind": "calibrate", "attempts": 0, "query": "", "options": "{}"}
     for row in (hostile, nothing | {"job": 1, "model_name": "", "state": "queued", "submitted_at": NOW, "priority": 0}):
         for offset in (0, 3, 10**6):
