@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -54,12 +55,17 @@ class Site:
     def told(self, job: int) -> str:
         return f"job {job} is {state(self.conn, job)}: {reason(self.conn, job)}"
 
+    def set_timeout(self, text: str) -> None:
+        self.server.configure({"pg_tensile.ray_timeout": text})
+        self.server.reload()
+        self.wait_until(lambda: value(self.conn, "SHOW pg_tensile.ray_timeout") == text)
+
     def await_no_ranks(self) -> None:
         self.wait_until(lambda: not self.ray.ranks(), what="the ranks end")
 
 
-@pytest.fixture(scope="module")
-def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
+@contextmanager
+def making_site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
     with ray_cluster(nodes=1) as ray:
         settings = {
             "pg_tensile.ray_address": ray.address,
@@ -76,6 +82,12 @@ def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
         yield made
         made.conn.close()
         server.end()
+
+
+@pytest.fixture(scope="module")
+def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
+    with making_site(new_cluster, wait_until) as made:
+        yield made
 
 
 @pytest.fixture
@@ -174,3 +186,20 @@ def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
         idle.server.configure({"pg_tensile.ray_token_file": idle.ray.token_file})
         idle.server.reload()
         idle.wait_until(lambda: value(idle.conn, "SHOW pg_tensile.ray_token_file") == str(idle.ray.token_file))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_job_goes_on_with_fewer_ranks_when_a_node_dies(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with making_site(new_cluster, wait_until) as site:
+        site.set_timeout("5s")
+        job = site.submit([2, 4], epochs=FOREVER)
+        site.await_steps(job)
+        nodes = "SELECT count(*), count(DISTINCT node) FROM tensile.ranks WHERE job = %s"
+        assert site.conn.execute(nodes, (job,)).fetchone() == (4, 2)
+        site.ray.kill("raylet/raylet", f"--node_ip_address={site.ray.node_address(1)}")
+        site.wait_until(lambda: site.conn.execute(nodes, (job,)).fetchone() == (2, 1), TRAINS, lambda: site.told(job))
+        site.await_steps(job)
+        site.conn.execute("SELECT cancel_job(%s)", (job,))
+        settle(site.conn, site.wait_until, job)
+        site.await_no_ranks()
