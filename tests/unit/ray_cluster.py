@@ -49,8 +49,8 @@ class RayCluster:
             ["unshare", "-n", sys.executable, "-c", HOLD, *addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._holder.stdout is not None
-        self._holder.stdout.readline()
-        if self._holder.poll() is not None:
+        if not self._holder.stdout.readline():
+            self._holder.communicate()
             pytest.skip("network namespaces cannot be made")
         try:
             options = ("--head", "--port=6379", f"--ray-client-server-port={CLIENT_PORT}", "--include-dashboard=false")
