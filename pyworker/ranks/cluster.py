@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pg_tensile
+import pyworker
 from pyworker.ranks.errors import RayConnectionError, RayMissingError, RayTokenError, RayVersionError
 
-PYTHON_FOLDER = Path(__file__).resolve().parents[2]
-SHIPPED = ("pg_tensile", "pyworker")  # packages that the ranks import
 NOT_SHIPPED = ["*.o", "*.so", "*.bc", "csrc"]
 OLDEST = (2, 59)  # of Ray: with authentication by token, and the holes of earlier versions closed
 GRACE_S = 5  # after which the cluster ends the ranks of a process that is gone
@@ -66,8 +66,8 @@ def connect(access: Access, alive: Alive) -> list[str]:
     import ray
 
     def begin() -> None:
-        modules = [str(PYTHON_FOLDER / package) for package in SHIPPED]
-        environment = {"py_modules": modules, "excludes": NOT_SHIPPED}
+        shipped = [module.__path__[0] for module in (pg_tensile, pyworker)]
+        environment = {"py_modules": shipped, "excludes": NOT_SHIPPED}
         ray.init(access.address, runtime_env=environment, log_to_driver=False)
 
     try:
