@@ -98,6 +98,7 @@ class Driver:
             for number in range(placed.ranks)
         ]
         nodes = self._get([actor.node.remote() for actor in actors])
+        self._get([actor.load.remote() for actor in actors])
         ((host, port),) = self._get([actors[0].open.remote(placed.ranks)])
         group = Group(placed.ranks, host, port, self._access.timeout_s)
         self._members = [

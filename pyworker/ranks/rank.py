@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 
 class RankActor:
-    """One rank. The driver calls `node`, `open` of rank 0, `start`, and then `frames` and `deliver` until the end."""
+    """One rank. The driver calls `node`, `load`, `open` of rank 0, `start`, then `frames` and `deliver` until the end."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -51,6 +51,10 @@ class RankActor:
         import ray
 
         return str(ray.util.get_node_ip_address())
+
+    def load(self) -> None:
+        """Import the libraries, which takes seconds, and on a busy machine longer than the ranks may wait."""
+        import pyworker.ranks.rank_training  # noqa: F401
 
     def open(self, ranks: int) -> tuple[str, int]:
         """Begin to wait for the other ranks; return host and port."""

@@ -192,7 +192,7 @@ def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
 @pytest.mark.timeout(240)
 def test_a_job_goes_on_with_fewer_ranks_when_a_node_dies(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with making_site(new_cluster, wait_until) as site:
-        site.set_timeout("5s")
+        site.set_timeout("20s")
         job = site.submit([2, 4], epochs=FOREVER)
         site.await_steps(job)
         nodes = "SELECT count(*), count(DISTINCT node) FROM tensile.ranks WHERE job = %s"

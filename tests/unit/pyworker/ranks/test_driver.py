@@ -143,7 +143,7 @@ def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
     """The others wait for it in a collective, as they do when the network is cut."""
-    child = begin(policy="none", epochs=100_000, ray={"timeout_s": 5})
+    child = begin(policy="none", epochs=100_000, ray={"timeout_s": 20})
     claim(child)
     trains(child)
     os.kill(max(cluster.ranks()), signal.SIGSTOP)
@@ -186,7 +186,7 @@ def test_a_job_waits_for_processors_and_can_be_stopped(begin: Begin) -> None:
 
 @pytest.mark.long
 def test_a_job_with_a_least_number_of_ranks_begins_with_those_that_there_are(begin: Begin) -> None:
-    child = unplanned(begin((2, 9), policy="none", batch_size=48, ray={"timeout_s": 3}))
+    child = unplanned(begin((2, 9), policy="none", batch_size=48, ray={"timeout_s": 20}))
     assert any(header.get("waits_for") for header in child.headers(FrameType.PROGRESS))
     assert [report["rank"] for report in reports(child)[-1]] == [0, 1, 2, 3]
 
@@ -211,7 +211,7 @@ def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, m
 def test_a_part_of_the_cluster_that_dies_ends_the_attempt(words: str) -> None:
     """All nodes' raylets, or the head's server of clients."""
     with ray_cluster() as cluster, beginning(cluster) as begin:
-        child = begin(policy="none", epochs=100_000, ray={"timeout_s": 5})
+        child = begin(policy="none", epochs=100_000, ray={"timeout_s": 20})
         claim(child)
         trains(child)
         cluster.kill(words)
