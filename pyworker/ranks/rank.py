@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 
 class RankActor:
-    """One rank. The driver calls `node`, `load`, `open` of rank 0, `start`, then `frames` and `deliver` until the end."""
+    """One rank. The driver calls `node`, `load`, `open` of rank 0, `start`, then `frames` and `deliver` to the end."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
