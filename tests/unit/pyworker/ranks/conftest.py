@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,8 @@ def beginning(cluster: RayCluster) -> Iterator[Begin]:
     yield begin
     for child in children:
         child.close()
+    while cluster.ranks():  # the next job would find their processors taken
+        time.sleep(0.1)
 
 
 @pytest.fixture
