@@ -19,8 +19,8 @@ ERRORS = {
         "Run `make install` and restart the server, so that both have the same version.",
     ),
     "0A000": (
-        "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or"
-        " an explanation of a job with ranks is not supported; or Ray is not installed for a job with ranks.",
+        "A type of a column, a temporary table, `PREPARE TRANSACTION` or a model that cannot be captured as a graph is"
+        " not supported; or Ray is not installed for a job with ranks.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
         " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`.",
     ),

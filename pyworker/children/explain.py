@@ -4,8 +4,10 @@ Phases: the rows, as for training; preprocessing fitted to them, because sizes f
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
 if the job had the device to itself, a bound on the time of any such plan, and the plan beside the jobs that run.
 Workspaces are measured if the device is the host, as the job itself would do: on another device that takes memory that
-has not been granted. One RESULT frame ends it, with the numbers as JSON (planning/explain/numbers.py) or as lines of
-text. An error that would fail the job while it starts fails the explanation in the same way.
+has not been granted. A job with ranks is explained as rank 0 of those that its Ray cluster has room for at present, on
+a device like this machine's: what the cluster's are like is known only to a job that runs there. One RESULT frame ends
+it, with the numbers as JSON (planning/explain/numbers.py) or as lines of text. An error that would fail the job while
+it starts fails the explanation in the same way.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from pyworker.children.job import (
     with_predicted_latencies,
 )
 from pyworker.children.running_jobs import running_jobs
+from pyworker.cluster_device import PREFIX
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -60,12 +63,13 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     from pg_tensile.planning.explain.text import render
 
     spec = channel.spec
+    ranks = None if spec["ranks"] is None else _ranks(channel)
     fitted = fit_rows(store, spec)
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     warnings = tuple(cautions(store, fitted, Split.of(spec))) or None
-    request = _request(spec, subject)._replace(choice=choice, warnings=warnings)
+    request = _request(spec, subject)._replace(choice=choice, warnings=warnings, ranks=ranks)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     profile, admission = subject.target.profile, _admission(spec, subject.target)
@@ -88,16 +92,41 @@ def _deadline(channel: Channel) -> Callable[[], bool]:
     return over
 
 
+def _ranks(channel: Channel) -> dict[str, Any]:
+    """Return the ranks that the job would have; the spec becomes that of rank 0. Raises the errors of cluster.py."""
+    from pyworker.ranks import cluster
+
+    spec = channel.spec
+    cluster.connect(cluster.Access(**spec["ray"]), partial(channel.poll_early, "preparing"), starts_ranks=False)
+    try:
+        bundle = cluster.bundle_of(spec["device"], spec["options"].get("threads") or 1)
+        ranks = cluster.prospect(bundle, *spec["ranks"])
+    finally:
+        cluster.disconnect()
+    spec.update(world_size=ranks["count"], device="cuda" if "GPU" in bundle else "cpu")
+    return ranks
+
+
 class _TargetDevice(NamedTuple):
     """Device that the job would run on.
 
-    `name` is the scheduler's name of it; `approximate` is why `device` is not the same one, or None if it is.
+    `name` is the scheduler's name of it, with a prefix for a device of a Ray cluster; `approximate` is why `device` is
+    not the same one, or None if it is.
     """
 
     device: torch.device
     name: str
     profile: DeviceProfile
     approximate: str | None
+
+    @property
+    def overhead_bytes(self) -> int:
+        return overhead_bytes(self.name.removeprefix(PREFIX), self.profile)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether workspaces can be measured in this process, as the job would do."""
+        return self.name.removeprefix(PREFIX) == "cpu"
 
 
 class _Subject(NamedTuple):
@@ -149,7 +178,7 @@ def _with_batch_size(channel: Channel, subject: _Subject) -> tuple[_Subject, dic
             partial(channel.poll_early, "choosing"),
         )
         choice = choose_within(predictions, terms)
-        if target.name == "cpu":  # workspaces are measured here, as in the job's first steps
+        if target.is_host:  # workspaces are measured here, as in the job's first steps
             step = capture_step(*job.with_batch_size(choice.batch_size))
             measured = _with_workspaces(channel, Graphs(step, None, None, None), target.profile).train.trace
             predictions.add_workspaces(choice.batch_size, measured)
@@ -171,7 +200,7 @@ def _job(subject: _Subject) -> Job:
 
 def _budget_bytes(spec: dict[str, Any], target: _TargetDevice) -> int:
     """Return the memory that the job's tensors may take if it has the device to itself."""
-    room = _admission(spec, target).budget_bytes - overhead_bytes(target.name, target.profile)
+    room = _admission(spec, target).budget_bytes - target.overhead_bytes
     return min(room, spec["memory_budget"] or room)
 
 
@@ -202,6 +231,9 @@ def _target_device(channel: Channel) -> _TargetDevice:
         profile = channel.wait_for(channel.background.submit(measure, device), "building")
     else:
         profile = DeviceProfile(**fields)
+    if spec["ranks"] is not None:
+        not_known = "the devices of the Ray cluster are taken to be like this machine's"
+        name, approximate = f"{PREFIX}{name}", "; ".join(filter(None, (approximate, not_known)))
     return _TargetDevice(device, name, profile, approximate)
 
 
@@ -220,7 +252,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         policy=spec["policy"],
         epochs=spec["epochs"],
         batch_size=subject.settings.batch_size,
-        steps=division(fitted.training_rows, subject.settings.batch_size)[0],
+        steps=division(fitted.training_rows, subject.settings.batch_size, subject.settings.ranks)[0],
         training_rows=fitted.training_rows,
         validation_rows=fitted.validation_rows,
         skipped_rows=fitted.skipped_rows,
@@ -228,7 +260,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
-        overhead_bytes=overhead_bytes(target.name, target.profile),
+        overhead_bytes=target.overhead_bytes,
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         open_job_s=spec["open_job_s"],
@@ -258,10 +290,10 @@ def _traces(channel: Channel, subject: _Subject, request: Request) -> tuple[dict
             raise with_hint(error) from error
         return {}, request._replace(uncaptured=error.message)
     graphs = graphs.with_traces({name: _predicted(channel, trace, target) for name, trace in graphs.traces().items()})
-    if target.name == "cpu":
+    if target.is_host:
         graphs = _with_workspaces(channel, graphs, target.profile)
     calibrated = target.name in channel.latency_models
-    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=target.name == "cpu")
+    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=target.is_host)
 
 
 def _predicted(channel: Channel, trace: Trace, target: _TargetDevice) -> Trace:
@@ -292,4 +324,5 @@ def _admission(spec: dict[str, Any], target: _TargetDevice) -> Admission:
         ahead = tuple(Ahead(**job) for job in fields["ahead"])
         return Admission(**(fields | {"ahead": ahead}), **limits)
     memory = target.profile.memory_bytes
-    return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)
+    most = memory if spec["ranks"] is not None else spec["device_memory_bytes"] or memory
+    return Admission(min(memory, most), **limits)

@@ -50,8 +50,8 @@ class Placed(NamedTuple):
     ranks: int
 
 
-def connect(access: Access, alive: Alive) -> list[str]:
-    """Connect this process to the cluster, and return warnings about it.
+def connect(access: Access, alive: Alive, starts_ranks: bool = True) -> list[str]:
+    """Connect this process to the cluster, and return warnings about it. Ranks take their code from this process.
 
     Raises RayMissingError, RayTokenError, RayVersionError and RayConnectionError."""
     _check_version()
@@ -67,7 +67,7 @@ def connect(access: Access, alive: Alive) -> list[str]:
 
     def begin() -> None:
         shipped = [module.__path__[0] for module in (pg_tensile, pyworker)]
-        environment = {"py_modules": shipped, "excludes": NOT_SHIPPED}
+        environment = {"py_modules": shipped, "excludes": NOT_SHIPPED} if starts_ranks else None
         ray.init(access.address, runtime_env=environment, log_to_driver=False)
 
     try:
@@ -170,13 +170,32 @@ def _in_background(work: Callable[[], None], seconds: float, alive: Alive) -> No
 # ---- processors ------------------------------------------------------------------------------------------------------
 
 
-def processor_kind(device: str) -> str:
-    """Return what a rank takes of the cluster, "GPU" or "CPU", for a setting pg_tensile.device."""
+def bundle_of(device: str, threads: int) -> dict[str, float]:
+    """Return what a rank takes of the cluster: a GPU, or CPUs for its threads. `device`: setting pg_tensile.device."""
     import ray
 
-    if device == "auto":
-        return "GPU" if ray.cluster_resources().get("GPU", 0) >= 1 else "CPU"
-    return "CPU" if device.partition(":")[0] == "cpu" else "GPU"
+    kind = device.partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if ray.cluster_resources().get("GPU", 0) >= 1 else "cpu"
+    return {"CPU": threads} if kind == "cpu" else {"GPU": 1}
+
+
+def prospect(bundle: Mapping[str, float], least: int, most: int) -> dict[str, Any]:
+    """Return how many ranks a job would have now, as fields of an explanation's `ranks` (planning/explain/request.py).
+
+    Those are as many as there is room for, up to `most`; with room for fewer than `least` it would wait for `most`."""
+    ((kind, amount),) = bundle.items()
+    free = _free(bundle)
+    count = min(free, most) if free >= least else most
+    nodes = {node["NodeManagerAddress"]: node["Resources"].get(kind, 0) for node in _living_nodes()}
+    return {
+        "count": count,
+        "least": least,
+        "most": most,
+        "takes": {kind: amount},
+        "nodes": [{"node": node, kind: total} for node, total in sorted(nodes.items()) if total >= amount],
+        "waits_for": _waiting_for(bundle, most, free) if free < most else None,
+    }
 
 
 def reserve(
@@ -216,11 +235,17 @@ def _free(bundle: Mapping[str, float]) -> int:
     import ray
 
     ((kind, amount),) = bundle.items()
-    nodes = ray.nodes()
-    alive = sum(node["Resources"].get(kind, 0) for node in nodes if node["Alive"])
+    alive = sum(node["Resources"].get(kind, 0) for node in _living_nodes())
     return int(min(ray.available_resources().get(kind, 0), alive) // amount)
+
+
+def _living_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _waiting_for(bundle: Mapping[str, float], ranks: int, free: int) -> str:
     ((kind, amount),) = bundle.items()
-    return f"{ranks * amount:g} {kind}s of the Ray cluster, {free * amount:g} are free"
+    are = "is" if free * amount == 1 else "are"
+    return f"{ranks * amount:g} {kind}s of the Ray cluster, {free * amount:g} {are} free"

@@ -64,10 +64,8 @@ class Driver:
         self._warnings += cluster.connect(self._access, self._alive)
         placed = None
         try:
-            device = self._begun.spec["device"]
-            kind = cluster.processor_kind(device)
             threads = self._begun.spec["options"].get("threads") or 1
-            bundle = {kind: 1 if kind == "GPU" else threads}
+            bundle = cluster.bundle_of(self._begun.spec["device"], threads)
             patience = self._access.timeout_s
             placed = cluster.reserve(bundle, self._least, self._most, patience, self._wait)
             self._start(placed, bundle, threads)

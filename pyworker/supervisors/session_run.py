@@ -139,6 +139,7 @@ async def _open_explanation(
     models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
     running = server.rows("SELECT * FROM tensile._explain_running()")
     header = session_spec(server, request, threads) | {
+        "ray": json.loads(server.call("tensile._explain_ray(jsonb)", request["options"])),
         "latency_models": [row["device"] for row in models],
         "running": [json.loads(row["description"]) for row in running],
     }

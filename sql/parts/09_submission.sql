@@ -284,6 +284,15 @@ BEGIN
     RETURN address;
 END $$;
 
+-- How an executor reaches the Ray cluster, for the JOB frame. Only superusers see the setting of the token's file.
+CREATE FUNCTION tensile._ray_access() RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_build_object(
+        'address', tensile._ray_address(), 'token_file', current_setting('pg_tensile.ray_token_file'),
+        'timeout_s', (SELECT s.setting::int FROM pg_settings s WHERE s.name = 'pg_tensile.ray_timeout'))
+$$;
+
 -- Number of bytes of a size such as '8GB'; null for null
 CREATE FUNCTION tensile._parse_budget(budget text) RETURNS bigint
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp

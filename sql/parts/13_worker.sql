@@ -318,15 +318,12 @@ AS $$
         ON CONFLICT (job) DO UPDATE SET ranks = EXCLUDED.ranks, at = clock_timestamp()
 $$;
 
--- How the executor reaches the Ray cluster, for the JOB frame; null for a job without ranks. Only superusers see the
--- setting of the token's file.
+-- For the JOB frame; null for a job without ranks
 CREATE FUNCTION tensile._job_ray() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job(); -- the next statement does not call it without a row
-    SELECT jsonb_build_object(
-        'address', tensile._ray_address(), 'token_file', current_setting('pg_tensile.ray_token_file'),
-        'timeout_s', (SELECT s.setting::int FROM pg_settings s WHERE s.name = 'pg_tensile.ray_timeout'))
+    SELECT tensile._ray_access()
     FROM tensile.jobs j WHERE j.id = tensile._my_job() AND j.options ? 'ranks'
 $$;
 

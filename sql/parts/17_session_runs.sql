@@ -39,11 +39,6 @@ DECLARE
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
-    IF job_options ? 'ranks' THEN
-        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
-            MESSAGE = 'a job with ranks cannot be explained: its devices are those of a Ray cluster',
-            HINT = 'Leave out the option "ranks" to see what one process on this machine would require.';
-    END IF;
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
         'architecture', m.architecture, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
@@ -123,6 +118,15 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
+
+-- Likewise: how the executor reaches the Ray cluster; JSON null for options without ranks
+CREATE FUNCTION tensile._explain_ray(options jsonb) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM tensile._session_check('tensile._explain_ray');
+    RETURN CASE WHEN options ? 'ranks' THEN tensile._ray_access() ELSE 'null' END;
+END $$;
 
 -- Likewise: the running jobs of all roles, for which the executor makes the scheduler's decision. `description`: fields
 -- of JobState, with device, granted_bytes and traced; the trace is null for a job that is executed eagerly

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from pg_tensile.planning.trace.trace import Trace
+from tests.server.explaining import explain, explained
 from tests.server.support import (
     BY_CANCEL_JOB,
     FOREVER,
     MLP,
+    SMALL_JOB,
     Connection,
     Row,
     Wait,
@@ -21,6 +24,7 @@ from tests.server.support import (
     ended,
     finish,
     reason,
+    register,
     settle,
     state,
     steps,
@@ -122,6 +126,33 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
     assert value(conn, "SELECT count(*) FROM tensile.ranks") == 0
 
 
+def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
+    """Its numbers are those with which a job then begins."""
+    arguments = {key: given for key, given in SMALL_JOB.items() if key != "options"}
+    register(idle.conn, "explained", MLP)
+    explanation = explained(idle.conn, "explained", options={"ranks": [1, 3], "keep": "last"}, **arguments)
+    addresses = [idle.ray.node_address(number) for number in range(2)]
+    assert explanation["ranks"] == {
+        "count": 3,
+        "least": 1,
+        "most": 3,
+        "takes": {"CPU": 1},
+        "nodes": [{"node": address, "CPU": 2} for address in addresses],
+        "waits_for": None,
+    }
+    assert (explanation["device"], explanation["start"]["when"]) == ("ray:cpu", "now")
+    job = idle.submit(3, epochs=FOREVER)
+    idle.await_steps(job)
+    trace = Trace.from_bytes(value(idle.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
+    graph = explanation["graph"]
+    assert (graph["operators"], graph["tensors"]) == (trace.operator_count, trace.tensor_count)
+    assert explanation["steps"] == value(idle.conn, "SELECT steps FROM tensile.progress WHERE job = %s", job)
+    for options, start in (({"ranks": [1, 3]}, "; with 1 rank after"), ({"ranks": 3}, "")):
+        text = "\n".join(explain(idle.conn, "explained", options=options, **arguments))
+        assert f"later, nobody can tell when: 3 CPUs of the Ray cluster, 1 is free{start}" in text, text
+        assert f"1 CPU, on {addresses[0]} (2 CPUs), {addresses[1]} (2 CPUs)" in text
+
+
 @pytest.mark.long
 def test_a_job_goes_on_after_the_death_of_a_rank_with_the_same_bits(idle: Site, job_row: Row) -> None:
     undisturbed = idle.submit(2, epochs=LONG_EPOCHS)
@@ -153,7 +184,7 @@ def test_a_job_waits_until_there_are_processors(idle: Site) -> None:
     first = idle.submit(3, epochs=FOREVER, batch_size=66)
     idle.await_steps(first)
     job = idle.submit(2, epochs=2)
-    waits = "2 CPUs of the Ray cluster, 1 are free"
+    waits = "2 CPUs of the Ray cluster, 1 is free"
     idle.wait_until(lambda: (state(idle.conn, job), reason(idle.conn, job)) == ("waiting", waits), TRAINS)
     idle.conn.execute("SELECT cancel_job(%s)", (first,))
     finish(idle.conn, job)

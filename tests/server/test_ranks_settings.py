@@ -179,16 +179,16 @@ def test_a_job_waits_for_the_cluster_and_goes_on(prompter: Prompter, alice: Conn
 
     prompter.progress(job, phase="waiting", waits_for="2 GPUs, 0 are free")
     waits("2 GPUs, 0 are free")
-    prompter.progress(job, phase="waiting", waits_for="2 GPUs, 1 are free")
-    waits("2 GPUs, 1 are free")
+    prompter.progress(job, phase="waiting", waits_for="2 GPUs, 1 is free")
+    waits("2 GPUs, 1 is free")
     prompter.progress(job, samples_per_s=1.0)
     prompter.progress(job, phase="waiting", loss=1.0)
     wait_until(lambda: value(alice, "SELECT loss FROM tensile.progress WHERE job = %s", job) == 1)
     assert state(alice, job) == "waiting"
     prompter.progress(job, phase="building")
     wait_until(lambda: (state(alice, job), reason(alice, job)) == ("running", None))
-    prompter.progress(job, phase="waiting", waits_for="2 GPUs, 1 are free")
-    waits("2 GPUs, 1 are free")
+    prompter.progress(job, phase="waiting", waits_for="2 GPUs, 1 is free")
+    waits("2 GPUs, 1 is free")
     prompter.progress(job, waits_for=None)
     wait_until(lambda: (state(alice, job), reason(alice, job)) == ("running", None))
 
@@ -280,14 +280,6 @@ def test_a_job_with_ranks_has_a_device_of_its_own(prompter: Prompter, alice: Con
         assert [value(conn, f"SELECT count(*) FROM tensile.{table}") for table in of_the_machine] == [0, 0]
         assert conn.execute("SELECT device FROM tensile._uncalibrated()").fetchall() == [("cpu",)]
         assert not value(conn, "SELECT tensile._admission(0) ? %s", name)
-    refused(
-        "0A000",
-        "a job with ranks cannot be explained",
-        "one process on this machine",
-        lambda: alice.execute(
-            "SELECT explain_training('n', 'SELECT 1.0 AS x, 2.0 AS y', 'y', options => '{\"ranks\": 1}')"
-        ),
-    )
 
 
 @pytest.mark.parametrize(("given", "device"), [(2, "cpu"), (2, "ray:0"), (None, "ray:0")])

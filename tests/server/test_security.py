@@ -38,6 +38,7 @@ OPEN = {
 # Executable as well, because workers run as the user; each raises 42501 outside of its process.
 WORKERS_ONLY = {
     "_explain_running": "",
+    "_explain_ray": "'{}'",
     "_my_job": "",
     "_stop_cause": "",
     "_take_interrupt": "",

@@ -20,9 +20,14 @@ from pg_tensile.execution.distributed.all_reduce import check_group
 T = TypeVar("T")
 
 
+def is_grouped() -> bool:
+    """Return whether this process is in torch.distributed's default group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def rank_here(ranks: int) -> int:
     """Return the number of this process among `ranks`; 0, the rank with the most rows, outside a process group."""
-    return dist.get_rank() if ranks > 1 and dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if ranks > 1 and is_grouped() else 0
 
 
 def part_of(rows: int, rank: int, ranks: int) -> slice:

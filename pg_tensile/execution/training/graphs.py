@@ -28,7 +28,7 @@ from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
 from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
-from pg_tensile.execution.distributed.group import check_alike, rows_here
+from pg_tensile.execution.distributed.group import check_alike, is_grouped, rows_here
 from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
 from pg_tensile.planning.plan.allocator import plan_bytes
@@ -104,7 +104,8 @@ def rows_of(captured: Captured) -> int:
 def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
     """Capture every graph of the job for a device of this type; nothing is computed and the model stays unchanged.
 
-    All ranks do so at the same time. Raises ArchitectureError, TrainingError, CaptureError and DeviceError."""
+    All ranks do so at the same time; outside a process group, the graphs are rank 0's. Raises ArchitectureError,
+    TrainingError, CaptureError and DeviceError."""
     graphs = _capture_graphs(model, settings, task, sizes, device)
     check_collectives(graphs)
     return graphs
@@ -277,7 +278,8 @@ def check_collectives(graphs: Graphs) -> None:
     if graphs.train.spec.ranks is None:
         return
     exchanged = {_exchanged(graph) for graph in graphs.named().values() if graph.trains}
-    check_alike("the gradients that they exchange", " or ".join(sorted(exchanged)))
+    if is_grouped():
+        check_alike("the gradients that they exchange", " or ".join(sorted(exchanged)))
     if len(exchanged) > 1:
         hint = "Train it as a single process."
         raise TrainingError("the order of the gradients depends on the number of rows", hint=hint)

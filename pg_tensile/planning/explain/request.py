@@ -20,6 +20,9 @@ class Request(NamedTuple):
     `patience` is that of early stopping in epochs, None without it.
     `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
     `max_slowdown` is the promised factor on the time of a step without a plan.
+    `ranks`, of a job that a Ray cluster would train: `count` of them, between `least` and `most`, what each `takes` of
+    a `node`, the `nodes` with room for one when they are idle, and what the job `waits_for` (None: nothing); None for
+    others. Graphs, memory and times are then those of rank 0.
     `warnings` are sentences about the data, None if there are none.
     """
 
@@ -52,6 +55,7 @@ class Request(NamedTuple):
     split: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] | None = None
     max_slowdown: float | None = None
+    ranks: Mapping[str, Any] | None = None
 
 
 class Ahead(NamedTuple):

@@ -6,10 +6,11 @@ plans that keep what was promised; or if memory can flow between them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from pg_tensile.planning.explain.beside import Beside
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
@@ -61,6 +62,8 @@ def start_of(
         return Start("never", unplanned)
     if request.open_job is not None:
         return LaterStart("later", f"the model is being trained by job {request.open_job}", request.open_job_s)
+    if request.ranks is not None and request.ranks["waits_for"] is not None:
+        return _start_on_cluster(request.ranks)
     running = "1 running job" if admission.running == 1 else f"{admission.running} running jobs"
     parts = [f"it needs at least {size(need, True)} of the {size(budget)} of {request.device}"]
     parts += [f"{running} at least {size(admission.least_bytes)}"] if admission.running else []
@@ -74,6 +77,15 @@ def start_of(
     if beside is not None or admission.has_room_for(need):
         return Start("now", why)
     return LaterStart("later", why, _wait_s(need, admission))
+
+
+def _start_on_cluster(ranks: Mapping[str, Any]) -> Start:
+    """Return the start of a job for which the Ray cluster has not all the processors that it asks for."""
+    why = ranks["waits_for"]
+    if ranks["count"] < ranks["most"]:
+        count = "1 rank" if ranks["count"] == 1 else f"{ranks['count']} ranks"
+        return LaterStart("later", f"{why}; with {count} after pg_tensile.ray_timeout", None)
+    return LaterStart("later", why, None)
 
 
 def _wait_s(need: int, admission: Admission) -> float | None:

@@ -90,9 +90,23 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
         lines.append(_Line("Graph", f"{graph.operators:,} operators ({phases}), {graph.tensors:,} tensors"))
     else:
         lines.append(_Line("Graph", f"not captured: {request.uncaptured}"))
+    if request.ranks is not None:
+        lines.append(_Line("Ranks", _ranks(request.ranks)))
     if request.approximate is not None:
         lines.append(_Line("", f"approximate: {request.approximate}"))
     return lines
+
+
+def _ranks(ranks: Mapping[str, Any]) -> str:
+    """Return where the ranks would run: "2, each with 1 CPU, on 10.0.0.1 (8 CPUs), 10.0.0.2 (8 CPUs)"."""
+    ((kind, amount),) = ranks["takes"].items()
+    nodes = ", ".join(f"{node['node']} ({_processors(node[kind], kind)})" for node in ranks["nodes"])
+    where = f"on {nodes}" if nodes else "and no node has them"
+    return f"{ranks['count']:,}, each with {_processors(amount, kind)}, {where}"
+
+
+def _processors(number: float, kind: str) -> str:
+    return f"{number:g} {kind}{'' if number == 1 else 's'}"
 
 
 def _split(split: Mapping[str, Any]) -> str:

@@ -55,8 +55,7 @@ def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,
-        "ranks": None,
-        "ray": None,
+        "ranks": asked_ranks(request["options"]),
         "resume": None,
     }
 
