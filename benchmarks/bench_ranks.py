@@ -4,8 +4,7 @@ For each network and device: the largest batch of a rank without a plan, with pl
 SLOWDOWN times as long, with gradients accumulated over parts of the batch, and with the optimizer's states sharded over
 the ranks (ZeRO stage 1). Then, for each number of ranks, link and all-reduce (planning/latency/collectives.py), the
 rows per second of all ranks: without a plan, with the best of the plans, and with the best number of accumulated parts.
-Collectives take their time after the operators before them, as they do today; with `hidden`, they overlap with the
-backward pass as well as they could. With `limited`, the rows of all ranks together stay within a batch with which the
+Collectives take their time after all else; with `hidden`, they overlap with the backward pass as well as they could. With `limited`, the rows of all ranks together stay within a batch with which the
 network is known to train well.
 
 Plans are made as if the network took no time. The devices' memory, arithmetic and links to the host are those of their
@@ -45,7 +44,6 @@ from pg_tensile.planning.latency.collectives import (
     Link,
     collectives,
     hierarchical_us,
-    network_us,
     reduced_bytes,
     ring_us,
     tree_us,
@@ -162,7 +160,7 @@ class Steps:
     def trace(self, rows: int, profile: DeviceProfile) -> Trace:
         """Return the step of a batch with latencies that leave out the network."""
         trace = self._traces.trace_at(rows)
-        return trace.with_latencies(roofline.estimate(trace, profile) - network_us(trace))
+        return trace.with_latencies(roofline.on_device_us(trace, profile))
 
     def peak_bytes(self, rows: int) -> int:
         return int(step_bytes(AccessSequence(self._traces.trace_at(rows), NO_EVENTS)).max())

@@ -10,7 +10,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
@@ -30,9 +30,11 @@ from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.execution.distributed.group import check_alike, part_of
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.training.graphs import Graphs, check_collectives
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.latency.collectives import exchanges
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -40,6 +42,7 @@ from pg_tensile.planning.trace.trace import Trace
 from tests.documents import REPOSITORY, blocks
 
 DEADLOCK_S = 60
+ALL_REDUCE_NOW = dist.all_reduce
 FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
 
 
@@ -160,11 +163,70 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def plan_of(policy: str, trace: Trace, part: float) -> Plan:
     """Return a plan; `joint` within a part of the memory between the least and what the trace takes without a plan."""
+    if policy == "moving buckets":
+        return moving_buckets(trace)
     if policy != "joint":
         return POLICIES[policy]({0: trace}, FAST, None)[0]
     planner = JobPlanner(trace, FAST)
     least = least_bytes(trace)
     return planner.within(int(least + part * (planner.vanilla.device_peak_bytes - least))).plan
+
+
+def moving_buckets(trace: Trace) -> Plan:
+    """Return a plan that copies each bucket out, frees it and copies it back in while it is exchanged."""
+    events = []
+    for begin, wait, tensor in exchanges(trace):
+        if wait > begin + 2:
+            events.append(Event(EventKind.SWAP_OUT, tensor, begin, begin + 1))
+            events.append(Event(EventKind.SWAP_IN, tensor, begin + 1, wait))
+    assert events
+    return Plan.build(events)
+
+
+class Late(NamedTuple):
+    """A collective that exchanges nothing before it is waited for."""
+
+    arguments: tuple[Any, ...]
+    done: list[bool]
+
+    def wait(self) -> None:
+        if not self.done:
+            ALL_REDUCE_NOW(*self.arguments)
+            self.done.append(True)
+
+
+@contextmanager
+def late_exchanges() -> Iterator[list[int]]:
+    """Have collectives that are asynchronous exchange nothing before they are waited for; yield how many buckets have
+    been copied out. Raises AssertionError if one is copied out before."""
+    begun: list[Late] = []
+    copied: list[int] = []
+    copy_out = Swapper.copy_out
+
+    def all_reduce(*arguments: Any, async_op: bool) -> Late:
+        begun.append(Late(arguments, []))
+        return begun[-1]
+
+    def watched(self: Swapper, tensor: int, *arguments: Any, **options: Any) -> None:
+        storage = self.storage(tensor)._cdata
+        exchanged = [late for late in begun if late.arguments[0].untyped_storage()._cdata == storage]
+        assert all(late.done for late in exchanged), "a bucket is copied out that is exchanged"
+        copied.append(len(exchanged))
+        copy_out(self, tensor, *arguments, **options)
+
+    dist.all_reduce, Swapper.copy_out = all_reduce, watched  # type: ignore[assignment, method-assign]
+    try:
+        yield copied
+    finally:
+        dist.all_reduce, Swapper.copy_out = ALL_REDUCE_NOW, copy_out  # type: ignore[method-assign]
+
+
+def planned_late(job: Job, policies: Sequence[str]) -> dict[str, Tensor]:
+    """Train as `planned`, on the slowest network that there can be."""
+    with late_exchanges() as copied:
+        result = planned(job, policies)
+        assert any(copied) == (policies[dist.get_rank() % len(policies)] == "moving buckets")
+        return result
 
 
 def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float] = (0.5,)) -> dict[str, Tensor]:
@@ -202,6 +264,26 @@ def eager(job: Job) -> dict[str, Tensor]:
     for inputs, targets, share in job.batches():
         step.step(inputs, targets, share=share)
     return weights(model)
+
+
+def eager_progress(job: Job) -> list[int]:
+    """Train as `eager`, and return how many collectives have begun when the last gradient of each step arrives."""
+    model, begun, found = job.net(), [0], []
+    step = EagerStep(model, job.spec(dist.get_world_size()))
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        begun[0] += 1
+        return ALL_REDUCE_NOW(*arguments, **options)
+
+    model.conv.weight.register_hook(lambda gradient: found.append(begun[0]))
+    dist.all_reduce = counted
+    try:
+        for inputs, targets, share in job.batches():
+            begun[0] = 0
+            step.step(inputs, targets, share=share)
+    finally:
+        dist.all_reduce = ALL_REDUCE_NOW
+    return found
 
 
 def parallel(job: Job, weighted: bool = False) -> dict[str, Tensor]:
@@ -248,7 +330,7 @@ def collectives(job: Job, policies: Sequence[str]) -> list[tuple[int, ...]]:
 
 def step_of(ranks: int) -> None:
     """Take a step of so many ranks."""
-    ALL_REDUCE([torch.ones(3)], torch.zeros((), dtype=torch.int64), torch.tensor(0.5, dtype=torch.float64), ranks)
+    ALL_REDUCE(torch.ones(3), torch.zeros((), dtype=torch.int64), torch.tensor(0.5, dtype=torch.float64), ranks)
 
 
 def different() -> None:

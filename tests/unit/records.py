@@ -11,7 +11,7 @@ import numpy as np
 
 from pg_tensile.client.record import JobRecord, Planned
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
-from pg_tensile.planning.latency.collectives import ALL_REDUCE
+from pg_tensile.planning.latency.collectives import ALL_REDUCE, WAIT
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
@@ -122,19 +122,29 @@ def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RT
 
 
 def reduced(trace: Trace, ranks: int = 2, every: int = 4) -> Trace:
-    """Return the trace with an all-reduce after every few operators of the backward pass, which lasts 250 µs."""
+    """Return the trace with an all-reduce after every few gradients, for which it waits 250 µs, as soon as the next one
+    has begun."""
     operators: list[Operator] = []
     behind = 0
+    begun: list[int] = []  # tensors
     for operator in trace.operators:
         operators.append(operator)
         made = [access.tensor for access in operator.accesses if access.mode == Mode.CREATE]
         gradients = [tensor for tensor in made if trace.tensor_kind[tensor] == Kind.GRADIENT]
         behind += bool(gradients)
         if gradients and behind % every == 0:
-            accesses = tuple(Access(tensor, Mode.WRITE) for tensor in gradients)
-            signature = f"[f32[4]], i64[], f64[], {ranks}"
-            operators.append(Operator(ALL_REDUCE, Phase.OPTIMIZER, accesses, signature=signature, latency_us=250.0))
+            signature = f"f32[4], i64[], f64[], {ranks}"
+            write = Access(gradients[0], Mode.WRITE)
+            operators.append(Operator(ALL_REDUCE, Phase.OPTIMIZER, (write,), signature=signature, latency_us=2.0))
+            begun += gradients[:1]
+            if len(begun) > 1:
+                operators.append(_wait_for(begun.pop(0)))
+    operators[-1:] = [*map(_wait_for, begun), operators[-1]]
     return Trace.build(operators, trace.tensors, trace.device)
+
+
+def _wait_for(tensor: int) -> Operator:
+    return Operator(WAIT, Phase.OPTIMIZER, (Access(tensor, Mode.WRITE),), latency_us=250.0)
 
 
 def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generation: int = 3) -> Planned:

@@ -18,7 +18,6 @@ from pg_tensile.execution.capture.fakes import UNKNOWN_SIZES
 from pg_tensile.execution.capture.recorder import Record
 from pg_tensile.execution.capture.schema import is_random, modes, mutates
 from pg_tensile.execution.capture.spec import StepSpec
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.planning.trace.rows import OUTPUT, PLACEHOLDER
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
@@ -258,7 +257,6 @@ class _Builder:
             random=is_random(call.target),
             flops=record.flops,
             bytes=moved,
-            workspace_bytes=self._bucket_bytes(call),
             signature=self._signature(call),
             module=record.module,
             source=record.source,
@@ -268,13 +266,6 @@ class _Builder:
     def _bytes(self, slot: int) -> int:
         value = self.values[slot]
         return math.prod(value.shape) * value.dtype.itemsize
-
-    def _bucket_bytes(self, call: Call) -> int:
-        """Return the bytes of the copy that a collective exchanges; 0 for a single gradient, which is not copied."""
-        if call.target != ALL_REDUCE:
-            return 0
-        slots = [slot.index for slot in call.args[0]]
-        return 0 if len(slots) == 1 and _is_contiguous(self.values[slots[0]]) else sum(map(self._bytes, slots))
 
     def _signature(self, call: Call) -> str:
         parts = [self._describe(argument) for argument in call.args]

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pg_tensile.errors import TrainingError
 from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY, average, average_states, make_state
 from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
 from pg_tensile.execution.capture.training_step import forward_loss, micro_batches, output_of
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, arrivals, buckets
+from pg_tensile.execution.distributed.all_reduce import arrivals, buckets
+from pg_tensile.execution.distributed.eager_exchange import EagerExchange
 from pg_tensile.execution.distributed.group import check_alike
 
 
@@ -60,7 +60,7 @@ class EagerStep:
         self.spec = spec
         self.optimizer = make_optimizer(model, spec.optimizer, one_group)
         self._trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._buckets: list[list[str]] | None = None  # known after the first backward, and the same for all steps
+        self._exchange: EagerExchange | None = None  # known after the first backward, and the same for all steps
 
     def step(
         self,
@@ -81,20 +81,16 @@ class EagerStep:
         self.optimizer.zero_grad(set_to_none=True)
         total: Tensor | None = None
         outputs: list[Tensor] = []
-        for part, part_targets in micro_batches(inputs, targets, self.spec.accumulation):
+        share = 1 / self.spec.ranks.size if self.spec.ranks is not None and share is None else share
+        parts = micro_batches(inputs, targets, self.spec.accumulation)
+        for number, (part, part_targets) in enumerate(parts, 1):
             picked, loss = forward_loss(self.model, part, part_targets, self.spec)
             total = loss.detach() if total is None else total + loss.detach()
             if self.spec.returns_outputs:
                 outputs.append(output_of(picked))
-            if self.spec.ranks is None or self._buckets is not None:
-                loss.backward()
-                continue
-            with arrivals(self._trainable) as order:
-                loss.backward()
-            self._buckets = buckets(self._trainable, order, self.spec.ranks.bucket_bytes)
-            check_alike("the gradients that they exchange", str(self._buckets))
-        if self.spec.ranks is not None:
-            self._exchange(self.spec.ranks.size, share)
+            self._backward(loss, share, number == len(parts))
+        if self._exchange is not None:
+            self._exchange.end()
         if self.spec.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
         self.optimizer.step()
@@ -102,19 +98,24 @@ class EagerStep:
         assert total is not None
         return EagerResult(total, tuple(outputs))
 
-    @torch.no_grad()
-    def _exchange(self, ranks: int, share: float | None) -> None:
-        """Average the gradients over all ranks. Raises TrainingError if there are not those of the first step."""
-        assert self._buckets is not None
-        gradients = {name: parameter.grad for name, parameter in self._trainable.items() if parameter.grad is not None}
-        different = gradients.keys() ^ {name for bucket in self._buckets for name in bucket}
-        if different:
-            hint = "Train it as a single process."
-            raise TrainingError(f'not every step has a gradient of "{min(different)}", which ranks need', hint=hint)
-        turn = torch.zeros((), dtype=torch.int64)
-        part = torch.tensor(1 / ranks if share is None else share, dtype=torch.float64)
-        for bucket in self._buckets:
-            ALL_REDUCE([gradients[name] for name in bucket], turn, part, ranks)
+    def _backward(self, loss: Tensor, share: float | None, last: bool) -> None:
+        """Compute gradients, and begin to exchange those of the `last` part of a batch."""
+        if self.spec.ranks is None:
+            loss.backward()
+            return
+        assert share is not None
+        if self._exchange is not None:
+            if last:
+                self._exchange.begin(share)
+            loss.backward()
+            return
+        with arrivals(self._trainable) as order:
+            loss.backward()
+        names = buckets(self._trainable, order, self.spec.ranks.bucket_bytes)
+        check_alike("the gradients that they exchange", str(names))
+        self._exchange = EagerExchange(self._trainable, names, self.spec.ranks.size)
+        if last:
+            self._exchange.begin(share, arrived=True)
 
     @torch.no_grad()
     def _average(self) -> None:

@@ -19,7 +19,8 @@ import torch
 
 from pg_tensile.execution.capture.captured import Captured
 from pg_tensile.execution.capture.schema import FUSED_UPDATES
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
+from pg_tensile.execution.distributed.all_reduce import COLLECTIVES
+from pg_tensile.planning.latency.collectives import BUCKET
 from pg_tensile.planning.trace.trace import Kind, Mode, Operator, Trace
 
 UPDATES = frozenset(str(update) for update in FUSED_UPDATES)
@@ -29,17 +30,22 @@ AVERAGE_UPDATE = str(torch.ops.aten.lerp_.Tensor)
 def early_update(captured: Captured) -> Captured:
     """Return the same step with its updates moved up. Tensors, slots and persistent values keep their indices."""
     operators = list(captured.trace.operators)
-    return _moved(captured, [*_collectives(operators), *_updates(operators, captured.trace)])
+    return _moved(captured, [*_collectives(captured.trace), *_updates(operators, captured.trace)])
 
 
 def early_collectives(captured: Captured) -> Captured:
     """Return the same step of several ranks with its collectives moved up, as `early_update` does."""
-    return _moved(captured, _collectives(captured.trace.operators))
+    return _moved(captured, _collectives(captured.trace))
 
 
-def _collectives(operators: Sequence[Operator]) -> list[list[int]]:
-    """Return the collectives, each by itself, in execution order."""
-    return [[index] for index, operator in enumerate(operators) if operator.target == str(ALL_REDUCE)]
+def _collectives(trace: Trace) -> list[list[int]]:
+    """Return the operators of each collective, in execution order: a bucket's copy with its beginning, or its end."""
+    groups = []
+    for index, operator in enumerate(trace.operators):
+        if operator.target in COLLECTIVES:
+            made = int(trace.tensor_first[operator.accesses[0].tensor])
+            groups.append([made, index] if trace.target[made] == BUCKET and made == index - 1 else [index])
+    return groups
 
 
 def _moved(captured: Captured, groups: Sequence[Sequence[int]]) -> Captured:

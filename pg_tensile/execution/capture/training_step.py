@@ -17,7 +17,7 @@ from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture import optimizers
 from pg_tensile.execution.capture.recorder import Recorder
 from pg_tensile.execution.capture.spec import StepSpec
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, arrivals, buckets
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, WAIT, arrivals, bucket_of, buckets, pipelined
 from pg_tensile.planning.trace.trace import Phase
 
 
@@ -123,13 +123,23 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
         total = losses[0]
         for later in losses[1:]:
             total = total + later
+        computed = dict(gradients.kept)
         if spec.ranks is not None:
-            for bucket in buckets(trainable, order, spec.ranks.bucket_bytes):
-                ALL_REDUCE([gradients.kept[name] for name in bucket], turn, tensors.share, spec.ranks.size)
+            names = buckets(trainable, order, spec.ranks.bucket_bytes)
+            exchanged = []
+            for begins, number in pipelined(len(names)):
+                if begins:
+                    bucket, views = bucket_of([computed[name] for name in names[number]])
+                    exchanged.append(bucket)
+                    gradients.kept |= zip(names[number], views, strict=True)
+                    ALL_REDUCE(bucket, turn, tensors.share, spec.ranks.size)
+                else:
+                    WAIT(exchanged[number], turn)
+            computed |= {f"bucket{number}": bucket for number, bucket in enumerate(exchanged) if len(names[number]) > 1}
         _clip(trainable, gradients.kept, spec)
         for name, gradient in gradients.kept.items():
             optimizers.update(spec.optimizer, trainable[name], gradient, tensors.states[name], tensors.learning_rate)
-    return StepResult(total, tuple(outputs), gradients.kept)
+    return StepResult(total, tuple(outputs), computed)
 
 
 def evaluate(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder, with_loss: bool) -> StepResult:

@@ -1,12 +1,17 @@
-"""Operator `pg_tensile::all_reduce_`: a bucket of gradients, averaged in place over all ranks.
+"""Operators `all_reduce_` and `wait_`: a bucket of gradients, averaged in place over all ranks.
 
-It is a collective of torch.distributed: every rank executes the same collectives in the same order, whatever its plan,
-or all of them wait for each other. So each collective of a step changes one tensor, the step's `turn`, and by the rules
-for tensors that are changed in place no plan reorders two of them, and none executes one a second time.
+The first begins, the second ends. The operators between them, those of the backward pass for the next bucket, are
+executed while the network is busy. In between a bucket belongs to the collective: nothing reads or writes it.
+
+They are collectives of torch.distributed: every rank executes the same ones in the same order, whatever its plan, or
+all of them wait for each other. So each operator changes one tensor, the step's `turn`, and by the rules for tensors
+that are changed in place no plan reorders two of them, and none executes one a second time. It also makes them end in
+the order in which they begin.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,41 +23,55 @@ from torch import Tensor, nn
 from pg_tensile.errors import ExecutorError
 
 _LIBRARY = torch.library.Library("pg_tensile", "DEF")
-_LIBRARY.define("all_reduce_(Tensor(a!)[] gradients, Tensor(b!) turn, Tensor share, int ranks) -> ()")
+_LIBRARY.define("all_reduce_(Tensor(a!) bucket, Tensor(b!) turn, Tensor share, int ranks) -> ()")
+_LIBRARY.define("wait_(Tensor(a!) bucket, Tensor(b!) turn) -> ()")
 
 
-def _all_reduce_(gradients: Sequence[Tensor], turn: Tensor, share: Tensor, ranks: int) -> None:
-    """Replace each gradient by the sum over all ranks of `share` times the rank's gradient.
+def _all_reduce_(bucket: Tensor, turn: Tensor, share: Tensor, ranks: int) -> None:
+    """Begin to replace the bucket by the sum over all ranks of `share` times the rank's bucket.
 
-    `gradients` are of one type, `turn` int64 and `share` float64 without dimensions on the CPU: the rank's part of the
-    batch's rows. The sum has the same bits on all ranks and in every run. Raises ExecutorError unless this process is
-    one of `ranks` in torch.distributed's default group."""
+    `turn` is int64 and `share` float64, without dimensions, on the CPU; the share is the rank's part of the batch's
+    rows. The sum has the same bits on all ranks and in every run. Raises ExecutorError unless this process is one of
+    `ranks` in torch.distributed's default group."""
     check_group(ranks)
-    first = gradients[0]
-    in_place = len(gradients) == 1 and first.is_contiguous()
-    flat = first.view(-1) if in_place else torch.cat([gradient.reshape(-1) for gradient in gradients])
-    flat.mul_(share.item())
+    if not turn.item():
+        _under_way.clear()  # what a failed step has left
     turn.add_(1)
+    bucket.mul_(share.item())
     _begun[0] += 1
-    dist.all_reduce(flat)
-    if not in_place:
-        for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-            gradient.copy_(part.view(gradient.shape))
+    _under_way.append(dist.all_reduce(bucket, async_op=True))
 
 
-def _fake(gradients: Sequence[Tensor], turn: Tensor, share: Tensor, ranks: int) -> None:
-    """Do nothing: the operator returns nothing, and changes no shape."""
+def _wait_(bucket: Tensor, turn: Tensor) -> None:
+    """Wait for the sum of the bucket, the first of those under way. Raises the errors of torch.distributed."""
+    turn.add_(1)
+    _under_way.popleft().wait()
+
+
+def _no_result(*arguments: object) -> None:
+    """Do nothing: the operators return nothing, and change no shape."""
 
 
 _LIBRARY.impl("all_reduce_", _all_reduce_, "CompositeExplicitAutograd")
-torch.library.register_fake("pg_tensile::all_reduce_", _fake, lib=_LIBRARY)
+_LIBRARY.impl("wait_", _wait_, "CompositeExplicitAutograd")
+torch.library.register_fake("pg_tensile::all_reduce_", _no_result, lib=_LIBRARY)
+torch.library.register_fake("pg_tensile::wait_", _no_result, lib=_LIBRARY)
 ALL_REDUCE = torch.ops.pg_tensile.all_reduce_.default
+WAIT = torch.ops.pg_tensile.wait_.default
+COLLECTIVES = frozenset(map(str, (ALL_REDUCE, WAIT)))
 _begun = [0]
+_under_way: deque[dist.Work] = deque()  # the operators do not return it, because a plan could move it
 
 
 def begun() -> int:
     """Return how many of these collectives the process has begun; a step that has begun one must not be repeated."""
     return _begun[0]
+
+
+def land() -> None:
+    """Wait for all buckets under way, which may be read afterwards. Each still has its `wait_` to come."""
+    for work in _under_way:
+        work.wait()
 
 
 def check_group(ranks: int) -> None:
@@ -85,6 +104,34 @@ def arrivals(parameters: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def bucket_of(gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients in one piece of memory, [elements], and a view of it for each gradient, in its layout.
+
+    Gradients are of one type, and dense or contiguous, as autograd's are. A single one stays where it is."""
+    flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
+    if len(gradients) == 1:
+        return flat[0], list(gradients)
+    bucket = torch.cat(flat)
+    views, offset = [], 0
+    for gradient in gradients:
+        views.append(bucket.as_strided(gradient.shape, gradient.stride(), offset))
+        offset += gradient.numel()
+    return bucket, views
+
+
+def pipelined(count: int) -> Iterator[tuple[bool, int]]:
+    """Yield the order of a step's collectives: (True, n) where bucket n begins, (False, n) where it is waited for.
+
+    A bucket is waited for when the next one has begun, so that the network always has one, and no more than two buckets
+    are in memory."""
+    for number in range(count):
+        yield True, number
+        if number:
+            yield False, number - 1
+    if count:
+        yield False, count - 1
 
 
 def buckets(parameters: Mapping[str, nn.Parameter], order: Sequence[str], most_bytes: int) -> list[list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pg_tensile.execution.capture.captured import Captured, Slot
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
+from pg_tensile.execution.distributed.all_reduce import COLLECTIVES
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
@@ -54,7 +54,7 @@ class Alone:
         tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
         needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
         possible = needed <= self._limit_bytes and not self._captured.unknown_sizes.intersection(tensors.tolist())
-        possible &= trace.target[operator] != str(ALL_REDUCE)
+        possible &= trace.target[operator] not in COLLECTIVES
         if not possible:
             self.failed.add(trace.target[operator])
         return possible

@@ -15,6 +15,7 @@ import numpy as np
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.execution.runtime.functions import Functions
 from pg_tensile.execution.runtime.program import ALLOCATE, BEGIN_GROUP, Instruction, Program, Work
+from pg_tensile.planning.latency.collectives import exchanges
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import Action, ActionKind
 from pg_tensile.planning.plan.memory import Arena
@@ -50,7 +51,7 @@ def compile_program(
     ]
     delays = [0] * len(sequence.plan) if delays_in_program else sequence.plan.rows["delay_us"].tolist()
     codecs = sequence.plan.rows["codec"].tolist()
-    works = _works(functions, sequence)
+    works = _works(functions, sequence, actions)
     instructions = [
         Instruction(code, step, tensor, works[step] if code is ActionKind.RUN else None, keeps, event, delay_us, codec)
         for (code, step, tensor, event), keeps in zip(placed, _kept(sequence, keys, works, placed), strict=True)
@@ -108,8 +109,9 @@ def _kept(sequence: AccessSequence, keys: Sequence[int], works: Sequence[Work], 
     return kept
 
 
-def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
+def _works(functions: Functions, sequence: AccessSequence, actions: Sequence[Action]) -> list[Work]:
     """Return the operator call of each step."""
+    landing = _left_while_exchanged(sequence, actions)
     trace, sizes, created_by = sequence.trace, sequence.trace.tensor_bytes.tolist(), _created(sequence.trace)
     steps, events, scratch = sequence.steps.tolist(), sequence.step_event.tolist(), sequence.scratch_bytes.tolist()
     captured = trace.captured_operator.tolist()
@@ -122,11 +124,27 @@ def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
             function, tensors = functions.recompute(operator, tensor), [tensor] if tensor in tensors else []
         elif index in recomputed and trace.random[index]:
             function = functions.remembering(operator)
+        elif index in landing:
+            function = functions.landing(operator)
         else:
             function = functions.plain(operator)
         created = {functions.keys[tensor]: sizes[tensor] for tensor in tensors}
         works.append(Work(function, operator, created, sum(created.values()) + scratch[step], scratch[step]))
     return works
+
+
+def _left_while_exchanged(sequence: AccessSequence, actions: Sequence[Action]) -> set[int]:
+    """Return the operators that begin a collective whose tensor is copied out before the wait for it."""
+    copied: dict[int, list[int]] = {}
+    for action in actions:
+        if action.kind is ActionKind.COPY_OUT:
+            copied.setdefault(action.tensor, []).append(action.step)
+    step = sequence.operator_step
+    return {
+        exchange.begin
+        for exchange in exchanges(sequence.trace)
+        if any(step[exchange.begin] <= at < step[exchange.wait] for at in copied.get(exchange.tensor, ()))
+    }
 
 
 def _created(trace: Trace) -> list[list[int]]:

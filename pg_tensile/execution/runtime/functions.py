@@ -13,6 +13,7 @@ import torch
 
 from pg_tensile.errors import ExecutorError
 from pg_tensile.execution.capture.captured import Call, Captured, Slot, copy_into, empty_like_value, flat_results
+from pg_tensile.execution.distributed.all_reduce import land
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.planning.trace.trace import Mode
 
@@ -70,6 +71,16 @@ class Functions:
         def run(values: Values) -> None:
             states[operator] = device.generator_state()
             function(values)
+
+        return run
+
+    def landing(self, operator: int) -> Function:
+        """Return the function of an operator that begins a collective, and waits for it: the plan moves the tensor."""
+        function = self._plain[operator]
+
+        def run(values: Values) -> None:
+            function(values)
+            land()
 
         return run
 

@@ -27,13 +27,13 @@ from pg_tensile.execution.capture import Captured, OptimizerSpec, RankSpec, Step
 from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.execution.distributed.group import check_alike, is_grouped, rows_here
 from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
+from pg_tensile.planning.latency.collectives import exchanged_names, exchanges
 from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.trace.trace import Mode, Trace
+from pg_tensile.planning.trace.trace import Trace
 
 EVALUATION_ROWS = 4096  # limits of an evaluation batch, unless the training batch is larger
 EVALUATION_BYTES = 4 << 20
@@ -287,9 +287,7 @@ def check_collectives(graphs: Graphs) -> None:
 
 def _exchanged(captured: Captured) -> str:
     """Return the names of the gradients in each collective of a training step, in order."""
-    names, target = captured.trace.tensor_name, str(ALL_REDUCE)
-    collectives = [operator for operator in captured.trace.operators if operator.target == target]
-    return str([[names[t] for t, mode in operator.accesses if mode == Mode.WRITE] for operator in collectives])
+    return str([exchanged_names(captured.trace, exchange) for exchange in exchanges(captured.trace)])
 
 
 def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:

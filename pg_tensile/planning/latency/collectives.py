@@ -16,13 +16,16 @@ The network is not known when a job starts; measured steps replace the estimate,
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.planning.trace.trace import Floats, Mode, Trace
 
-ALL_REDUCE = "pg_tensile.all_reduce_.default"  # its last argument is the number of ranks
+ALL_REDUCE = "pg_tensile.all_reduce_.default"  # begins; its last argument is the number of ranks
+BUCKET = "aten.cat.default"  # makes a tensor of several gradients
+WAIT = "pg_tensile.wait_.default"  # ends those that have begun, in their order
 
 
 class Link(NamedTuple):
@@ -77,20 +80,60 @@ def hierarchical_us(nbytes: float, machines: int, devices: int, within: Link, be
     return ring_us(nbytes, devices, within) + outside
 
 
-def network_us(trace: Trace) -> Floats:
-    """Return float64[operators], µs: the time of each collective on the network; 0 for all other operators.
+def with_network_us(trace: Trace, latency_us: Floats) -> Floats:
+    """Return float64[operators], µs: the latencies, and what each wait for a collective takes longer because of it.
 
-    The ranks are taken to be on machines of their own, on a ring of 10 Gbit/s Ethernet.
+    A collective is under way while the operators between its beginning and its wait are executed, and the network has
+    one at a time. The ranks are taken to be on machines of their own, on a ring of 10 Gbit/s Ethernet.
     """
-    network = np.zeros(trace.operator_count)
-    for operator in collectives(trace):
-        network[operator] = ring_us(reduced_bytes(trace, operator), rank_count(trace, operator), ETHERNET_10)
-    return network
+    waited_us = latency_us.copy()
+    under_way = {exchange.wait: exchange for exchange in exchanges(trace)}
+    begins = {exchange.begin: exchange for exchange in under_way.values()}
+    now = free = 0.0
+    ends: deque[float] = deque()
+    for operator, us in enumerate(latency_us.tolist()):
+        now += us
+        if operator in begins:
+            nbytes, ranks = reduced_bytes(trace, operator), rank_count(trace, operator)
+            free = max(now, free) + ring_us(nbytes, ranks, ETHERNET_10)
+            ends.append(free)
+        elif operator in under_way:
+            longer = max(0.0, ends.popleft() - now)
+            waited_us[operator] += longer
+            now += longer
+    return waited_us
+
+
+class Exchange(NamedTuple):
+    """A collective: the operators that begin it and wait for it, and the tensor that it changes meanwhile."""
+
+    begin: int
+    wait: int
+    tensor: int
+
+
+def exchanges(trace: Trace) -> list[Exchange]:
+    """Return the collectives in their order."""
+    return [
+        Exchange(begin, wait, int(trace.access_tensor[trace.access_start[begin]]))
+        for begin, wait in zip(collectives(trace), _with_target(trace, WAIT), strict=True)
+    ]
+
+
+def exchanged_names(trace: Trace, exchange: Exchange) -> list[str]:
+    """Return the names of the gradients that are exchanged: of those in the bucket, or of the tensor itself."""
+    made = trace.operators[int(trace.tensor_first[exchange.tensor])]
+    sources = [tensor for tensor, mode in made.accesses if mode == Mode.READ] if made.target == BUCKET else []
+    return [trace.tensor_name[tensor] for tensor in sources or [exchange.tensor]]
 
 
 def collectives(trace: Trace) -> list[int]:
-    """Return the indices of the operators that are collectives."""
-    codes = [code for code, target in enumerate(trace.target.values) if target == ALL_REDUCE]
+    """Return the operators that begin collectives."""
+    return _with_target(trace, ALL_REDUCE)
+
+
+def _with_target(trace: Trace, target: str) -> list[int]:
+    codes = [code for code, value in enumerate(trace.target.values) if value == target]
     found: list[int] = np.flatnonzero(np.isin(trace.target.codes, codes)).tolist()
     return found
 

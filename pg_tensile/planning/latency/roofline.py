@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.latency.collectives import network_us
+from pg_tensile.planning.latency.collectives import with_network_us
 from pg_tensile.planning.trace.trace import Trace
 
 SMALLEST_US = 0.01  # of an operator that neither computes nor moves a byte, on a device without launch overhead
@@ -31,12 +31,14 @@ def total_us(trace: Trace, profile: DeviceProfile) -> float:
 
 
 def estimate(trace: Trace, profile: DeviceProfile) -> np.ndarray:
-    """Return float64[operators], µs: `work_us` plus the launch.
+    """Return float64[operators], µs: the latency on the device, and of waits for collectives what is left of the time
+    on the network. Never zero for an operator that is executed, and never NaN."""
+    return with_network_us(trace, on_device_us(trace, profile))
 
-    Placeholder and output take the time of their tensors on the link, collectives that on the network besides. Never
-    zero for an operator that is executed, and never NaN.
-    """
-    latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US) + network_us(trace)
+
+def on_device_us(trace: Trace, profile: DeviceProfile) -> np.ndarray:
+    """Return float64[operators], µs: `work_us` plus the launch; of placeholder and output, their tensors' on the link."""
+    latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US)
     latency[0] = profile.transfer_us(_accessed_bytes(trace, 0), Direction.IN)
     latency[-1] = profile.transfer_us(_accessed_bytes(trace, trace.operator_count - 1), Direction.OUT)
     return latency

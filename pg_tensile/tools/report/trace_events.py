@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
-from pg_tensile.planning.latency.collectives import collectives, rank_count, reduced_bytes
+from pg_tensile.planning.latency.collectives import exchanges, rank_count, reduced_bytes
 from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
 from pg_tensile.planning.waterwave.groups import bytes_to_groups
@@ -177,18 +177,21 @@ def _groups(record: JobRecord, iteration: Iteration) -> Iterator[Event]:
 
 
 def _collectives(iteration: Iteration) -> Iterator[Event]:
-    """Yield the all-reduces, which are in the lane of the compute as well, with the bytes that they average."""
+    """Yield the all-reduces, each from its beginning to the end of the wait for it, with the bytes that it averages.
+
+    One that begins before the last one is waited for is shown from then on: the network has one at a time."""
     trace, timeline = iteration.trace, iteration.timeline
-    known = set(collectives(trace))
-    if known:
-        yield from _lane(COLLECTIVES, "collectives")
-    for step, operator in enumerate(timeline.steps.tolist()):
-        if operator in known:
-            start_us = max(timeline.step_start_us[step], timeline.step_end_us[step - 1] if step else 0.0)
-            args = {"step": step, "operator": operator, "ranks": rank_count(trace, operator)}
-            args |= {"bytes": reduced_bytes(trace, operator)}
-            end_us = float(timeline.step_end_us[step])
-            yield _slice(COLLECTIVES, "collective", "all-reduce", float(start_us), end_us, args)
+    step_of = {operator: step for step, operator in enumerate(timeline.steps.tolist())}
+    end_us = 0.0
+    for number, exchange in enumerate(exchanges(trace)):
+        if not number:
+            yield from _lane(COLLECTIVES, "collectives")
+        step = step_of[exchange.begin]
+        args = {"step": step, "operator": exchange.begin, "ranks": rank_count(trace, exchange.begin)}
+        args |= {"bytes": reduced_bytes(trace, exchange.begin)}
+        start_us = max(end_us, float(timeline.step_end_us[step]))
+        end_us = float(timeline.step_end_us[step_of[exchange.wait]])
+        yield _slice(COLLECTIVES, "collective", "all-reduce", start_us, end_us, args)
 
 
 def _ranks(record: JobRecord, iteration: Iteration) -> Iterator[Event]:

@@ -67,6 +67,22 @@ def test_plans_of_the_ranks_do_not_matter(ranks: Ranks, job: Job) -> None:
         assert all(same(expected, one) for one in found), policies
 
 
+def test_eager_backward_passes_exchange_as_they_go(ranks: Ranks) -> None:
+    """The first one finds out in which order gradients come; of a batch in two parts, the second one exchanges them."""
+    assert ranks.call(2, ranked.eager_progress, Job(bucket_bytes=1, rows=(8, 8))) == [[0, 6], [0, 6]]
+    parts = Job(bucket_bytes=1, rows=(8, 8), accumulation=2)
+    assert ranks.call(2, ranked.eager_progress, parts) == [[0, 6, 0, 6]] * 2
+
+
+def test_a_bucket_that_a_plan_moves_has_been_exchanged_before(ranks: Ranks) -> None:
+    """Otherwise the copy on the host has what was there before."""
+    job = Job(bucket_bytes=3000)
+    expected, _ = ranks.call(2, ranked.planned, job)
+    for policies in [("none",), ("moving buckets",), ("moving buckets", "none")]:
+        found = ranks.call(2, ranked.planned_late, job, policies)
+        assert all(same(expected, one) for one in found), policies
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_runs_repeat_to_the_bit(ranks: Ranks, size: int) -> None:
     job = Job(dropout=0.5, bucket_bytes=3000)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from pg_tensile.errors import BudgetError, MeasurementError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, RankSpec, StepSpec, capture
-from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, arrivals, buckets
+from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, WAIT, arrivals, buckets
 from pg_tensile.execution.measuring.operators import Calibration
 from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.host import HostDevice
@@ -21,12 +25,13 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.trace.trace import Mode
+from pg_tensile.planning.trace.trace import Mode, Phase
 from tests.unit.graphs import random_order
 from tests.unit.ranked import FAST
 from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS
 
+GRADIENT_BYTES = 4 * (9 * 16 + 17 * 16 + 17 * 3)
 NETWORKS = {name: {**NAMED, **HABITS}[name] for name in ("resnet50", "gpt2", "bert", "lstm", "shared", "clipped_sgd")}
 
 
@@ -40,21 +45,26 @@ def step(
 
 
 def exchanged(captured: Captured) -> list[list[str]]:
-    """Return the names of what each collective changes, in order."""
+    """Return the names of the gradients of each collective, in order."""
     trace = captured.trace
-    accesses = [operator.accesses for operator in trace.operators if operator.target == str(ALL_REDUCE)]
-    return [[trace.tensor_name[tensor] for tensor, mode in row if mode == Mode.WRITE] for row in accesses]
+    return [collectives.exchanged_names(trace, exchange) for exchange in collectives.exchanges(trace)]
 
 
 def places(captured: Captured, target: str) -> list[int]:
     return [index for index, operator in enumerate(captured.trace.operators) if target in operator.target]
 
 
+def ring_us(nbytes: float) -> float:
+    """Return the time of an all-reduce by three ranks."""
+    link = collectives.ETHERNET_10
+    return 2 * 2 * link.latency_us + 2 * 2 / 3 * nbytes / link.bytes_per_s * 1e6
+
+
 # ---- buckets ---------------------------------------------------------------------------------------------------------
 
 
 def test_buckets_are_filled_in_the_order_of_backward() -> None:
-    names = [bucket[:-1] for bucket in exchanged(step(bucket_bytes=1080))]
+    names = exchanged(step(bucket_bytes=1080))
     assert sorted(names[0]) == ["2.bias.grad", "3.bias.grad", "3.weight.grad"]
     assert names[1] == ["2.weight.grad"] and sorted(names[2]) == ["0.bias.grad", "0.weight.grad"]
     assert len(exchanged(step())) == 1 and len(exchanged(step(bucket_bytes=1))) == 6
@@ -91,30 +101,48 @@ def test_collectives_come_as_soon_as_their_gradients(early_update: bool) -> None
     captured = step(bucket_bytes=1080, early_update=early_update)
     trace, at = captured.trace, places(captured, "all_reduce_")
     assert at[0] < places(captured, "threshold_backward")[0]  # backward is not over
-    for collective in at:
-        before = collective - 1
-        while trace.target[before] == str(ALL_REDUCE):
-            before -= 1
-        changed = {tensor for tensor, mode in trace.operators[collective].accesses if mode == Mode.WRITE}
-        if collective - 1 == before:
-            assert changed & {tensor for tensor, _ in trace.operators[before].accesses}
+    for collective in at:  # a bucket of several gradients is made right before, and right after the last of them
+        made = trace.tensor_first[trace.operators[collective].accesses[0].tensor]
+        if trace.target[made] == collectives.BUCKET:
+            assert made == collective - 1
+            gradients = {tensor for tensor, mode in trace.operators[made].accesses if mode == Mode.READ}
+            assert gradients & {tensor for tensor, _ in trace.operators[made - 1].accesses}
     first_update = places(captured, "_fused_")[0]
     assert (first_update < places(captured, "threshold_backward")[0]) == early_update
 
 
 def test_updates_and_clipping_follow_the_collectives() -> None:
     captured = step(bucket_bytes=1, clip=1.0)
-    assert max(places(captured, "all_reduce_")) < min(places(captured, "vector_norm"))
+    assert max(places(captured, "wait_")) < min(places(captured, "vector_norm"))
     early = step(bucket_bytes=1)
     trace = early.trace
     reduced: set[int] = set()
     for operator in trace.operators:
         tensors = {tensor for tensor, _ in operator.accesses}
-        if operator.target == str(ALL_REDUCE):
+        if operator.target == collectives.WAIT:
             reduced |= tensors
         elif "_fused_" in operator.target:
             gradients = {tensor for tensor in tensors if trace.tensor_name[tensor].endswith(".grad")}
             assert gradients and gradients <= reduced
+
+
+@pytest.mark.parametrize("early_update", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_backward_pass_goes_on_while_the_network_is_busy(name: str, early_update: bool) -> None:
+    """A bucket is under way while gradients of the next one are computed, and no third one with it."""
+    model, inputs, targets, spec = NETWORKS[name].make()
+    trace = capture(
+        model, inputs, targets, StepSpec(**{**vars(spec), "ranks": RankSpec(2, 200)}), early_update=early_update
+    ).trace
+    exchanges = collectives.exchanges(trace)
+    for exchange, following in itertools.pairwise(exchanges):
+        assert exchange.begin < following.begin < exchange.wait
+        between = range(exchange.begin + 1, exchange.wait)
+        assert not any(trace.target[index] == str(ALL_REDUCE) and index != following.begin for index in between)
+        accessed = {tensor for index in between for tensor, _ in trace.operators[index].accesses}
+        assert exchange.tensor not in accessed
+    overlapped = [trace.phase[one.begin : one.wait] == Phase.BACKWARD for one in exchanges]
+    assert any(map(np.any, overlapped))
 
 
 def test_a_step_of_one_process_has_none() -> None:
@@ -146,34 +174,58 @@ def test_plans_of_networks_leave_collectives_as_they_are(name: str) -> None:
         assert [index for index in executed if index in set(wanted)] == wanted, policy
 
 
+MANY = step(bucket_bytes=1)
+
+
 # ---- times and memory ------------------------------------------------------------------------------------------------
 
 
 def test_the_estimate_has_the_time_on_the_network() -> None:
     captured = step()
-    (collective,) = places(captured, "all_reduce_")
-    network = collectives.network_us(captured.trace)
-    gradient_bytes = 4 * (9 * 16 + 17 * 16 + 17 * 3) + 8  # and the turn
-    link = collectives.ETHERNET_10
-    expected = 2 * 2 * link.latency_us + 2 * 2 / 3 * gradient_bytes / link.bytes_per_s * 1e6
-    assert network[collective] == pytest.approx(expected)
-    assert network.sum() == network[collective]
-    assert roofline.estimate(captured.trace, FAST)[collective] > expected
-    assert str(ALL_REDUCE) == collectives.ALL_REDUCE
+    (wait,) = places(captured, "wait_")
+    without = np.full(captured.trace.operator_count, 2.0)
+    longer = collectives.with_network_us(captured.trace, without) - without
+    assert longer[wait] == pytest.approx(ring_us(GRADIENT_BYTES + 8) - 2.0)  # and the turn; less the wait itself
+    assert longer.sum() == longer[wait]
+    assert roofline.estimate(captured.trace, FAST)[wait] > longer[wait]
+    assert (str(ALL_REDUCE), str(WAIT)) == (collectives.ALL_REDUCE, collectives.WAIT)
 
 
-def test_the_copy_of_a_bucket_is_its_workspace() -> None:
+@given(us=st.lists(st.floats(0.01, 1e3), min_size=60, max_size=60))
+def test_waits_take_what_is_left_of_the_time_on_the_network(us: list[float]) -> None:
+    trace = MANY.trace
+    latency = np.array((us * trace.operator_count)[: trace.operator_count])
+    waited = collectives.with_network_us(trace, latency)
+    exchanges = collectives.exchanges(trace)
+    assert (np.flatnonzero(waited != latency)[:, None] == [one.wait for one in exchanges]).any(1).all()
+    ended = np.cumsum(waited)
+    free = 0.0
+    for exchange in exchanges:
+        free = max(free, ended[exchange.begin]) + ring_us(collectives.reduced_bytes(trace, exchange.begin))
+        waits = latency[exchange.wait] < waited[exchange.wait] - 1e-9
+        assert ended[exchange.wait] >= free - 1e-6
+        assert not waits or ended[exchange.wait] == pytest.approx(free)
+
+
+def test_a_bucket_is_the_only_copy_of_its_gradients() -> None:
+    """They are freed when it is made, and updates read it; a single gradient is exchanged where it is."""
     several, single = step(), step(bucket_bytes=1)
-    assert several.trace.workspace_bytes[places(several, "all_reduce_")].tolist() == [4 * (9 * 16 + 17 * 16 + 17 * 3)]
-    assert not single.trace.workspace_bytes[places(single, "all_reduce_")].any()
+    (collective,) = places(several, "all_reduce_")
+    trace = several.trace
+    bucket = trace.operators[collective].accesses[0].tensor
+    assert (trace.tensor_name[bucket], trace.tensor_bytes[bucket]) == ("bucket0.grad", GRADIENT_BYTES)
+    for update in places(several, "_fused_"):
+        assert bucket in {tensor for tensor, _ in trace.operators[update].accesses}
+    assert not places(single, "aten.cat") and not any("bucket" in name for name in single.trace.tensor_name.values)
+    assert footprint(trace).device_peak_bytes >= trace.tensor_bytes[bucket]
 
 
 def test_collectives_are_not_measured_by_themselves() -> None:
     """There is no process group here, in which they could be executed."""
     captured = step()
     device = HostDevice(FAST)
-    workspaces, (collective,) = probe(captured, device, 1 << 30), places(captured, "all_reduce_")
-    assert workspaces[collective] == captured.trace.workspace_bytes[collective] > 0
+    workspaces = probe(captured, device, 1 << 30)
+    assert not workspaces[[*places(captured, "all_reduce_"), *places(captured, "wait_")]].any()
     with pytest.raises(MeasurementError, match="a step that waits for other ranks cannot be measured by itself"):
         Calibration([captured], device, 1 << 30)
     device.close()

@@ -1,4 +1,4 @@
-"""No policy's plan repeats a collective or changes the order of two: other ranks would wait for ever."""
+"""No policy's plan repeats a collective, or changes the order of any two: other ranks would wait for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.latency.collectives import ALL_REDUCE
+from pg_tensile.planning.latency.collectives import ALL_REDUCE, WAIT
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
@@ -24,24 +24,36 @@ BUDGETS = (0.0, 0.4, 1.0)  # of the memory between the least and what there is w
 
 
 def with_collectives(trace: Trace, random: Random) -> Trace:
-    """Return the trace with some all-reduces of tensors that it has created, which take turns."""
+    """Return the trace with some all-reduces of tensors that it has created, which take turns, and the waits for them.
+
+    Nothing accesses a tensor between the two."""
     turn = trace.tensor_count
     created = [tensor for tensor in range(turn) if not trace.persistent[tensor]]
     tensors = [*trace.tensors, Tensor(8, Kind.ACTIVATION, "turn", "i64", ())]
     first, *others = trace.operators
+    under_way: list[int] = []
+    last = len(others)
+
+    def written(tensor: int) -> tuple[Access, ...]:
+        return Access(tensor, Mode.WRITE), Access(turn, Mode.WRITE)
+
     operators = [first, Operator("aten.zeros.default", Phase.FORWARD, (Access(turn, Mode.CREATE),))]
     for index, operator in enumerate(others, 1):
         ready = [tensor for tensor in created if trace.tensor_first[tensor] < index]
-        if ready and random.random() < 0.5:
-            chosen = random.sample(ready, random.randint(1, min(3, len(ready))))
-            accesses = (*(Access(tensor, Mode.WRITE) for tensor in chosen), Access(turn, Mode.WRITE))
-            operators.append(Operator(ALL_REDUCE, Phase.OPTIMIZER, accesses, signature="[f32[4]], i64[], f64[], 2"))
+        used = {tensor for tensor, _ in operator.accesses}
+        while under_way and (under_way[0] in used or used & {*under_way} or random.random() < 0.3 or index == last):
+            operators.append(Operator(WAIT, Phase.OPTIMIZER, written(under_way.pop(0)), signature="f32[4], i64[]"))
+        ready = [tensor for tensor in ready if tensor not in {*under_way, *used}]
+        if ready and random.random() < 0.5 and index < last:
+            under_way.append(random.choice(ready))
+            accesses = written(under_way[-1])
+            operators.append(Operator(ALL_REDUCE, Phase.OPTIMIZER, accesses, signature="f32[4], i64[], f64[], 2"))
         operators.append(operator)
     return Trace.build(operators, tensors, trace.device)
 
 
 def collectives(trace: Trace) -> list[int]:
-    return [index for index, operator in enumerate(trace.operators) if operator.target == ALL_REDUCE]
+    return [index for index, operator in enumerate(trace.operators) if operator.target in (ALL_REDUCE, WAIT)]
 
 
 def executed(trace: Trace, plan: Plan) -> list[int]:
@@ -52,12 +64,12 @@ def executed(trace: Trace, plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(trace=traces(most_operators=20, most_tensors=20), random=dice())
-@settings(max_examples=40, deadline=None)
+@given(trace=traces(most_operators=12, most_tensors=12), random=dice())
+@settings(max_examples=25, deadline=None)
 def test_collectives_stay_as_they_are(policy: str, trace: Trace, random: Random) -> None:
     trace = with_collectives(trace, random)
     least, most = least_bytes(trace), footprint(trace).device_peak_bytes
-    for part in BUDGETS:
+    for part in BUDGETS if policy != "swapadvisor" else BUDGETS[1:2]:  # it searches
         try:
             plan = POLICIES[policy]({0: trace}, RTX_A6000, int(least + part * (most - least)))[0]
         except BudgetError:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from pg_tensile.errors import TensileError
-from pg_tensile.planning.latency.collectives import ALL_REDUCE
+from pg_tensile.planning.latency.collectives import ALL_REDUCE, WAIT
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.tools.report.iteration import NoIterationError
 from pg_tensile.tools.report.trace_events import render
@@ -106,14 +106,14 @@ def test_collectives_have_a_lane_of_their_own(swapped):
     lane = of(document, "X", "collectives")
     expected = [index for index, operator in enumerate(held.trace.operators) if operator.target == ALL_REDUCE]
     assert [event["args"]["operator"] for event in lane] == expected and len(expected) == 4
-    computed = {event["args"]["step"]: event for event in of(document, "X", "compute")}
-    for event in lane:
-        same = computed[event["args"]["step"]]
-        assert (event["ts"], event["dur"], event["args"]["operator"]) == (
-            same["ts"],
-            same["dur"],
-            same["args"]["operator"],
-        )
+    computed = {event["args"]["operator"]: event for event in of(document, "X", "compute")}
+    waits = [computed[index] for index, operator in enumerate(held.trace.operators) if operator.target == WAIT]
+    before = 0.0
+    for event, wait in zip(lane, waits, strict=True):
+        begin, end = computed[event["args"]["operator"]], wait["ts"] + wait["dur"]
+        assert event["ts"] == pytest.approx(max(before, begin["ts"] + begin["dur"]), abs=0.01)
+        before = event["ts"] + event["dur"]
+        assert before == pytest.approx(end, abs=0.01)
         operator = held.trace.operator(event["args"]["operator"])
         tensors = [access.tensor for access in operator.accesses]
         assert event["args"]["bytes"] == sum(held.trace.tensor_bytes[tensors]) > 0
