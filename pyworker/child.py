@@ -57,6 +57,7 @@ SQLSTATES = {
     "ArchitectureError": "22023",
     "OptionError": "22023",
     "CheckpointError": "XX001",
+    "ModelFileError": "22P03",
     "DeviceError": "55000",
     "DeviceFaultError": "58000",
     "OutOfDeviceMemoryError": "53200",
