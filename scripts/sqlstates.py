@@ -21,9 +21,10 @@ ERRORS = {
     "0A000": (
         "A type of a column, a temporary table, `PREPARE TRANSACTION`, a model that cannot be captured as a graph, or"
         " an explanation of a job with ranks is not supported; Ray is not installed for a job with ranks; a model file"
-        " is of a newer format.",
+        " is of a newer format; or a model cannot be written as an ONNX graph.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
-        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile.",
+        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile;"
+        " export in the format `tensile`.",
     ),
     "22000": (
         "The rows cannot be used: no rows, too few for a batch, only one class, or arrays of different lengths.",
@@ -94,7 +95,7 @@ ERRORS = {
     ),
     "53000": (
         "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model`,"
-        " `feature_importance` or `import_model`, or a session has too many open files.",
+        " `feature_importance`, `import_model` or `export_model`, or a session has too many open files.",
         "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
     ),
     "53100": (

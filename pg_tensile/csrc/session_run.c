@@ -1,8 +1,8 @@
 /*
  * session_run.c: public functions that run an executor in the caller's
  * session and transaction: on the rows of a query explain_training
- * (explain.c), evaluate_model and feature_importance (evaluate.c), and for a
- * model file import_model (model_file.c).
+ * (explain.c), evaluate_model and feature_importance (evaluate.c), and without
+ * a query import_model and export_model (model_file.c).
  *
  * Phases: the public function makes its checks as the caller, and gets the
  * executor's spec from a SECURITY DEFINER function.  The supervisor

@@ -176,6 +176,7 @@ OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awai
     "explain": _open_explanation,
     "evaluate": _open_evaluation,
     "import_model": _open_evaluation,
+    "export_model": _open_evaluation,
 }
 
 

@@ -139,10 +139,10 @@ DECLARE
     zeros text := repeat('0', 64);
     length int;
 BEGIN
-    IF format IS NULL OR format NOT IN ('tensile', 'torch') THEN
+    IF format IS NULL OR format NOT IN ('tensile', 'torch') THEN -- "onnx" is csrc/model_file.c's
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('unknown format "%s"', coalesce(format, 'null')),
-            HINT = 'The formats are "tensile" and "torch".';
+            HINT = 'The formats are "tensile", "torch" and "onnx".';
     END IF;
     v := tensile._owned_version(caller, model, version);
     contents := tensile._stored_weights(v);
@@ -160,6 +160,19 @@ BEGIN
                    FROM position(convert_to('"sha256": "' || zeros, 'UTF8') IN header) + 11) || tensors;
 END $$;
 
+-- The spec of the executor that exports a version in the format "onnx"
+CREATE FUNCTION tensile._export_spec(caller oid, model text, version int) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v tensile.model_versions := tensile._owned_version(caller, model, version);
+BEGIN
+    RETURN tensile._evaluation_spec(v.id, NULL, jsonb_build_object(
+        'kind', 'export_model', 'memory_budget', 0,
+        'metadata', jsonb_build_object('name', model, 'target', v.preprocessing->'target'->>'name',
+                                       'pg_tensile', tensile._version())));
+END $$;
+
 -- Raise an error unless the file is a whole one, of a known version. Returns its header.
 CREATE FUNCTION tensile._check_file(contents bytea, length int) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -173,7 +186,8 @@ DECLARE
 BEGIN
     IF metadata->>'format' IS DISTINCT FROM 'pg_tensile' THEN
         PERFORM tensile._refuse_file('it is a safetensors file that export_model did not write',
-                                     'Weights alone do not say of which columns a model makes predictions.');
+                                     'Weights alone do not say of which columns a model makes predictions: name a model '
+                                     'of the same architecture and columns with like => ''model''.');
     ELSIF metadata->>'format_version' IS DISTINCT FROM '1' THEN
         RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
             MESSAGE = format('the model file has format version %s, but this version of pg_tensile reads version 1',
@@ -220,9 +234,19 @@ BEGIN
             tensile._check_code(caller, description->'architecture');
 END $$;
 
--- Add a version with the contents of a model file, and return the spec of the executor that checks it: its error undoes
+-- The description of a version with other weights than `v`: nothing that was measured or derived with those of `v`
+CREATE FUNCTION tensile._description_like(v tensile.model_versions) RETURNS jsonb
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._description($1) || jsonb_build_object(
+        'description', NULL, 'metrics', NULL, 'rows', NULL, 'training', NULL,
+        'preprocessing', $1.preprocessing - '{calibration,conformal,rows}'::text[])
+$$;
+
+-- Add a version with the contents of a model file (with `template`, of a safetensors file with the weights of a model
+-- like the deployed version of that one), and return the spec of the executor that checks it: its error undoes
 -- everything, so no other session ever sees a version that was not checked.
-CREATE FUNCTION tensile._import_model(caller oid, contents bytea, name text) RETURNS jsonb
+CREATE FUNCTION tensile._import_model(caller oid, contents bytea, name text, template text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -236,8 +260,13 @@ BEGIN
     PERFORM tensile._not_null('contents', CASE WHEN contents IS NOT NULL THEN '' END, 'name', name),
             tensile._check_model_name(name);
     length := tensile._header_length(contents);
-    header := tensile._check_file(contents, length);
-    description := tensile._file_object(convert_to(header->'__metadata__'->>'description', 'UTF8'), 'description');
+    IF template IS NULL THEN
+        header := tensile._check_file(contents, length);
+        description := tensile._file_object(convert_to(header->'__metadata__'->>'description', 'UTF8'), 'description');
+    ELSE
+        header := tensile._file_object(substring(contents FROM 9 FOR length), 'header');
+        description := tensile._description_like(tensile._owned_version(caller, template, NULL));
+    END IF;
     PERFORM tensile._check_description(caller, description);
 
     PERFORM tensile._insert_model(caller, name, description->'architecture', NULL, description->>'description');
@@ -264,12 +293,12 @@ END $$;
 
 CREATE FUNCTION @extschema@.export_model(model text, version int DEFAULT NULL, format text DEFAULT 'tensile')
     RETURNS bytea
-    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_forward';
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_export_model';
 COMMENT ON FUNCTION @extschema@.export_model(text, int, text) IS
     'a version of a model, or the deployed one, as a file; for the model''s owner';
 
-CREATE FUNCTION @extschema@.import_model(contents bytea, name text) RETURNS int
+CREATE FUNCTION @extschema@.import_model(contents bytea, name text, "like" text DEFAULT NULL) RETURNS int
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_import_model';
-COMMENT ON FUNCTION @extschema@.import_model(bytea, text) IS
+COMMENT ON FUNCTION @extschema@.import_model(bytea, text, text) IS
     'add a model that export_model has written as a version of the model of that name, which is registered if it does '
     'not exist; return the number of the version, which is deployed if no other one is; for the model''s owner';

@@ -7,8 +7,10 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.tools.cli.main import main
 from tests.server.refusals import refused
-from tests.server.support import Connection, python_model, register, submit, value
+from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
 TABLE = """
     CREATE TABLE flights AS
@@ -170,6 +172,35 @@ def test_the_format_torch_has_the_weights_only(conn: Connection, files: dict[str
     assert weights.keys() == whole.keys() and all((weights[name] == whole[name]).all() for name in weights)
 
 
+def test_weights_of_pytorch_become_a_version_like_another(
+    source: Any, conn: Connection, files: dict[str, bytes]
+) -> None:
+    from safetensors.torch import load, save
+
+    imported(conn, files["delay"], "delay")
+    weights = load(exported(conn, "delay", 1, "torch"))
+    like = 'SELECT import_model(%b, %s, "like" => %s)'
+    assert value(conn, like, save(weights), "same", "delay") == 1
+    assert conn.execute(EVERYTHING, ("same",)).fetchall() == conn.execute(EVERYTHING, ("delay",)).fetchall()
+    weights["dense.2.bias"] += 1
+    assert value(conn, "SELECT import_model(%b, 'same', like => 'delay')", save(weights)) == 2
+    assert value(conn, "SELECT metrics IS NULL AND training IS NULL FROM tensile.model_versions WHERE version = 2")
+    conn.execute("SELECT deploy_model('same', 2)")
+    assert conn.execute(EVERYTHING, ("same",)).fetchall() != conn.execute(EVERYTHING, ("delay",)).fetchall()
+    interval = "SELECT i.* FROM flights f, predict_interval('same', f) i LIMIT 1"
+    refused("22000", "without validation rows", "Train it again", lambda: conn.execute(interval))
+    for change, reason in (
+        ({"more": weights["dense.2.bias"].clone()}, "more"),
+        ({"dense.2.bias": weights["dense.2.bias"].double()}, "dense.2.bias"),
+    ):
+        error = refused(
+            "22P03", "do not fit", "", lambda change=change: value(conn, like, save(weights | change), "same", "delay")
+        )
+        assert reason in (error.diag.message_detail or "")
+    refused("22P03", "export_model did not write", "like", lambda: imported(conn, save(weights), "same"))
+    refused("42704", "does not exist", "", lambda: value(conn, like, save(weights), "same", "unknown"))
+
+
 # -- without a server -------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +224,33 @@ def test_the_command_line_predicts_what_predict_rows_does(
             for row, prediction, label, share in list(csv.reader(lines))[1:]
         ]
     assert found == expected and len(found) == 200
+
+
+def test_an_onnx_graph_predicts_what_predict_rows_does(source: Any) -> None:
+    """The rows have strings, of which one is new, numbers, booleans, times, arrays and nulls."""
+    import onnxruntime
+
+    features = FEATURES.replace("carrier", "CASE WHEN id % 11 = 0 THEN 'new' ELSE carrier END AS carrier")
+    rows = f"SELECT {features} FROM flights ORDER BY id"
+    with source.connect() as conn:
+        session = onnxruntime.InferenceSession(exported(conn, "verdict", 1, "onnx"))
+        query = "SELECT prediction, label, probability FROM predict_rows(%s, %s) ORDER BY row_number"
+        expected = conn.execute(query, ("verdict", rows)).fetchall()
+        values = conn.execute(rows).fetchall()
+    assert dict(session.get_modelmeta().custom_metadata_map)["name"] == "verdict"
+    columns = dict(zip(FEATURES.split(", "), zip(*values, strict=True), strict=True))
+    feeds = {
+        "carrier": np.array(["" if text is None else text for text in columns["carrier"]], object),
+        "departure": np.array([time.timestamp() * 1e6 for time in columns["departure"]]),
+        "recent": np.array(columns["recent"], float),
+    }
+    for number in ("hour", "distance", "wind", "weekend"):
+        feeds[number] = np.array([np.nan if x is None else float(x) for x in columns[number]])
+    found = session.run(None, feeds)
+    assert np.isnan(feeds["distance"]).any() and "" in feeds["carrier"]
+    assert found[0].tolist() == [row[1] for row in expected]
+    assert np.allclose(found[1], [row[2] for row in expected], atol=1e-5)
+    assert np.allclose(found[2][:, 1], [row[0] for row in expected], atol=1e-5)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -335,10 +393,17 @@ def test_a_version_that_exceeds_a_value_is_refused(conn: Connection, files: dict
 # -- privileges -------------------------------------------------------------------------------------------------------
 
 
-def test_code_of_a_file_runs_for_those_only_who_may_run_code(source: Any, target: Any, conn: Connection) -> None:
-    trace = target.folder / "trace"
+def test_code_of_a_file_runs_for_those_only_who_may_run_code_and_can_be_cancelled(
+    source: Any, target: Any, conn: Connection, wait_until: Wait
+) -> None:
+    trace, slow = target.folder / "trace", target.folder / "slow"
     with source.connect() as other:
-        code = python_model(on_build=f"open({str(trace)!r}, 'w').close()")
+        code = python_model(
+            on_build=f"""
+            open({str(trace)!r}, "w").close()
+            if os.path.exists({str(slow)!r}):
+                time.sleep(600)"""
+        )
         job = submit(other, "code", code, query="SELECT wind, delay FROM flights", target="delay", epochs=1)
         assert value(other, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
         contents = exported(other, "code")
@@ -347,7 +412,26 @@ def test_code_of_a_file_runs_for_those_only_who_may_run_code(source: Any, target
         refused("42501", 'architecture type "python"', "pg_execute", lambda: imported(alice, contents, "code"))
         assert not trace.exists()
     assert imported(conn, contents, "code") == 1
-    assert trace.exists()
+    trace.unlink()
+    slow.touch()
+    with target.connect() as other, ThreadPoolExecutor(1) as thread:
+        pid = value(conn, "SELECT pg_backend_pid()")
+        waiting = thread.submit(imported, conn, contents, "code")
+        wait_until(trace.exists, what="the code of the file runs")
+        assert value(other, "SELECT count(*) FROM tensile.model_versions") == 1
+        assert value(other, "SELECT pg_cancel_backend(%s)", pid)
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            waiting.result()
+        assert children(pid) == []
+        assert value(other, "SELECT count(*) FROM tensile.model_versions") == 1
+
+
+def test_imports_of_the_same_name_at_once_become_versions(
+    target: Any, conn: Connection, files: dict[str, bytes]
+) -> None:
+    with target.connect() as other, ThreadPoolExecutor(2) as threads:
+        versions = [threads.submit(imported, session, files["part"], "part") for session in (conn, other)]
+        assert sorted(version.result() for version in versions) == [1, 2]
 
 
 def test_the_owner_alone_exports_and_adds_versions(target: Any, conn: Connection, files: dict[str, bytes]) -> None:

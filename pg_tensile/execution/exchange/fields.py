@@ -129,7 +129,13 @@ def _between(low: float, high: float) -> Check:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()  # fails for halves of characters (surrogates)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(value: Any) -> bool:
@@ -224,6 +230,6 @@ KINDS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     ),
     Kind.ARRAY: (
         {"length": _count(MOST_ELEMENTS)},
-        {"tokens": _or_null(_ascending(_list(_number, MOST_CODES), strictly=True))},
+        {"tokens": _or_null(_ascending(_list(_count(1 << 62, -(1 << 62)), MOST_CODES), strictly=True))},
     ),
 }

@@ -105,6 +105,7 @@ def test_a_changed_one_is_refused_or_can_be_applied(data: st.DataObject) -> None
         (("features",), []),
         (("labels",), ["no"]),
         (("labels",), ["no", "no"]),
+        (("labels",), ["no", "\ud800"]),
         (("target", "name"), "bool"),
         (("calibration", "scale"), float("inf")),
         (("conformal",), {"rows": 1, "scores": [1.0]}),
