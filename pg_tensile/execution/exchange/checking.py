@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pg_tensile.errors import CheckpointError, ModelFileError
+from pg_tensile.errors import CheckpointError, ModelFileError, TensileError
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.exchange.fields import checked_preprocessing
@@ -35,11 +35,20 @@ def checked_model(architecture: dict[str, Any], preprocessing: Any, weights: byt
     tensors = _tensors(weights)
     if not isinstance(parsed, CODE | PretrainedArchitecture):
         with torch.device("meta"):
-            _compare(models.build(parsed, fitted.model_inputs, fitted.outputs).state_dict(), tensors)
-    module = models.build(parsed, fitted.model_inputs, fitted.outputs)
-    _compare(module.state_dict(), tensors)
+            _compare(_built(parsed, fitted).state_dict(), tensors)
+    module = _built(parsed, fitted)
+    _compare(checkpoint.model_tensors(module), tensors)
     checkpoint.load_model(module, tensors)
     return fitted, module
+
+
+def _built(architecture: Architecture, preprocessing: Preprocessing) -> nn.Module:
+    try:
+        return models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+    except TensileError:
+        raise
+    except Exception as error:  # PyTorch's and Python's, for sizes that no training has
+        raise ModelFileError("the model in the file cannot be built", hint=HINT, detail=repr(error)) from error
 
 
 def _check_texts(architecture: Architecture, preprocessing: Preprocessing) -> None:

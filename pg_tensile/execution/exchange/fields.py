@@ -65,7 +65,8 @@ def _check_texts(value: dict[str, Any]) -> None:
     texts = [feature for feature in value["features"] if feature.get("vocabulary") is not None]
     _require(not texts or value.get("text") is not None, "text")
     for feature in texts:
-        _require(feature["kind"] == Kind.CATEGORY and feature.get("length") == value["text"]["length"], "vocabulary")
+        length = feature.get("length")
+        _require(length is not None and length <= value["text"]["length"], f"{feature['name']}.length")
 
 
 def _feature(feature: Any, where: str) -> None:
@@ -230,6 +231,6 @@ KINDS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     ),
     Kind.ARRAY: (
         {"length": _count(MOST_ELEMENTS)},
-        {"tokens": _or_null(_ascending(_list(_count(1 << 62, -(1 << 62)), MOST_CODES), strictly=True))},
+        {"tokens": _or_null(_ascending(_list(_count((1 << 63) - 1, -(1 << 63)), MOST_CODES), strictly=True))},
     ),
 }

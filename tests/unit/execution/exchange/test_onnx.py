@@ -110,10 +110,10 @@ def test_a_graph_predicts_what_its_model_does_and_another_one_is_refused(kind: s
 def test_what_onnx_cannot_do_is_refused() -> None:
     preprocessing = fitted("two")
     (text,) = preprocessing.categories
-    for change, reason in (({"buckets": 2}, "are hashed"), ({"vocabulary": 9}, "read by a tokenizer")):
-        changed = replace(preprocessing, features=(replace(text, **change),))
+    hashed, tokenised = replace(text, buckets=2), replace(text, vocabulary=9)
+    for feature, reason in ((hashed, "are hashed"), (tokenised, "read by a tokenizer")):
         with pytest.raises(ExportError, match=reason) as caught:
-            inputs_of(changed)
+            inputs_of(replace(preprocessing, features=(feature,)))
         assert caught.value.hint
 
 
