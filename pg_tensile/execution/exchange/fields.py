@@ -180,7 +180,7 @@ PREPROCESSING: dict[str, Check] = {
     "features": _list(_list_or_object, MOST_FEATURES, 1),
     "calibration": _or_null(_list_or_object),
     "conformal": _or_null(_list_or_object),
-    "quantiles": _or_null(_list(_between(0.0, 1.0), 100)),
+    "quantiles": _list(_between(0.0, 1.0), 100),
     "text": _or_null(_list_or_object),
     "rows": _or_null(_list_or_object),
 }
