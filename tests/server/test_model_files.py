@@ -223,6 +223,30 @@ def test_the_command_line_predicts_what_predict_rows_does(
     assert found == expected and len(found) == 200
 
 
+def test_the_command_line_exports_and_imports(
+    source: Any, target: Any, conn: Connection, files: dict[str, bytes], tmp_path: Any, capsys: Any
+) -> None:
+    def run(cluster: Any, *arguments: str) -> int:
+        where = ("-h", str(cluster.folder), "-p", str(cluster.port), "-d", "postgres", "-U", "postgres")
+        return main([*arguments, *where])
+
+    path = tmp_path / "part.tensile"
+    assert run(source, "export", "part", "-v", "1", "-o", str(path)) == 0
+    assert path.read_bytes() == files["part"] and f"{len(files['part']):,} bytes" in capsys.readouterr().out
+    assert run(target, "import", str(path), "part") == 0
+    assert capsys.readouterr().out == 'version 1 of model "part"\n'
+    assert run(source, "export", "part", "-f", "torch", "-o", str(path)) == 0
+    assert run(target, "import", str(path), "part", "--like", "part") == 0
+    assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 2
+    assert run(target, "import", str(path), "other") == 1
+    assert "export_model did not write" in capsys.readouterr().err
+    assert run(source, "export", "unknown", "-o", str(path)) == 1
+    assert 'model "unknown" does not exist' in capsys.readouterr().err and path.exists()
+    assert run(source, "export", "part", "-o", str(tmp_path / "no" / "file")) == 2
+    assert run(target, "import", str(tmp_path / "none"), "m") == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["part.tensile"]
+
+
 def test_an_onnx_graph_predicts_what_predict_rows_does(source: Any) -> None:
     """The rows have strings, of which one is new, numbers, booleans, times, arrays and nulls."""
     import onnxruntime

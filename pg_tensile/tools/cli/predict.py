@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pg_tensile.errors import DataError, OptionError
+from pg_tensile.tools.cli.output import writing
 
 EXAMPLES = """\
 The CSV file has a header with the names of the columns that the model was trained on; others are ignored. An empty
@@ -50,7 +51,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     from pg_tensile.execution.exchange.reading import ModelFile
 
     predictor = FilePredictor(ModelFile.read(contents), arguments.allow_code)
-    with _opened(arguments.rows, "r") as rows, _opened(arguments.output, "w") as output:
+    with _opened(arguments.rows) as rows, writing(arguments.output) as output:
         lines = _lines(rows)
         header = next(lines, None)
         if header is None:
@@ -72,15 +73,13 @@ def _lines(file: IO[str]) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _opened(path: str, mode: str) -> Iterator[IO[str]]:
+def _opened(path: str) -> Iterator[IO[str]]:
     if path == "-":
-        yield sys.stdin if mode == "r" else sys.stdout
+        yield sys.stdin
         return
     with contextlib.ExitStack() as stack:
         try:
-            encoding = "utf-8-sig" if mode == "r" else "utf-8"
-            file = stack.enter_context(open(path, mode, encoding=encoding, newline=""))
+            file = stack.enter_context(open(path, encoding="utf-8-sig", newline=""))
         except OSError as error:
-            done = "read" if mode == "r" else "written"
-            raise OptionError(f"{path} cannot be {done}: {error.strerror}", "Check the path.") from None
+            raise OptionError(f"{path} cannot be read: {error.strerror}", "Check the path.") from None
         yield file

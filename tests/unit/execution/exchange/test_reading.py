@@ -124,6 +124,18 @@ def test_rows_that_cannot_be_used_are_refused(tmp_path: Path, capsys: Any, rows:
     assert message in error and "hint: " in error
 
 
+def test_an_error_leaves_the_output_as_it_was(tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "predictions.csv"
+    output.write_text("before")
+    rows = f"{HEADER}\n" + ",,,,,,,,,,\n" * 9000
+    assert predict(tmp_path, rows + ",,x,,,,,,,,\n", None, "-o", str(output)) == 1
+    assert "in row 9001" in capsys.readouterr().err and output.read_text() == "before"
+    assert predict(tmp_path, rows, None, "-o", str(output)) == 0
+    assert len(output.read_text().splitlines()) == 9001
+    assert predict(tmp_path, rows, None, "-o", str(tmp_path / "no" / "file")) == 2
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model", "rows.csv", "predictions.csv"}
+
+
 def test_files_that_are_missing_or_no_models_are_refused(tmp_path: Path, capsys: Any) -> None:
     assert main(["predict", str(tmp_path / "none"), "-"]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
