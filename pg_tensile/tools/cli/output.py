@@ -53,7 +53,8 @@ def writing(name: str, binary: bool = False) -> Iterator[IO[Any]]:
                 file: IO[Any] = stack.enter_context(_opened(path, binary))
             else:
                 file = stack.enter_context(_replacement(path.resolve(), binary))  # resolved, so that links stay
-        yield file
+        with refusing(path):  # for example, the disk is full
+            yield file
 
 
 @contextlib.contextmanager
