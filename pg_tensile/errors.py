@@ -48,6 +48,14 @@ class CheckpointError(TensileError):
     """A checkpoint or a file of weights does not fit the model it belongs to."""
 
 
+class ModelFileError(TensileError):
+    """A model file is damaged, or what it describes is no model that could have been trained."""
+
+
+class ExportError(TensileError):
+    """A model cannot be written in the requested format."""
+
+
 class DeviceError(TensileError):
     """The requested device does not exist or cannot be used."""
 

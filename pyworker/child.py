@@ -57,6 +57,8 @@ SQLSTATES = {
     "ArchitectureError": "22023",
     "OptionError": "22023",
     "CheckpointError": "XX001",
+    "ModelFileError": "22P03",
+    "ExportError": "0A000",
     "DeviceError": "55000",
     "DeviceFaultError": "58000",
     "OutOfDeviceMemoryError": "53200",

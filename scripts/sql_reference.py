@@ -74,6 +74,7 @@ ARGUMENTS = {
     " [chosen by plans](training.md#the-batch-size)",
     "attribution": "share of the prediction that is due to the column; the base value where `feature` is null",
     "by": "column of the query by whose values rows are grouped: a text, number, boolean or date; null: no groups",
+    "contents": "file that `export_model` has written in the format `tensile`",
     "content": "text, of which the first 65,536 characters count",
     "coverage": "probability with which the target lies in the interval, above 0 and below 1",
     "description": "description of the model, for readers",
@@ -83,6 +84,7 @@ ARGUMENTS = {
     "epochs": "passes over the training rows, at most: 1 to 1000000",
     "feature": "column of the training query",
     "features": "row, object, or array of numbers in the order of the training query",
+    "format": "[format of the file](export.md): `tensile`, `onnx`, or `torch`, the weights only",
     "grantee": "role, or `public`",
     "group_value": "value of the column `by`; null: without `by`, or the group of rows where it is null",
     "importance": "mean by which the metric becomes worse; 0: the feature does not matter on these rows",
@@ -90,6 +92,8 @@ ARGUMENTS = {
     "keep_versions": "number of versions, 1 or more; null: all",
     "label": "most probable class, null for a regression; of `evaluate_model`: the target of a row of `confusion`",
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
+    "like": "model whose deployed version has the same architecture and columns; then `contents` are weights only, a"
+    " safetensors file as in the format `torch`; null: a model file",
     "max_time": "longest time of training; null: no limit",
     "lower": "lower bound of the interval",
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"

@@ -20,9 +20,11 @@ ERRORS = {
     ),
     "0A000": (
         "A type of a column, a temporary table, `PREPARE TRANSACTION` or a model that cannot be captured as a graph is"
-        " not supported; or Ray is not installed for a job with ranks.",
+        " not supported; Ray is not installed for a job with ranks; a model file is of a newer format; or a model cannot"
+        " be written as an ONNX graph.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
-        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`.",
+        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile;"
+        " export in the format `tensile`.",
     ),
     "22000": (
         "The rows cannot be used: no rows, too few for a batch, only one class, or arrays of different lengths.",
@@ -42,6 +44,10 @@ ERRORS = {
         "`predict` got an array with more or fewer elements than the model has features.",
         "The hint has the features in their order.",
     ),
+    "22P03": (
+        "`import_model` got what is no model file, or one that is damaged, or describes no model that can be trained.",
+        "Transfer the file again, in binary, or export the model again.",
+    ),
     "25006": (
         "The query changes something: a CTE that writes, `FOR UPDATE`, or a function that writes.",
         "Use a query that only reads.",
@@ -59,7 +65,8 @@ ERRORS = {
         "Create it, or change the setting and reload.",
     ),
     "42501": (
-        "The role has no privilege on the model, the job or the tables of the query, or may not log in.",
+        "The role has no privilege on the model, the job, the tables of the query or code in a model file, or may not"
+        " log in.",
         "The hint says which role can grant it.",
     ),
     "42601": ("The query is empty, is not a single SELECT, or has a syntax error.", "Use one SELECT."),
@@ -87,8 +94,8 @@ ERRORS = {
         "Register one with the architecture `pretrained`.",
     ),
     "53000": (
-        "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model` or"
-        " `feature_importance`, or a session has too many open files.",
+        "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model`,"
+        " `feature_importance`, `import_model` or `export_model`, or a session has too many open files.",
         "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
     ),
     "53100": (
@@ -102,9 +109,10 @@ ERRORS = {
         " `pg_tensile.child_memory`.",
     ),
     "54000": (
-        "A text column has more than a million distinct values, a row exceeds 1 GB, a plan has too many events, or a"
-        " job's checkpoint or weights are larger than `pg_tensile.max_state_size`.",
-        "Leave the column out or group its values; raise `pg_tensile.plan_events` or `pg_tensile.max_state_size`.",
+        "A text column has more than a million distinct values, a row or a model to export exceeds 1 GB, a plan has too"
+        " many events, or a job's checkpoint or weights are larger than `pg_tensile.max_state_size`.",
+        "Leave the column out or group its values; copy the database with pg_dump; raise `pg_tensile.plan_events` or"
+        " `pg_tensile.max_state_size`.",
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"

@@ -1,7 +1,8 @@
 /*
  * session_run.c: public functions that run an executor in the caller's
- * session and transaction, on the rows of a query: explain_training
- * (explain.c), evaluate_model and feature_importance (evaluate.c).
+ * session and transaction: on the rows of a query explain_training
+ * (explain.c), evaluate_model and feature_importance (evaluate.c), and without
+ * a query import_model and export_model (model_file.c).
  *
  * Phases: the public function makes its checks as the caller, and gets the
  * executor's spec from a SECURITY DEFINER function.  The supervisor
@@ -101,7 +102,8 @@ tensile_session_feed(PG_FUNCTION_ARGS)
 	current->feeding = true;
 	PG_TRY();
 	{
-		rows = current->feed(current, PG_GETARG_INT32(0));
+		if (current->feed != NULL)
+			rows = current->feed(current, PG_GETARG_INT32(0));
 	}
 	PG_FINALLY();
 	{
@@ -161,11 +163,10 @@ raise_error(HeapTupleHeader row)
 
 /* Stores the values, all columns of a row after the other, as rows. */
 static void
-return_rows(FunctionCallInfo fcinfo, HeapTupleHeader row)
+return_rows(FunctionCallInfo fcinfo, Datum result_values)
 {
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-	bool		isnull;
-	ArrayType  *array = DatumGetArrayTypeP(GetAttributeByName(row, "result", &isnull));
+	ArrayType  *array = DatumGetArrayTypeP(result_values);
 	AttInMetadata *input;
 	Datum	   *values;
 	bool	   *nulls;
@@ -173,7 +174,6 @@ return_rows(FunctionCallInfo fcinfo, HeapTupleHeader row)
 	int			nvalues;
 	int			ncolumns;
 
-	Assert(!isnull);
 	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &nvalues);
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	ncolumns = result->setDesc->natts;
@@ -207,10 +207,12 @@ tensile_require_no_session_run(const char *function)
 				 errhint("Call it by itself.")));
 }
 
-void
-tensile_session_run(FunctionCallInfo fcinfo, SessionRun *run, Datum spec)
+Datum
+tensile_session_values(SessionRun *run, Datum spec)
 {
 	HeapTupleHeader volatile row = NULL;
+	Datum		values;
+	bool		isnull;
 
 	tensile_require_no_session_run(run->function);
 	run->search_path = pstrdup(namespace_search_path);
@@ -228,5 +230,13 @@ tensile_session_run(FunctionCallInfo fcinfo, SessionRun *run, Datum spec)
 	}
 	PG_END_TRY();
 	raise_error(row);
-	return_rows(fcinfo, row);
+	values = GetAttributeByName(row, "result", &isnull);
+	Assert(!isnull);
+	return values;
+}
+
+void
+tensile_session_run(FunctionCallInfo fcinfo, SessionRun *run, Datum spec)
+{
+	return_rows(fcinfo, tensile_session_values(run, spec));
 }

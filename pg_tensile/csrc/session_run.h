@@ -1,6 +1,6 @@
 /*
  * session_run.h: public functions that run an executor in the caller's
- * session and transaction, on the rows of a query (session_run.c).
+ * session and transaction (session_run.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -16,7 +16,8 @@ typedef struct SessionRun
 
 	/*
 	 * Runs the query with the caller's search_path, sends its rows to the
-	 * socket, and returns their number.  User code runs in here only.
+	 * socket, and returns their number.  User code runs in here only.  NULL:
+	 * there is no query.
 	 */
 	int64		(*feed) (struct SessionRun *run, int fd);
 
@@ -37,5 +38,8 @@ extern void tensile_require_no_session_run(const char *function);
  * the errors of the executor.
  */
 extern void tensile_session_run(FunctionCallInfo fcinfo, SessionRun *run, Datum spec);
+
+/* The same, but returns the values of the result, a text[]. */
+extern Datum tensile_session_values(SessionRun *run, Datum spec);
 
 #endif

@@ -5,23 +5,18 @@ Texts come in an EMBED frame, vectors leave in an EMBEDDING frame (docs/internal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import ArchitectureError
-from pg_tensile.execution.data.preprocessing import PADDING
 from pg_tensile.execution.data.texts import TextEncoder
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
 
 if TYPE_CHECKING:
     from pg_tensile.execution.models.pretrained import Texts
-
-
-TEXT_ROWS = 32  # of texts that a transformer reads at once
 
 
 class Embedder(NamedTuple):
@@ -34,6 +29,8 @@ class Embedder(NamedTuple):
     def embed(self, frame: Frame) -> tuple[bytes, NDArray[np.float32]]:
         """Return the buffers of the answer to an EMBED frame; nulls have vectors of zeros. Raises Malformed."""
         import torch
+
+        from pg_tensile.execution.models.whole import shorten
 
         texts = decode(frame)
         rows = [row for row, text in enumerate(texts) if text is not None]
@@ -60,21 +57,6 @@ def decode(frame: Frame) -> list[str | None]:
         None if size < 0 else data[end - size : end].decode("utf-8", "replace")
         for size, end in zip(sizes.tolist(), ends.tolist(), strict=True)
     ]
-
-
-def shorten(arrays: list[NDArray[Any]], texts: int) -> Iterator[tuple[NDArray[np.intp], list[NDArray[Any]]]]:
-    """Yield the rows of `arrays` in parts with texts of similar length, and which rows these are.
-
-    The last `texts` arrays are tokens, which are cut behind the longest text of each part. A transformer needs memory
-    and time for padding as well."""
-    tokens = arrays[-texts:]
-    lengths = np.max([(array != PADDING).sum(1) for array in tokens], axis=0)
-    order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), TEXT_ROWS):
-        chosen = order[start : start + TEXT_ROWS]
-        longest = max(1, int(lengths[chosen].max()))
-        cut = [np.ascontiguousarray(array[chosen, :longest]) for array in tokens]
-        yield chosen, [*(array[chosen] for array in arrays[:-texts]), *cut]
 
 
 class BaseModel:

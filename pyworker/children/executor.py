@@ -4,8 +4,9 @@ Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, whi
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
 honoured in every phase: between frames, between blocks of rows, between steps (channel.py).
 
-A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py, and those of
-evaluate_model and feature_importance to evaluate.py.
+A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py, those of
+evaluate_model and feature_importance to evaluate.py, and those of import_model and export_model to modules of
+those names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pyworker.children.training_run import TrainingRun
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
-OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in ("calibrate", "explain", "evaluate")}
+KINDS = ("calibrate", "explain", "evaluate", "import_model", "export_model")
+OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in KINDS}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 

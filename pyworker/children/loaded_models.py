@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pg_tensile.execution.data.answers import Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
-from pyworker.children.embedding import BaseModel, Embedder, shorten
+from pyworker.children.embedding import BaseModel, Embedder
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
 
 HOST = "cpu"
-FEW_ROWS = 16
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
 
@@ -173,35 +172,17 @@ class LoadedModel(Version):
     """Version that is executed in one piece, on the CPU: there, one row takes less than the way to another device."""
 
     def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
-        import torch
-
-        from pg_tensile.execution.models import few_rows, fused
+        from pg_tensile.execution.models.whole import WholeModel
 
         super().__init__(preprocessing, nbytes)
         self._padded = False
-        self._module = fused(module).eval()
-        self._few_rows = few_rows(module)
+        self._model = WholeModel(preprocessing, module)
         if preprocessing.text is not None:
             transformer: Any = module.texts
             self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
-        self._texts = sum(feature.vocabulary is not None for feature in preprocessing.categories)
-        self._from_numpy = torch.from_numpy
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        if rows <= FEW_ROWS and self._few_rows is not None:
-            return self._few_rows(features)
-        if self._texts:
-            parts = shorten(features.flat(), self._texts)
-            outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
-            for chosen, arrays in parts:
-                outputs[chosen] = self._call(arrays)
-            return outputs
-        return self._call(features.flat())
-
-    def _call(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
-        tensors = [self._from_numpy(array) for array in arrays]
-        outputs: NDArray[Any] = self._module(Features.from_flat(tensors)).numpy()
-        return outputs
+        return self._model(features, rows)
 
 
 class BudgetedModel(Version):

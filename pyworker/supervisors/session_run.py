@@ -1,4 +1,4 @@
-"""The supervisor of functions that run an executor inside the caller's session, on the rows of a query.
+"""The supervisor of functions that run an executor inside the caller's session, most of them on the rows of a query.
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
 snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
@@ -153,9 +153,13 @@ async def _open_explanation(
 async def _open_evaluation(
     server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
 ) -> None:
-    """Send the JOB frame of evaluate_model or feature_importance, then the weights, each chunk when the one before has
-    left, so that the model is never whole in the server process."""
-    child.queue(FrameType.JOB, header=session_spec(server, request, threads) | {"latency_models": []})
+    """Send the JOB frame of a function that uses a version, then the weights, each chunk when the one before has left,
+    so that the model is never whole in the server process."""
+    try:
+        child.queue(FrameType.JOB, header=session_spec(server, request, threads) | {"latency_models": []})
+    except ProtocolError as error:
+        hint = "The categories and labels of a model may take 12 MB."
+        raise Failure("54000", "the model's description is too large", hint=hint, detail=str(error)) from None
     sent = seq = 0
     while sent < request["weight_bytes"]:
         chunk = server.call("tensile._session_weights(int8,int4)", request["version"], seq)
@@ -172,6 +176,8 @@ async def _open_evaluation(
 OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awaitable[None]]] = {
     "explain": _open_explanation,
     "evaluate": _open_evaluation,
+    "import_model": _open_evaluation,
+    "export_model": _open_evaluation,
 }
 
 

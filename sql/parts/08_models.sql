@@ -37,14 +37,22 @@ DECLARE
     m tensile.models;
 BEGIN
     SELECT * INTO m FROM tensile.models WHERE models.name = _own_model.name FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
+    PERFORM tensile._check_owner(caller, m, name);
+    RETURN m;
+END $$;
+
+-- Raise an error unless there is a model and the caller may change it; `name` is what it was looked up by.
+CREATE FUNCTION tensile._check_owner(caller oid, m tensile.models, name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF m.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', name),
             HINT = 'The models you may use are listed in tensile.models; register_model creates a new one.';
     ELSIF NOT tensile._acts_for(caller, m.owner, m.owner_name) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be owner of model "%s"', name),
             HINT = format('It belongs to role "%s".', m.owner_name);
     END IF;
-    RETURN m;
 END $$;
 
 CREATE FUNCTION tensile._not_null(variadic arguments text[]) RETURNS void
@@ -72,15 +80,7 @@ BEGIN
     IF architecture IS NOT NULL THEN -- otherwise the first train_model chooses one
         PERFORM tensile._check_architecture(architecture);
     END IF;
-    IF (tensile._rules()->'architectures'->(architecture->>'type')->>'code')::bool
-       AND NOT pg_has_role(caller, 'pg_execute_server_program', 'USAGE') THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('permission denied for architecture type "%s"', architecture->>'type'),
-            DETAIL = 'It runs code as the operating-system user of the server.',
-            HINT = format('Only members of role pg_execute_server_program may register it; any role may register %s.',
-                          (SELECT string_agg(to_json(a.key)::text, ', ')
-                           FROM json_each(tensile._rules()->'architectures') a WHERE a.value->'code' IS NULL));
-    END IF;
+    PERFORM tensile._check_code(caller, architecture);
 
     model := tensile._insert_model(caller, name, architecture, NULL, description);
     IF model IS NOT NULL THEN
@@ -95,6 +95,22 @@ BEGIN
     UPDATE tensile.models SET architecture = _register_model.architecture, architecture_reason = NULL,
         description = _register_model.description, updated_at = clock_timestamp() WHERE id = m.id;
     RETURN m.id;
+END $$;
+
+-- Raise an error if the architecture runs code that the caller may not run on the server.
+CREATE FUNCTION tensile._check_code(caller oid, architecture jsonb) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (tensile._rules()->'architectures'->(architecture->>'type')->>'code')::bool
+       AND NOT pg_has_role(caller, 'pg_execute_server_program', 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for architecture type "%s"', architecture->>'type'),
+            DETAIL = 'It runs code as the operating-system user of the server.',
+            HINT = format('Only members of role pg_execute_server_program may register it; any role may register %s.',
+                          (SELECT string_agg(to_json(a.key)::text, ', ')
+                           FROM json_each(tensile._rules()->'architectures') a WHERE a.value->'code' IS NULL));
+    END IF;
 END $$;
 
 CREATE FUNCTION tensile._check_model_name(name text) RETURNS void
@@ -117,6 +133,26 @@ AS $$
         ON CONFLICT DO NOTHING
         RETURNING id
 $$;
+
+-- Number of a model's next version; the model's row must be locked.
+CREATE FUNCTION tensile._next_version(model bigint) RETURNS int
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 1 + greatest((SELECT max(o.version) FROM tensile.model_versions o WHERE o.model = $1),
+                        (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = $1), 0)
+$$;
+
+-- Delete old versions beyond the model's retention.
+CREATE FUNCTION tensile._drop_old_versions(m tensile.models) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    DELETE FROM tensile.model_versions v
+        WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
+          AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
+                            ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
+          AND m.keep_versions IS NOT NULL;
+END $$;
 
 CREATE FUNCTION tensile._no_open_job(model tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -101,11 +101,7 @@ BEGIN
         UPDATE tensile.models SET deployed_version = number, updated_at = clock_timestamp() WHERE id = m.id
             RETURNING * INTO m;
     END IF;
-    DELETE FROM tensile.model_versions v
-        WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
-          AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
-                            ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
-          AND m.keep_versions IS NOT NULL;
+    PERFORM tensile._drop_old_versions(m);
     DELETE FROM tensile.checkpoints c USING tensile.jobs o
         WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
 END $$;

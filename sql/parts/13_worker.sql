@@ -110,9 +110,7 @@ BEGIN
     SELECT * INTO j FROM tensile.jobs WHERE id = tensile._my_job();
     m := tensile._trained_model(j);
     INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training)
-        VALUES (m.id, 1 + greatest((SELECT max(o.version) FROM tensile.model_versions o WHERE o.model = m.id),
-                                   (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = m.id), 0),
-                j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows,
+        VALUES (m.id, tensile._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows,
                 _job_version.training)
         RETURNING id INTO result;
     UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;

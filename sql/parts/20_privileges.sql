@@ -40,7 +40,7 @@ GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 GRANT EXECUTE ON ROUTINE
     @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
-    @extschema@.drop_version, @extschema@.set_model_retention,
+    @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
     @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
@@ -56,7 +56,7 @@ GRANT EXECUTE ON ROUTINE
 REVOKE EXECUTE ON ROUTINE
     @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
-    @extschema@.drop_version, @extschema@.set_model_retention,
+    @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
     @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),

@@ -82,6 +82,13 @@ def test_a_small_model_learns_under_a_plan_and_predicts(conn: Connection, tune: 
     assert value(conn, "SELECT count(*) FROM tensile.footprints WHERE job = %s", job) == 1
     budgeted = value(conn, "SELECT predict('m', r, '2MB') FROM reviews r WHERE id = 5")
     assert abs(budgeted - value(conn, "SELECT predict('m', r) FROM reviews r WHERE id = 5")) < 1e-5
+    contents = value(conn, "SELECT export_model('m')")
+    assert len(contents) < 40_000 or tune == "full"  # the folder's weights are not in the file
+    assert value(conn, "SELECT import_model(%b, 'copy')", contents) == 1
+    rows = "SELECT prediction FROM predict_rows(%s, 'TABLE reviews') ORDER BY row_number"
+    assert conn.execute(rows, ("copy",)).fetchall() == conn.execute(rows, ("m",)).fetchall()
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="read by a tokenizer"):
+        value(conn, "SELECT export_model('m', format => 'onnx')")
 
 
 @pytest.mark.long

@@ -101,6 +101,10 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         assert [kind for (kind,) in down.execute(kinds)] == ["pg_tensile inference", "pg_tensile launcher"]
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             submit(down, "m")
+        exported = "SELECT export_model('m')"
+        assert value(down, exported) == value(up, exported)
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            value(down, f"SELECT import_model(({exported}), 'm')")
 
         train(up, seed=7)  # deploys version 2
         catch_up(up, down, wait_until)

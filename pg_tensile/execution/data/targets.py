@@ -42,7 +42,7 @@ class Target:
         if self.transform == "log":
             return signed_log(x)
         if self.transform == "quantile":
-            return np.interp(x, *self._scores)
+            return np.interp(x, *self.knots)
         return x
 
     def original(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -50,12 +50,12 @@ class Target:
         if self.transform == "log":
             return np.sign(x) * np.expm1(np.minimum(np.abs(x), LARGEST_LOG))
         if self.transform == "quantile":
-            values, scores = self._scores
+            values, scores = self.knots
             return np.interp(x, scores, values)
         return x
 
     @cached_property
-    def _scores(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def knots(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Distinct quantiles and their scores, quantiles of the normal distribution; equal ones have the mean score."""
         assert self.quantiles is not None
         count = len(self.quantiles)

@@ -108,9 +108,11 @@ def _library(name: str) -> Any:
 
 
 def _embeddings(bins: tuple[tuple[float, ...], ...], width: int) -> nn.Module:
-    edges = [torch.tensor(edges, dtype=torch.float32) for edges in bins]
     embeddings = _library("rtdl_num_embeddings").PiecewiseLinearEmbeddings
-    with warnings.catch_warnings(action="ignore"):  # of numbers with two values, which have one bin
+    # warnings: of numbers with two values, which have one bin; the device: it looks at the edges' values, also where a
+    # model is built on the device "meta"
+    with warnings.catch_warnings(action="ignore"), torch.device("cpu"):
+        edges = [torch.tensor(edges, dtype=torch.float32) for edges in bins]
         module: nn.Module = embeddings(edges, width, activation=False, version="B")
         return module
 

@@ -1,5 +1,5 @@
-"""The command `pg-tensile`: `bench` compares memory policies on one model's training step; the other subcommands look
-into a server (tools/cli/server.py).
+"""The command `pg-tensile`: `bench` compares memory policies on one model's training step, `predict` uses a model
+file; the other subcommands use a server (tools/cli/server.py, model_files.py).
 
 Exit status: 0 on success, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's, 2 when
 the command line or the model it names cannot be used, 130 when interrupted; any other TensileError is 1. Errors are one
@@ -16,17 +16,19 @@ import sys
 from collections.abc import Sequence
 
 from pg_tensile.errors import OptionError, TensileError
-from pg_tensile.tools.cli import bench, server
+from pg_tensile.tools.cli import bench, model_files, predict, server
 from pg_tensile.tools.cli.parser import Parser
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; the result's `run` takes the result and returns the exit status."""
-    description = "Training in PostgreSQL, looked at; and memory plans for training steps."
+    description = "Training in PostgreSQL, looked at; predictions with model files; memory plans for training steps."
     parser = Parser(prog="pg-tensile", description=description, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bench.add_bench(commands)
     server.add(commands)
+    model_files.add(commands)
+    predict.add(commands)
     return parser.parse_args(arguments)
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pg_tensile.errors import OptionError
+from pg_tensile.tools.cli.output import check, is_device, refusing, writing
 
 CONNECTION = """\
 The server is found as psql finds it: -d takes a database's name, a connection string or a URI; what is not said
@@ -27,12 +23,12 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the commands to the parsers of `pg-tensile`; each sets `run`, which takes the parsed arguments."""
-    top = _parser(commands, "top", "a live view of devices, jobs and the queue", TOP_EXAMPLES)
+    top = add_command(commands, "top", "a live view of devices, jobs and the queue", TOP_EXAMPLES)
     top.add_argument("--once", action="store_true", help="print the view once and leave")
     top.add_argument("--json", action="store_true", help="with --once, as JSON; without it a line for each refresh")
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between refreshes (1)")
     top.set_defaults(run=_top)
-    plan = _parser(commands, "plan", "the memory plan of a job: the events at each operator", "")
+    plan = add_command(commands, "plan", "the memory plan of a job: the events at each operator", "")
     plan.add_argument("job", type=_job, metavar="JOB", help="the number that train_model has returned")
     plan.add_argument("-a", "--all", action="store_true", help="operators without events, too")
     plan.add_argument("-o", "--output", default="-", metavar="FILE", help="the file to write (stdout)")
@@ -41,7 +37,7 @@ def add(commands: Any) -> None:
         ("report", "one HTML page about a job, which opens offline", _report),
         ("trace", "a job's iteration as trace events, for Perfetto or chrome://tracing", _trace),
     ):
-        parser = _parser(commands, name, what, "")
+        parser = add_command(commands, name, what, "")
         parser.add_argument("job", type=_job, metavar="JOB", help="the number that train_model has returned")
         parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write; - is stdout")
         if name == "report":
@@ -50,11 +46,12 @@ def add(commands: Any) -> None:
         parser.set_defaults(run=run)
 
 
-def _parser(commands: Any, name: str, what: str, examples: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, what: str, examples: str, verb: str = "Shows") -> argparse.ArgumentParser:
+    """Return the parser of a new command that connects to a server; `verb` and `what` describe it."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=what,
-        description=f"Shows {what}.",
+        description=f"{verb} {what}.",
         epilog=CONNECTION + examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -85,7 +82,8 @@ def _job(text: str) -> int:
     return int(text)
 
 
-def _connect(arguments: argparse.Namespace) -> Any:
+def connected(arguments: argparse.Namespace) -> Any:
+    """Return a connection to the server that the arguments name. Raises ServerError."""
     from pg_tensile.client.connection import connect
 
     name = arguments.dbname or ""
@@ -98,7 +96,7 @@ def _top(arguments: argparse.Namespace) -> int:
     from pg_tensile.client.connection import refusals
     from pg_tensile.tools.top.app import run
 
-    with _connect(arguments) as connection, refusals():
+    with connected(arguments) as connection, refusals():
         return run(connection, once=arguments.once, as_json=arguments.json, interval=arguments.interval)
 
 
@@ -136,61 +134,16 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str], evaluate
 
     path = None if arguments.output == "-" else Path(arguments.output)
     if path is not None:
-        with _refusing(path):
-            _check(path)
-    with _connect(arguments) as connection, refusals():
+        with refusing(path):
+            check(path)
+    with connected(arguments) as connection, refusals():
         record = read_job(connection, arguments.job, evaluate)
     text = render(record)
-    if path is None:
-        sys.stdout.write(text)
+    with writing(arguments.output) as file:
+        file.write(text)
+    if path is None or is_device(path):
         return 0
-    with _refusing(path):
-        if _is_device(path):
-            path.write_text(text, "utf-8")
-            return 0
-        _replace(path.resolve(), text)  # resolved, so that a symbolic link is followed and not replaced
     print(f"{arguments.output}: {path.stat().st_size:,} bytes")
     if arguments.command == "report" and evaluate is None and record.job["version"] is not None:
         print("It shows how good the model is on the rows of a query with --evaluate QUERY.")
     return 0
-
-
-@contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        said = f"{path} cannot be written: {error.strerror}"
-        raise OptionError(said, "Choose another place with -o.") from None
-
-
-def _is_device(path: Path) -> bool:
-    """Return whether the path is a device or a pipe, such as /dev/stdout."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _check(path: Path) -> None:
-    """Raise OSError if no file can be written there, so that the command fails before its work and not after it."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not _is_device(path):
-        tempfile.TemporaryFile(dir=path.resolve().parent).close()
-
-
-def _replace(path: Path, text: str) -> None:
-    name = f".{path.name}."
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=name, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

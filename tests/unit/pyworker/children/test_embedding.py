@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pg_tensile.errors import ArchitectureError
 from pg_tensile.execution import models
 from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
+from pg_tensile.execution.models.whole import shorten
 from pg_tensile.execution.training import checkpoint
-from pyworker.children.embedding import decode, shorten
+from pyworker.children.embedding import decode
 from pyworker.children.loaded_models import Model, load
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame, FrameType

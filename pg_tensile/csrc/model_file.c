@@ -1,0 +1,117 @@
+/*
+ * model_file.c: export_model and import_model, which use an executor in the
+ * caller's session (session_run.c) for what needs PyTorch.
+ *
+ * export_model: SQL composes files of the formats tensile and torch, and an
+ * executor those of the format onnx.
+ *
+ * import_model: tensile._import_model (SECURITY DEFINER) makes all checks that
+ * need no PyTorch and adds the version.  The executor then builds the model,
+ * loads the weights and predicts.  Its error undoes the version with the
+ * statement, so other sessions see only versions that were checked.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "postgres.h"
+
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "parser/parse_func.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+
+#include "extension.h"
+#include "owner.h"
+#include "session_run.h"
+
+PG_FUNCTION_INFO_V1(tensile_export_model);
+PG_FUNCTION_INFO_V1(tensile_import_model);
+
+/* Runs the executor for this spec, and returns the values of its result. */
+static Datum *
+run_executor(const char *function, Datum spec, int *nvalues)
+{
+	SessionRun	run = {.function = function};
+	ArrayType  *result = DatumGetArrayTypeP(tensile_session_values(&run, spec));
+	Datum	   *values;
+	bool	   *nulls;
+
+	deconstruct_array(result, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, nvalues);
+	for (int i = 0; i < *nvalues; i++)
+		if (nulls[i])
+			elog(ERROR, "the executor returned a null");
+	return values;
+}
+
+/* Calls tensile._export_spec(caller, model, version), version may be null. */
+static Datum
+export_spec(FunctionCallInfo fcinfo)
+{
+	LOCAL_FCINFO(call, 3);
+	Oid			types[] = {OIDOID, TEXTOID, INT4OID};
+	List	   *name = list_make2(makeString("tensile"), makeString("_export_spec"));
+	FmgrInfo	function;
+
+	fmgr_info(LookupFuncName(name, 3, types, false), &function);
+	InitFunctionCallInfoData(*call, &function, 3, InvalidOid, NULL, NULL);
+	call->args[0].value = ObjectIdGetDatum(GetUserId());
+	call->args[0].isnull = false;
+	call->args[1] = fcinfo->args[0];
+	call->args[2] = fcinfo->args[1];
+	return FunctionCallInvoke(call);
+}
+
+/* The bytes that the values have in base64, one after the other. */
+static bytea *
+decoded(const Datum *values, int nvalues)
+{
+	StringInfoData bytes;
+	Datum		encoding = CStringGetTextDatum("base64");
+
+	initStringInfo(&bytes);
+	appendStringInfoSpaces(&bytes, VARHDRSZ);
+	for (int i = 0; i < nvalues; i++)
+	{
+		bytea	   *part = DatumGetByteaPP(DirectFunctionCall2(binary_decode, values[i],
+															   encoding));
+
+		appendBinaryStringInfo(&bytes, VARDATA_ANY(part), VARSIZE_ANY_EXHDR(part));
+		pfree(part);
+	}
+	SET_VARSIZE(bytes.data, bytes.len);
+	return (bytea *) bytes.data;
+}
+
+/* export_model(model, version, format) -> contents of the file */
+Datum
+tensile_export_model(PG_FUNCTION_ARGS)
+{
+	Datum	   *values;
+	int			nvalues;
+
+	if (PG_ARGISNULL(2) || strcmp(text_to_cstring(PG_GETARG_TEXT_PP(2)), "onnx") != 0)
+		return tensile_forward_with(fcinfo, 0, NULL, NULL);
+	tensile_require_no_session_run("export_model");
+	tensile_require_version();
+	values = run_executor("export_model", export_spec(fcinfo), &nvalues);
+	PG_RETURN_BYTEA_P(decoded(values, nvalues));
+}
+
+/* import_model(contents, name, like) -> number of the version */
+Datum
+tensile_import_model(PG_FUNCTION_ARGS)
+{
+	Datum	   *values;
+	int			nvalues;
+
+	tensile_require_no_session_run("import_model");
+	tensile_require_version();
+	values = run_executor("import_model", tensile_forward_with(fcinfo, 0, NULL, NULL), &nvalues);
+	if (nvalues != 1)
+		elog(ERROR, "the executor returned %d values for a version", nvalues);
+	PG_RETURN_INT32(pg_strtoint32(TextDatumGetCString(values[0])));
+}
