@@ -33,6 +33,8 @@ from tests.server.support import (
 )
 from tests.unit.ray_cluster import RayCluster, ray_cluster
 
+pytestmark = pytest.mark.timeout(300)
+PATIENCE = "270 s"  # for a job of LONG_EPOCHS, beside others
 LONG_EPOCHS = 400
 TRAINS = 120  # seconds within which a job begins to train again, beside others
 
@@ -156,14 +158,14 @@ def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
 @pytest.mark.long
 def test_a_job_goes_on_after_the_death_of_a_rank_with_the_same_bits(idle: Site, job_row: Row) -> None:
     undisturbed = idle.submit(2, epochs=LONG_EPOCHS)
-    finish(idle.conn, undisturbed, "110 s")
+    finish(idle.conn, undisturbed, PATIENCE)
     job = idle.submit(2, epochs=LONG_EPOCHS)
     idle.await_steps(job)
     idle.wait_until(
         lambda: value(idle.conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
     )
     os.kill(max(idle.ray.ranks()), signal.SIGKILL)
-    finish(idle.conn, job, "110 s")
+    finish(idle.conn, job, PATIENCE)
     row = job_row(idle.conn, job)
     assert row["attempts"] >= 2
     assert digest(idle.conn, job) == digest(idle.conn, undisturbed)
@@ -197,7 +199,7 @@ def test_the_server_stops_and_the_job_goes_on(idle: Site) -> None:
     idle.conn.close()
     idle.server.restart()
     idle.conn = idle.server.connect()
-    finish(idle.conn, job, "110 s")
+    finish(idle.conn, job, PATIENCE)
     assert value(idle.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
 
 
@@ -220,7 +222,6 @@ def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_job_goes_on_with_fewer_ranks_when_a_node_dies(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with making_site(new_cluster, wait_until) as site:
         site.set_timeout("20s")
