@@ -285,12 +285,8 @@ query_context(void *arg)
 	errcontext("%s", (const char *) arg);
 }
 
-/*
- * Plans the query and starts it without reading a row.  Raises 42501 for what
- * the current user may not read or call.
- */
-static void
-check_privileges(const char *sql, const char *what)
+void
+tensile_check_privileges(const char *sql, const char *what)
 {
 	ErrorContextCallback context = {error_context_stack, query_context, unconstify(char *, what)};
 	Query	   *query = tensile_analyze_select(sql, what);
@@ -358,9 +354,10 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	check_nulls(fcinfo);
 	training = tensile_training_query(fcinfo);
 	query = tensile_analyze_training(&training, &sql);
-	check_privileges(training.query, QUERY_NAME);
+	tensile_check_privileges(training.query, QUERY_NAME);
 	if (training.validation_query != NULL)
-		check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
+		tensile_check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
+	tensile_check_gate(&training, query, PG_GETARG_JSONB_P(TENSILE_ARG_OPTIONS));
 	MemoryContextSwitchTo(caller);
 	arrays = PointerGetDatum(array_columns(query));
 	MemoryContextDelete(checks);

@@ -39,6 +39,7 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.deployments', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
@@ -49,4 +50,5 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.deployments_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');

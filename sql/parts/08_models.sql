@@ -166,16 +166,6 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION tensile._deploy_model(caller oid, model text, version int) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    m tensile.models := tensile._own_model(caller, model);
-BEGIN
-    PERFORM tensile._check_version(m, version);
-    UPDATE tensile.models SET deployed_version = _deploy_model.version, updated_at = clock_timestamp() WHERE id = m.id;
-END $$;
-
 CREATE FUNCTION tensile._set_model_memory_budget(caller oid, model text, memory_budget text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

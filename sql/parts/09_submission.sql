@@ -125,7 +125,8 @@ BEGIN
             tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
             tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
-            tensile._check_ranks(batch_size, options), tensile._check_can_start(caller);
+            tensile._check_ranks(batch_size, options), tensile._check_gate(m, options, validation_query),
+            tensile._check_can_start(caller);
     IF m.architecture IS NULL THEN
         m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
     END IF;

@@ -97,12 +97,14 @@ BEGIN
             MESSAGE = format('job %s cannot finish without a version of its model', j.id);
     END IF;
     UPDATE tensile.jobs SET version = number WHERE id = j.id;
-    IF coalesce((j.options->>'deploy')::bool, true) THEN
-        UPDATE tensile.models SET deployed_version = number, updated_at = clock_timestamp() WHERE id = m.id
-            RETURNING * INTO m;
-    END IF;
+    IF tensile._deploys(j.options) = 'always' THEN
+        PERFORM tensile._deploy(m, number, j.owner_name, format('trained by job %s', j.id), job => j.id);
+    END IF; -- with if_better, _job_decide has decided in this transaction
     DELETE FROM tensile.model_versions v
-        WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
+        WHERE v.model = m.id
+          AND v.version IS DISTINCT FROM (SELECT o.deployed_version FROM tensile.models o WHERE o.id = m.id)
+          AND v.version IS DISTINCT FROM CASE WHEN m.keep_versions > 1
+                                              THEN (tensile._earlier_deployment(m.id)).version END
           AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
                             ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
           AND m.keep_versions IS NOT NULL;

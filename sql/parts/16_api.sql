@@ -11,10 +11,15 @@ CREATE FUNCTION @extschema@.drop_model(name text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.drop_model(text) IS
     'drop a model with its versions, and end its job; for the model''s owner';
-CREATE FUNCTION @extschema@.deploy_model(model text, version int) RETURNS void
+CREATE FUNCTION @extschema@.deploy_model(model text, version int, reason text DEFAULT NULL) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
-COMMENT ON FUNCTION @extschema@.deploy_model(text, int) IS
-    'set the version that predictions use from now on; older versions are possible; for the model''s owner';
+COMMENT ON FUNCTION @extschema@.deploy_model(text, int, text) IS
+    'set the version that predictions use from now on; older versions are possible; the reason is kept in '
+    'tensile.deployments; for the model''s owner';
+CREATE FUNCTION @extschema@.rollback_model(model text, reason text DEFAULT NULL) RETURNS int
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.rollback_model(text, text) IS
+    'return to the version that was deployed before the present one; return its number; for the model''s owner';
 CREATE FUNCTION @extschema@.grant_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.grant_model(text, text, text) IS

@@ -31,13 +31,16 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
+    tensile._job_decide(bigint, text, float8, float8, text, text),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
     tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 
 GRANT EXECUTE ON ROUTINE
-    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.rollback_model,
+    @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention,
     @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
@@ -53,7 +56,8 @@ GRANT EXECUTE ON ROUTINE
     TO tensile_user;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
-    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.rollback_model,
+    @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention,
     @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
