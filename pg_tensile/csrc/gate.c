@@ -105,7 +105,7 @@ tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *opt
 			!returns(gate, entry->resname))
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
-					 errmsg("column \"%s\" is missing in the " QUERY_NAME, entry->resname),
+					 errmsg("column \"%s\" is missing in the gate query", entry->resname),
 					 errhint("It must return the target and the features of the training query.")));
 	}
 	tensile_check_privileges(sql, QUERY_NAME);

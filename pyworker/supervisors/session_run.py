@@ -131,9 +131,7 @@ async def _open_explanation(
     child.queue(FrameType.JOB, header=header, buffers=buffers)
 
 
-async def _open_evaluation(
-    server: Server, child: Child, request: dict[str, Any], threads: int, result: Result
-) -> None:
+async def _open_evaluation(server: Server, child: Child, request: dict[str, Any], threads: int, result: Result) -> None:
     """Send the JOB frame of evaluate_model or feature_importance, and the version."""
     await send_version(server, child, session_spec(server, request, threads), "tensile._session_weights", result)
 

@@ -115,7 +115,8 @@ class Gate:
         finally:
             for child, _ in runs:
                 await child.close()
-        return _Compared(*(_value(gate["metric"], result) for _, result in runs))
+        value, previous_value = (_value(gate["metric"], result) for _, result in runs)
+        return _Compared(value, previous_value)
 
     async def _feed(self, gate: dict[str, Any], runs: list[tuple[Child, Result]]) -> None:
         """Send the rows of the gate query to both executors.
