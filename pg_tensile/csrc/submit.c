@@ -49,6 +49,7 @@
 #include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_train_model);
+PG_FUNCTION_INFO_V1(tensile_schedule_training);
 PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
@@ -385,6 +386,16 @@ tensile_train_model(PG_FUNCTION_ARGS)
 
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
+}
+
+/*
+ * schedule_training(model, query, target, ..., every, rows, source), with the
+ * arguments of train_model first -> schedule
+ */
+Datum
+tensile_schedule_training(PG_FUNCTION_ARGS)
+{
+	return tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo));
 }
 
 /* tensile.calibrate(device_seconds) -> job */

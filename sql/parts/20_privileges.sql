@@ -8,7 +8,7 @@
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
-    tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
+    tensile._inserted_rows(regclass), tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),
@@ -43,7 +43,8 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention,
-    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
@@ -60,7 +61,8 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention,
-    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
