@@ -8,6 +8,7 @@ CREATE FUNCTION tensile._job_gate() RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM tensile._my_job(); -- the next statement does not call it without a row
     RETURN (SELECT jsonb_build_object(
             'query', coalesce(j.options->'gate'->>'query', j.validation_query),
             'metric', coalesce(j.options->'gate'->>'metric', CASE v.task WHEN 'regression' THEN 'rmse' ELSE 'log_loss' END),
@@ -22,6 +23,7 @@ END $$;
 CREATE FUNCTION tensile._job_gate_weights(version bigint, seq int) RETURNS bytea
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT tensile._my_job(); -- the next statement does not call it without a row
     SELECT w.data
     FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version
         JOIN tensile.jobs j ON j.model = v.model

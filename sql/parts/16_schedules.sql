@@ -114,7 +114,7 @@ AS $$
     WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
       AND (s.next_run <= clock_timestamp()
            OR s.source IS NOT NULL AND (
-               i.inserted IS NULL AND s.sqlstate IS DISTINCT FROM '42P01' -- the table is gone: report it once
+               i.inserted IS NULL AND s.counted_rows IS NOT NULL -- the table is gone: report it once
                OR i.inserted - CASE WHEN i.inserted < s.counted_rows THEN 0 ELSE s.counted_rows END >= s.rows))
     ORDER BY s.next_run, s.id
 $$;
@@ -192,7 +192,7 @@ BEGIN
             MESSAGE = format('role "%s" was dropped or renamed', s.owner_name),
             HINT = 'Another role has to schedule the training: unschedule_training, then schedule_training.';
     ELSIF s.source IS NOT NULL AND tensile._inserted_rows(s.source) IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_table', MESSAGE = 'the source of the schedule was dropped',
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
             HINT = 'Schedule the training again with another source.';
     ELSIF NOT tensile._may_execute(s.owner, 'train_model') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied for function train_model',

@@ -56,7 +56,13 @@ def conn(server: Any) -> Iterator[Connection]:
 def train(conn: Connection, slope: float, gate: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Submit a job on a line of that slope, whose version has to pass the gate; return the job."""
     options = {"deploy": "if_better", "gate": {"query": GATE} | (gate or {})}
-    small: dict[str, Any] = {"query": LINE.format(slope=slope), "target": "y", "epochs": 20, "batch_size": 10, "learning_rate": 0.05}
+    small: dict[str, Any] = {
+        "query": LINE.format(slope=slope),
+        "target": "y",
+        "epochs": 20,
+        "batch_size": 10,
+        "learning_rate": 0.05,
+    }
     return submit(conn, "line", **small | {"options": options} | arguments)
 
 

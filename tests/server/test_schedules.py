@@ -61,7 +61,9 @@ def test_a_job_for_each_period_and_one_for_all_that_were_missed(db: Connection, 
         (job,),
     ).fetchone()
     assert row == (ROWS, "y", 2, 64, 7, 0.0123, "01:30:00", 3, "Asia/Tokyo", "postgres")
-    status = "SELECT last_state, last_job, last_version, decision, next_run > now(), next_run < now() + interval '1 day'"
+    status = (
+        "SELECT last_state, last_job, last_version, decision, next_run > now(), next_run < now() + interval '1 day'"
+    )
     assert db.execute(f"{status} FROM tensile.schedule_status").fetchone() == (
         *("finished", job, 1, "deployed"),
         *(True, True),
@@ -92,7 +94,9 @@ def test_new_rows_cause_a_training(db: Connection, wait_until: Wait, partitioned
     db.execute("CREATE TABLE points (a float8, y text)" + (" PARTITION BY RANGE (a)" if partitioned else ""))
     if partitioned:
         db.execute("CREATE TABLE low PARTITION OF points DEFAULT")
-    insert = "INSERT INTO points SELECT sin(i), CASE WHEN sin(i) > 0 THEN 'yes' ELSE 'no' END FROM generate_series(1, {}) i"
+    insert = (
+        "INSERT INTO points SELECT sin(i), CASE WHEN sin(i) > 0 THEN 'yes' ELSE 'no' END FROM generate_series(1, {}) i"
+    )
     register(db, "m", MLP)
     db.execute(insert.format(300))
     counted = "SELECT {} = %s FROM tensile.schedule_status"
@@ -194,14 +198,19 @@ def test_a_role_that_has_lost_a_privilege_is_told_and_tried_again(
 
     steps = [
         ("SELECT revoke_model('m', '{role}', 'train')", 'permission denied for model "m"'),
-        ("SELECT grant_model('m', '{role}', 'train'); REVOKE tensile_user FROM {role}", "permission denied for function"),
+        (
+            "SELECT grant_model('m', '{role}', 'train'); REVOKE tensile_user FROM {role}",
+            "permission denied for function",
+        ),
         ("GRANT tensile_user TO {role}; REVOKE SELECT ON points FROM {role}", "permission denied for table points"),
     ]
     for change, message in steps:
         db.execute(change.format(role=role))
         due(db)
         if "tensile_user FROM" in change:
-            wait_until(lambda: value(db, "SELECT error FROM tensile.schedules") == "permission denied for function train_model")
+            wait_until(
+                lambda: value(db, "SELECT error FROM tensile.schedules") == "permission denied for function train_model"
+            )
         else:
             wait_until(lambda: outcome(message), what=message)  # noqa: B023
     assert value(db, "SELECT next_run > now() FROM tensile.schedules")
@@ -238,7 +247,12 @@ def test_schedules_of_others(
     db.execute("CREATE TABLE hidden (x int)")
     schema = value(db, "SELECT current_schema()")
     owner.execute(remove)
-    refused("42501", "permission denied for table", "GRANT SELECT", lambda: schedule(owner, rows=1, source=f"{schema}.hidden"))
+    refused(
+        "42501",
+        "permission denied for table",
+        "GRANT SELECT",
+        lambda: schedule(owner, rows=1, source=f"{schema}.hidden"),
+    )
 
 
 # -- restarts ---------------------------------------------------------------------------------------------------------
@@ -253,7 +267,7 @@ def test_a_training_that_was_missed_while_the_server_was_down_is_made_up_once(
         gate = {"query": ROWS, "metric": "accuracy"}
         schedule(conn, every="1 hour", options={"deploy": "if_better", "gate": gate})
         conn.execute(
-            "UPDATE tensile.schedules SET created_at = created_at - interval '3 days', next_run = now() + interval '1 s'"
+            "UPDATE tensile.schedules SET created_at = created_at - interval '3 days', next_run = now() + '1 s'"
         )
     cluster.restart("fast")
     with cluster.connect() as conn:
