@@ -144,6 +144,7 @@ class Worker:
         self._send_job()
         if self._row["kind"] == "train":
             await self._send_checkpoint()
+            await self._send_start()
             await self._drain()
             await self._feed()
         await self._listen()
@@ -176,6 +177,22 @@ class Worker:
             self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
             await self._drain()
             chunk, seq = following, seq + 1
+
+    async def _send_start(self) -> None:
+        """Send the weights that training begins with. They are needed if a checkpoint cannot be used, too."""
+        start = self._row["start"]
+        sent = seq = 0
+        while start is not None and sent < start["weight_bytes"]:
+            chunk = self._server.call("tensile._job_start_weights(int4)", seq)
+            self._server.commit()
+            if chunk is None:
+                message = f"version {start['version']}, with which training was to begin, was dropped"
+                raise Failure("42704", message, hint="Submit the job again.")
+            sent += len(chunk)
+            header = {"kind": "weights", "seq": seq, "last": sent >= start["weight_bytes"], "meta": None}
+            self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
+            await self._drain()
+            seq += 1
 
     def _read_chunk(self, seq: int) -> bytes | None:
         chunk: bytes | None = self._server.call("tensile._job_checkpoint_read(int4)", seq)

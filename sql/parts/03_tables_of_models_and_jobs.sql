@@ -180,6 +180,7 @@ CREATE TABLE tensile.jobs (
     validation_query text,
     max_time         interval,
     automatic        bool NOT NULL DEFAULT false,
+    start_version    bigint,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
@@ -217,6 +218,8 @@ COMMENT ON COLUMN tensile.jobs.split_by IS
     'column of the query by which rows are divided into training and validation; null: by their content';
 COMMENT ON COLUMN tensile.jobs.validation_query IS
     'query of the rows for validation; null: a share of the rows of the training query';
+COMMENT ON COLUMN tensile.jobs.start_version IS
+    'id in model_versions of the version whose weights training began with (option start); null: none';
 COMMENT ON COLUMN tensile.jobs.max_time IS 'longest time of training; null: no limit';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS
     'device memory available to the job, in bytes; null: no limit but the device''s';

@@ -267,6 +267,10 @@ AS $$
 BEGIN
     IF NOT options ? 'ranks' THEN
         RETURN;
+    ELSIF options->>'start' = 'deployed' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a job with ranks cannot begin with the weights of the deployed version',
+            HINT = 'Leave out the option "start", or the option "ranks".';
     ELSIF batch_size = 0 AND options->'ranks' NOT IN ('1', '[1, 1]') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('cannot choose a batch size for several ranks: %s', options->'ranks'),

@@ -31,7 +31,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
-    tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
+    tensile._job_start_weights(int), tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
     tensile._job_decide(bigint, text, float8, float8, text, text),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
     tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)

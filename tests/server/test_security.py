@@ -43,6 +43,7 @@ WORKERS_ONLY = {
     "_take_interrupt": "",
     "_process": "",
     "_gate_feed": "0, 0, 1, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
+    "_job_start_weights": "0",
     "_job_gate": "",
     "_job_gate_weights": "1, 0",
     "_job_decide": "NULL, NULL, NULL, NULL, NULL, NULL",

@@ -1,6 +1,37 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Functions for the job's worker: the comparison with the deployed version (option deploy = if_better)
+-- Functions for the job's worker: the version that training begins with, and the one that the job's is compared with
 ------------------------------------------------------------------------------------------------------------------------
+
+-- The version whose weights training begins with (option start = deployed), as in the JOB frame; null: none. All attempts
+-- begin with the same one, as long as it exists.
+CREATE FUNCTION tensile._start_of(j tensile.jobs) RETURNS jsonb
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v tensile.model_versions;
+BEGIN
+    IF coalesce(j.options->>'start', 'scratch') <> 'deployed' THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO v FROM tensile.model_versions o WHERE o.id = j.start_version;
+    IF NOT FOUND THEN
+        SELECT o.* INTO v FROM tensile.model_versions o JOIN tensile.models m ON m.id = o.model
+            WHERE m.id = j.model AND o.version = m.deployed_version;
+        UPDATE tensile.jobs o SET start_version = v.id WHERE o.id = j.id;
+    END IF;
+    RETURN CASE WHEN v.id IS NOT NULL THEN
+        jsonb_build_object('id', v.id, 'version', v.version, 'architecture', v.architecture,
+                           'preprocessing', v.preprocessing, 'weight_bytes', v.weight_bytes) END;
+END $$;
+
+-- A chunk of the weights of that version; null past the end
+CREATE FUNCTION tensile._job_start_weights(seq int) RETURNS bytea
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job(); -- the next statement does not call it without a row
+    SELECT w.data FROM tensile.model_weights w JOIN tensile.jobs j ON j.start_version = w.version
+    WHERE j.id = tensile._my_job() AND w.seq = $1
+$$;
 
 -- What the job's version is to be compared with; null unless it is deployed if it is better. "previous" is null while no
 -- version is deployed, otherwise the versions are as in JOB frames of evaluations.
