@@ -163,9 +163,7 @@ def fit(
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
 
-def with_preprocessing(
-    fitted: FittedPreprocessing, rows: Rows, preprocessing: Preprocessing
-) -> FittedPreprocessing:
+def with_preprocessing(fitted: FittedPreprocessing, rows: Rows, preprocessing: Preprocessing) -> FittedPreprocessing:
     """Return what was fitted with another preprocessing, which has the same features and labels.
 
     The rows are those of `fit`; none of their features is tokenised."""
