@@ -83,7 +83,7 @@ class Executor(TrainingRun):
         if self._spec["architecture"]["type"] == "pretrained":
             imports = channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
-        if self._spec["start"] is not None:
+        if self._spec.get("start") is not None:
             self._start = channel.receive_state()
             self._identity["start"] = self._spec["start"]["id"]
         store = channel.receive_rows()
@@ -140,7 +140,7 @@ class Executor(TrainingRun):
         """Return what was fitted, with the preprocessing of the version that training begins with, if there is one.
 
         If its weights cannot be used, a warning says why."""
-        start = self._spec["start"]
+        start = self._spec.get("start")
         if start is None:
             return fitted
         earlier = Preprocessing.from_json(start["preprocessing"])

@@ -123,9 +123,10 @@ $$;
 CREATE FUNCTION tensile._schedule_delay_ms() RETURNS int
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (1000 * least(greatest(extract(epoch FROM min(s.next_run) - clock_timestamp()), 0), 3600))::int
+    SELECT (1000 * min(least(greatest(extract(epoch FROM s.next_run - clock_timestamp()), 0), 3600)))::int
     FROM tensile.schedules s
-    WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+    WHERE s.next_run IS NOT NULL
+      AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
 $$;
 
 -- The first time after now that is a whole number of intervals after `start`

@@ -177,6 +177,15 @@ def test_the_next_run_is_a_whole_number_of_periods_after_the_first(db: Connectio
     assert value(db, "SELECT tensile._next_run(now(), NULL)") is None
 
 
+def test_the_controller_sleeps_until_the_next_run(db: Connection) -> None:
+    delay = "SELECT tensile._schedule_delay_ms()"
+    assert value(db, delay) is None
+    for model, arguments in (("a", {"rows": 10, "source": "pg_class"}), ("b", {"every": "30 minutes"})):
+        register(db, model, MLP)
+        schedule(db, model, **arguments)
+        assert value(db, delay) is None if model == "a" else 1_000_000 < value(db, delay) <= 1_800_000
+
+
 # -- other roles ------------------------------------------------------------------------------------------------------
 
 
