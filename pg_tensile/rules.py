@@ -9,6 +9,7 @@ The file uses a subset of JSON Schema with these definitions and additions:
 - `divisibleBy`: for an integer, the key of the same object that must divide it; an omitted key has its default value;
 - `ascending`: for an array of two numbers, the first must not be larger than the second;
 - `orRange`: for an integer, an array of the least and the largest one is valid as well;
+- `orBoolean`: true and false are valid as well;
 - `code`: for an architecture, whether it executes code of the user.
 """
 
@@ -68,7 +69,7 @@ def resolved(rule: Mapping[str, Any]) -> dict[str, Any]:
 def describe(rule: Mapping[str, Any]) -> str:
     """Return what a value must be, in words for a hint: "an integer from 1 to 100"."""
     if "enum" in rule:
-        return f"one of {_names(rule['enum'])}"
+        return f"one of {_names(rule['enum'])}{', or true or false' if 'orBoolean' in rule else ''}"
     kind = rule["type"]
     if kind == "integer":
         described = f"an {'odd ' if 'not' in rule else ''}integer from {rule['minimum']} to {rule['maximum']}"
@@ -142,6 +143,8 @@ class _Check:
 def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
     """Return whether the value itself follows the rule; the items and keys that it contains are not checked."""
     kind = rule["type"]
+    if "orBoolean" in rule and isinstance(value, bool):
+        return True
     if not _is_a(kind, value):
         return False
     if kind in ("integer", "number"):

@@ -82,6 +82,7 @@ ARGUMENTS = {
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
     "embedding": "vector of the text; null if it is null",
     "epochs": "passes over the training rows, at most: 1 to 1000000",
+    "every": "time between two trainings, from 1 second to 100 years; null: not by time",
     "feature": "column of the training query",
     "features": "row, object, or array of numbers in the order of the training query",
     "format": "[format of the file](export.md): `tensile`, `onnx`, or `torch`, the weights only",
@@ -113,12 +114,15 @@ ARGUMENTS = {
     "quantile": "share of the rows up to a residual, or up to the end of a bin of `calibration_…`; else null",
     "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, the other"
     " functions as the caller",
+    "reason": "reason of the caller, kept in [deployments](#tensiledeployments); null: none",
     "repeats": "number of times that a feature is shuffled, 1 to 1000",
     "replace": "true: an existing model of that name gets the new architecture and keeps its versions",
     "role": "new owner of the model",
+    "rows": "number of new rows that cause a training; null: not by rows",
     "row_number": "number of the query's row, from 1",
     "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads, and"
     " equal importances",
+    "source": "table whose new rows count",
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",

@@ -96,7 +96,7 @@ ARGUMENTS = {
     **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds", "repeats"), INT4),
     **dict.fromkeys(("seed", "job"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
-    **dict.fromkeys(("split_by", "validation_query"), TEXT),
+    **dict.fromkeys(("split_by", "validation_query", "reason"), TEXT),
     "max_time": INTERVAL,
     "memory_budget": SIZE,
     "keep_versions": OPTIONAL_INT4,

@@ -105,9 +105,14 @@ class Client:
         optional = {"architecture": architecture, "description": description, "replace": replace}
         self._session.answer("register_model", {"name": name}, optional)
 
-    def deploy(self, model: str, version: int) -> None:
-        """Use `version` for predictions from now on (SQL: deploy_model)."""
-        self._session.answer("deploy_model", {"model": model, "version": version})
+    def deploy(self, model: str, version: int, reason: str | None = None) -> None:
+        """Use `version` for predictions from now on; keep the reason (SQL: deploy_model)."""
+        self._session.answer("deploy_model", {"model": model, "version": version}, {"reason": reason})
+
+    def rollback(self, model: str, reason: str | None = None) -> int:
+        """Return to the version that was deployed before, and return its number (SQL: rollback_model)."""
+        (version,) = self._session.answer("rollback_model", {"model": model}, {"reason": reason})
+        return int(version)
 
     def drop(self, model: str) -> None:
         """Remove a model with its versions, and end its job (SQL: drop_model)."""

@@ -289,6 +289,44 @@ forget_session(void)
 	DropAllPreparedStatements();
 }
 
+int64
+tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
+{
+	int			nest_level = NewGUCNestLevel();
+	volatile int64 rows = 0;
+
+	apply_settings(settings);
+	tensile_my_slot->feeding = true;
+	PG_TRY();
+	{
+		interrupt_if_woken();
+		rows = feed(argument);
+	}
+	PG_FINALLY();
+	{
+		tensile_my_slot->feeding = false;
+		forget_session();
+	}
+	PG_END_TRY();
+	PortalHashTableDeleteAll(); /* a commit would keep cursors WITH HOLD */
+	AtEOXact_GUC(false, nest_level);
+	return rows;
+}
+
+typedef struct TrainingFeed
+{
+	int			fd;
+	TrainingQuery training;
+} TrainingFeed;
+
+static int64
+feed_training(void *argument)
+{
+	const TrainingFeed *feed = argument;
+
+	return feed_socket(feed->fd, tensile_my_slot->job, &feed->training);
+}
+
 /*
  * tensile._feed(fd, query, target, settings, split_by, validation_query) ->
  * number of rows; the last two may be null
@@ -296,9 +334,7 @@ forget_session(void)
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
 {
-	TrainingQuery training;
-	int			nest_level;
-	volatile int64 rows = 0;
+	TrainingFeed feed;
 
 	if (!tensile_in_worker() || tensile_my_slot->feeding)
 		ereport(ERROR,
@@ -310,27 +346,12 @@ tensile_feed(PG_FUNCTION_ARGS)
 		if (PG_ARGISNULL(i))
 			PG_RETURN_NULL();
 
-	training = (TrainingQuery) {
+	feed.fd = PG_GETARG_INT32(0);
+	feed.training = (TrainingQuery) {
 		.query = tensile_text_argument(fcinfo, 1),
 		.target = tensile_text_argument(fcinfo, 2),
 		.split_by = tensile_text_argument(fcinfo, 4),
 		.validation_query = tensile_text_argument(fcinfo, 5)
 	};
-	nest_level = NewGUCNestLevel();
-	apply_settings(PG_GETARG_JSONB_P(3));
-	tensile_my_slot->feeding = true;
-	PG_TRY();
-	{
-		interrupt_if_woken();
-		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job, &training);
-	}
-	PG_FINALLY();
-	{
-		tensile_my_slot->feeding = false;
-		forget_session();
-	}
-	PG_END_TRY();
-	PortalHashTableDeleteAll(); /* a commit would keep cursors WITH HOLD */
-	AtEOXact_GUC(false, nest_level);
-	PG_RETURN_INT64(rows);
+	PG_RETURN_INT64(tensile_feed_in_worker(PG_GETARG_JSONB_P(3), feed_training, &feed));
 }

@@ -6,6 +6,8 @@
 #ifndef TENSILE_FEED_H
 #define TENSILE_FEED_H
 
+#include "utils/jsonb.h"
+
 #include "submit.h"
 #include "wire.h"
 
@@ -19,6 +21,14 @@ extern void feed_widen_socket(int fd);
 extern void feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job,
 							const char *header, Size header_length, const WireBuffer *buffers,
 							int nbuffers);
+
+/*
+ * In a worker: calls `feed`, which runs a query of the submitter, with the
+ * submitter's settings ({"name": "value"}).  Meanwhile functions for workers
+ * are refused, and a change that may end the job interrupts the query.  What
+ * the query leaves in the session is released.
+ */
+extern int64 tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument);
 
 /*
  * Runs the query of explain_training, read only, as the current user.  Sends

@@ -50,14 +50,20 @@ static uint64 cached_generation;
 
 #define NO_MODEL 0
 
-#define MODEL_QUERY \
+#define MODEL_COLUMNS \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
 	"tensile._base_number(m.id, m.architecture) " \
+
+#define MODEL_QUERY \
+	MODEL_COLUMNS \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
 	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
 	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
+#define ID_QUERY \
+	MODEL_COLUMNS \
+	"FROM tensile.models m JOIN tensile.model_versions v ON v.model = m.id WHERE v.id = $3"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
 	"WHERE model = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
@@ -234,19 +240,23 @@ spi_select(const char *query, int nargs, Oid *types, Datum *arguments, const cha
 
 /*
  * Fills in the model with this version, or with the deployed one (0); the
- * version is NO_MODEL or NO_VERSION if there is none.
+ * version is NO_MODEL or NO_VERSION if there is none.  `version_id`, unless it
+ * is 0, is one of model_versions instead of a name and a number.
  */
 static void
-read_model(PredictModel *model, int32 version)
+read_model(PredictModel *model, int32 version, int64 version_id)
 {
-	Oid			types[] = {TEXTOID, INT4OID};
-	Datum		arguments[] = {CStringGetTextDatum(model->name), Int32GetDatum(version)};
+	Oid			types[] = {TEXTOID, INT4OID, INT8OID};
+	Datum		arguments[] = {
+		CStringGetTextDatum(model->name), Int32GetDatum(version), Int64GetDatum(version_id)
+	};
 	Oid			id_type = INT8OID;
 	SPITupleTable *table;
 	Datum		id;
 	bool		no_version;
 
-	if (spi_select(MODEL_QUERY, 2, types, arguments, version == 0 ? " n" : "  ") == 0)
+	if (spi_select(version_id == 0 ? MODEL_QUERY : ID_QUERY, 3, types, arguments,
+				   version == 0 ? " n " : "   ") == 0)
 	{
 		model->version = NO_MODEL;
 		return;
@@ -293,7 +303,7 @@ unknown_model(const char *name)
 
 /* Calls read_model with the rights, search_path and snapshot that it needs. */
 static void
-read_model_as_owner(PredictModel *model, int32 version)
+read_model_as_owner(PredictModel *model, int32 version, int64 version_id)
 {
 	Oid			user;
 	int			security_context;
@@ -305,26 +315,48 @@ read_model_as_owner(PredictModel *model, int32 version)
 	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
 	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
 	SPI_connect();
-	read_model(model, version);
+	read_model(model, version, version_id);
 	SPI_finish();
 	PopActiveSnapshot();
 	SetUserIdAndSecContext(user, security_context);
-	if (model->version == NO_MODEL)
+	if (model->version == NO_MODEL && version_id == 0)
 		unknown_model(model->name);
 	AtEOXact_GUC(true, nest_level);
 }
 
-/* The model with that version (0: the deployed one), which it may not have. */
 static PredictModel *
-load_model(const char *name, int32 version, MemoryContext parent)
+empty_model(const char *name, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
 	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
 
 	model->context = context;
 	model->name = MemoryContextStrdup(context, name);
-	read_model_as_owner(model, version);
+	return model;
+}
+
+/* The model with that version (0: the deployed one), which it may not have. */
+static PredictModel *
+load_model(const char *name, int32 version, MemoryContext parent)
+{
+	PredictModel *model = empty_model(name, parent);
+
+	read_model_as_owner(model, version, 0);
 	predict_model_check_privilege(model);
+	return model;
+}
+
+PredictModel *
+predict_model_load_id(int64 version_id, MemoryContext parent)
+{
+	PredictModel *model = empty_model("", parent);
+
+	read_model_as_owner(model, 0, version_id);
+	if (model->version == NO_MODEL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("this version of the model does not exist any more"),
+				 errhint("Use another one.")));
 	return model;
 }
 

@@ -62,6 +62,12 @@ extern PredictModel *predict_model_load(const char *name, MemoryContext context)
 extern PredictModel *predict_model_load_version(const char *name, int32 version,
 												MemoryContext context);
 
+/*
+ * A version by its id in model_versions, without a check of privileges and
+ * without the model's name, for the worker of a job that trains the model.
+ */
+extern PredictModel *predict_model_load_id(int64 version_id, MemoryContext context);
+
 /* Raises 42501 unless the current user may predict with it; cheap. */
 extern void predict_model_check_privilege(const PredictModel *model);
 

@@ -49,6 +49,7 @@
 #include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_train_model);
+PG_FUNCTION_INFO_V1(tensile_schedule_training);
 PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
@@ -285,12 +286,8 @@ query_context(void *arg)
 	errcontext("%s", (const char *) arg);
 }
 
-/*
- * Plans the query and starts it without reading a row.  Raises 42501 for what
- * the current user may not read or call.
- */
-static void
-check_privileges(const char *sql, const char *what)
+void
+tensile_check_privileges(const char *sql, const char *what)
 {
 	ErrorContextCallback context = {error_context_stack, query_context, unconstify(char *, what)};
 	Query	   *query = tensile_analyze_select(sql, what);
@@ -358,9 +355,10 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	check_nulls(fcinfo);
 	training = tensile_training_query(fcinfo);
 	query = tensile_analyze_training(&training, &sql);
-	check_privileges(training.query, QUERY_NAME);
+	tensile_check_privileges(training.query, QUERY_NAME);
 	if (training.validation_query != NULL)
-		check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
+		tensile_check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
+	tensile_check_gate(&training, query, PG_GETARG_JSONB_P(TENSILE_ARG_OPTIONS));
 	MemoryContextSwitchTo(caller);
 	arrays = PointerGetDatum(array_columns(query));
 	MemoryContextDelete(checks);
@@ -388,6 +386,16 @@ tensile_train_model(PG_FUNCTION_ARGS)
 
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
+}
+
+/*
+ * schedule_training(model, query, target, ..., every, rows, source), with the
+ * arguments of train_model first -> schedule
+ */
+Datum
+tensile_schedule_training(PG_FUNCTION_ARGS)
+{
+	return tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo));
 }
 
 /* tensile.calibrate(device_seconds) -> job */

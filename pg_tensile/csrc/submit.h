@@ -8,10 +8,12 @@
 
 #include "fmgr.h"
 #include "nodes/parsenodes.h"
+#include "utils/jsonb.h"
 
 /* Arguments of train_model and explain_training by position. */
 #define TENSILE_ARG_QUERY 1
 #define TENSILE_ARG_TARGET 2
+#define TENSILE_ARG_OPTIONS 12
 #define TENSILE_ARG_SPLIT_BY 13
 #define TENSILE_ARG_VALIDATION_QUERY 14
 
@@ -39,6 +41,18 @@ extern TrainingQuery tensile_training_query(FunctionCallInfo fcinfo);
  * of each.
  */
 extern Datum tensile_check_submission(FunctionCallInfo fcinfo);
+
+/*
+ * Plans the query and starts it without reading a row.  Raises 42501 for what
+ * the current user may not read or call, and 0A000 for temporary tables.
+ */
+extern void tensile_check_privileges(const char *sql, const char *what);
+
+/*
+ * Checks the query of the option "gate", if there is one (gate.c), beside the
+ * analysed training query.
+ */
+extern void tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *options);
 
 /*
  * In a public function f(args): calls tensile._f(caller's OID, args,

@@ -20,8 +20,10 @@ from typing import Any
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import RowStore, prepare
-from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
+from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import fit_rows, job_recipe, least_batch_size
 from pyworker.children.prepared import Begun, Prepared, State
@@ -83,6 +85,9 @@ class Executor(TrainingRun):
         if self._spec["architecture"]["type"] == "pretrained":
             imports = channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
+        if self._spec.get("start") is not None:
+            self._start = channel.receive_state()
+            self._identity["start"] = self._spec["start"]["id"]
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
         channel.wait_for(imports, "preparing")  # of two threads that import transformers, one sees a part of it
@@ -118,7 +123,7 @@ class Executor(TrainingRun):
         from pg_tensile.execution.training.settings import check_batch_size
 
         spec = self._spec
-        fitted = fit_rows(store, spec)
+        fitted = self._adopt(fit_rows(store, spec), store)
         self._recipe = recorded or job_recipe(spec, fitted)
         spec.update(self._recipe)
         check_batch_size(least_batch_size(spec), fitted)
@@ -132,6 +137,23 @@ class Executor(TrainingRun):
             chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
             self._channel.send(FrameType.SETTINGS, chosen)
         return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
+
+    def _adopt(self, fitted: FittedPreprocessing, store: RowStore) -> FittedPreprocessing:
+        """Return what was fitted, with the preprocessing of the version that training begins with, if there is one.
+
+        If its weights cannot be used, a warning says why."""
+        start = self._spec.get("start")
+        if start is None:
+            return fitted
+        earlier = Preprocessing.from_json(start["preprocessing"])
+        reason = "the architecture is another one"
+        if start["architecture"] == self._spec["architecture"]:
+            reason = difference(earlier, fitted.preprocessing) or ""
+        if not reason:
+            return with_preprocessing(fitted, store, begun_with(earlier, fitted.preprocessing))
+        self._start = None
+        self._warnings.append(f"training did not begin with the weights of version {start['version']}: {reason}")
+        return fitted
 
     def _warn(self, store: RowStore, fitted: FittedPreprocessing) -> None:
         if fitted.skipped_rows:

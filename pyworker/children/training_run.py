@@ -40,6 +40,7 @@ class TrainingRun:
         self._load = LoadMeter()
         self._memory: MemoryClient | None = None
         self._warnings: list[str] = []
+        self._start: bytes | None = None  # weights to begin with, a safetensors file
         self._choice: dict[str, Any] | None = None  # of the batch size, if the job leaves it open (batch_size.py)
 
     def fit(self, prepared: Prepared, checkpoint: State | None, profile: Future[DeviceProfile]) -> None:
@@ -77,6 +78,9 @@ class TrainingRun:
         ckpt.seed_generators(settings.seed)
         architecture = models.parse(self._spec["architecture"])
         model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        if self._start is not None:
+            ckpt.load_model(model, ckpt.from_bytes(self._start))
+            self._start = None
         check_model(model, min(settings.batch_size, prepared.fitted.training_rows))
         sizes = Sizes.of(prepared.dataset, preprocessing)
         return Job(model, settings, preprocessing.task, sizes, device)

@@ -1,9 +1,9 @@
 """The controller: starts queued jobs, and settles the jobs whose worker is gone.
 
 It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
-wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free; the fork server of their processes is started with the first
-(fork_server.py). Between them, it begins and stops automatic calibrations
+wait for their time. A turn has three phases: reap (jobs that should have a worker and have none), submit the jobs of
+schedules that are due, then launch in the order of the queue while slots are free; the fork server of their processes
+is started with the first (fork_server.py). Between them, it begins and stops automatic calibrations
 (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state is in the
 catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the controller
 (Server.loop).
@@ -21,6 +21,7 @@ from pyworker.supervisors.server import Server
 
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
+SOON = 0.1  # seconds before a schedule that is due is looked at again
 ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
 FREE_CRASHES = 3  # attempts that restarts of the server may cost a job before they count as its fault
 RETENTION_PAUSE = 30.0  # seconds between two deletions of expired jobs
@@ -52,10 +53,11 @@ class Controller:
             self._fork_server.close()
 
     async def _turn(self) -> float:
-        """Reap, launch and delete expired jobs; return the seconds until the next turn."""
+        """Reap, submit what is scheduled, launch and delete expired jobs; return the seconds until the next turn."""
         self._reap()
         self._fork_server.reap()
         pause = self._calibration.turn()
+        self._run_schedules()
         self._launch()
         self._delete_expired()
         return min(pause, self._pause())
@@ -82,6 +84,22 @@ class Controller:
     def _interrupt(self, job: int, reason: str, *, retry: bool) -> None:
         self._server.call("tensile._reap(int8,text,bool)", job, reason, retry)
         self._server.commit()
+
+    # -- schedules ----------------------------------------------------------------------------------------------------
+
+    def _run_schedules(self) -> None:
+        """Submit the trainings that are due; an error of one must not keep jobs from being launched."""
+        due = self._server.rows("SELECT schedule FROM tensile._due_schedules()")
+        self._server.commit()
+        for row in due:
+            try:
+                self._server.call("tensile._run_schedule(int8)", row["schedule"])
+                self._server.commit()
+            except self._server.plpy.SPIError as error:
+                self._server.rollback()
+                if not self._server.installed():
+                    raise
+                self._server.log_once(f"schedule {row['schedule']} cannot be run: {error}")
 
     # -- launching ----------------------------------------------------------------------------------------------------
 
@@ -145,5 +163,8 @@ class Controller:
         delay_ms = self._server.call("tensile._queue_delay_ms()")
         if delay_ms is not None:
             pauses.append(delay_ms / 1000)
+        delay_ms = self._server.call("tensile._schedule_delay_ms()")
+        if delay_ms is not None:
+            pauses.append(max(SOON, delay_ms / 1000))
         self._server.commit()
         return min(pauses)

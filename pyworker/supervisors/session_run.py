@@ -22,24 +22,25 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from pyworker.supervisors.child_process import Child
-from pyworker.supervisors.failures import ChildDied, Failure, failure_of_frame, failure_of_sql
+from pyworker.supervisors.evaluation import Result, drain, send_version
+from pyworker.supervisors.failures import ChildDied, Failure, failure_of_sql
 from pyworker.supervisors.job.spec import choose_threads, session_spec
 from pyworker.supervisors.server import Server
 from pyworker.supervisors.supervisor import Request, Wait
-from pyworker.wire import Frame, FrameType, ProtocolError
+from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
 CONNECTION_ERRORS = "08"  # a class of SQLSTATEs
 UNEXPLAINED = ("08", "38", "58", "XX")
 ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class Session(Server):
     """An ordinary session, whose transaction is the caller's to end."""
 
-    def drive(self, supervisor: Coroutine[Request, Wait, Result]) -> Result:
+    def drive(self, supervisor: Coroutine[Request, Wait, Value]) -> Value:
         """Run the coroutine and return its result.
 
         An error of a wait is raised where the coroutine waits, so that it ends its child.
@@ -49,7 +50,7 @@ class Session(Server):
             try:
                 request = resume()
             except StopIteration as end:
-                return cast(Result, end.value)
+                return cast(Value, end.value)
             try:
                 bits = self.call("tensile._session_wait(int4,int4,bool)", *request)
                 resume = partial(supervisor.send, Wait(bits))
@@ -99,12 +100,12 @@ async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[An
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout, forked=True)
-    result = _Result()
+    result = Result()
     try:
         server.check_version()
         await child.start()
         await OPENINGS[request["kind"]](server, child, request, threads, result)
-        await _drain(child, result)
+        await drain(child, result)
         await _feed(server, child, result)
         while not result.complete:
             result.add(await child.receive(TICK))
@@ -113,27 +114,8 @@ async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[An
         await child.close()
 
 
-class _Result:
-    """Rows of an executor's result, from its frames."""
-
-    def __init__(self) -> None:
-        self.rows: list[list[Any]] = []
-        self.complete = False
-
-    def add(self, frame: Frame | None) -> None:
-        """Take a frame, or None if none came. Raises what the executor raised."""
-        if frame is None or frame.type == FrameType.PROGRESS:
-            return
-        if frame.type == FrameType.ERROR:
-            raise failure_of_frame(frame.header)
-        if frame.type != FrameType.RESULT or self.complete:
-            raise ProtocolError(f"unexpected {frame.type.name} frame")
-        self.rows += frame.header["rows"]
-        self.complete = frame.header["last"]
-
-
 async def _open_explanation(
-    server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
+    server: Server, child: Child, request: dict[str, Any], threads: int, result: Result
 ) -> None:
     """Send the JOB frame of explain_training."""
     models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
@@ -150,30 +132,12 @@ async def _open_explanation(
     child.queue(FrameType.JOB, header=header, buffers=buffers)
 
 
-async def _open_evaluation(
-    server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
-) -> None:
-    """Send the JOB frame of a function that uses a version, then the weights, each chunk when the one before has left,
-    so that the model is never whole in the server process."""
-    try:
-        child.queue(FrameType.JOB, header=session_spec(server, request, threads) | {"latency_models": []})
-    except ProtocolError as error:
-        hint = "The categories and labels of a model may take 12 MB."
-        raise Failure("54000", "the model's description is too large", hint=hint, detail=str(error)) from None
-    sent = seq = 0
-    while sent < request["weight_bytes"]:
-        chunk = server.call("tensile._session_weights(int8,int4)", request["version"], seq)
-        if chunk is None:
-            raise Failure("42704", "this version of the model does not exist any more", hint="Use another one.")
-        sent += len(chunk)
-        header = {"kind": "weights", "seq": seq, "last": sent >= request["weight_bytes"], "meta": None}
-        child.queue(FrameType.STATE, header=header, buffers=[chunk])
-        del chunk
-        await _drain(child, result)
-        seq += 1
+async def _open_evaluation(server: Server, child: Child, request: dict[str, Any], threads: int, result: Result) -> None:
+    """Send the JOB frame of a function that uses a version, and the version."""
+    await send_version(server, child, session_spec(server, request, threads), "tensile._session_weights", result)
 
 
-OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awaitable[None]]] = {
+OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, Result], Awaitable[None]]] = {
     "explain": _open_explanation,
     "evaluate": _open_evaluation,
     "import_model": _open_evaluation,
@@ -181,7 +145,7 @@ OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awai
 }
 
 
-async def _feed(server: Server, child: Child, result: _Result) -> None:
+async def _feed(server: Server, child: Child, result: Result) -> None:
     """Send the query's rows to the executor.
 
     If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
@@ -197,9 +161,3 @@ async def _feed(server: Server, child: Child, result: _Result) -> None:
                 result.add(frame)
         raise failure from None
     child.restart_timeout()
-
-
-async def _drain(child: Child, result: _Result) -> None:
-    """Send what is queued."""
-    async for frame in child.drain():
-        result.add(frame)

@@ -30,6 +30,7 @@ from pyworker.supervisors.failures import (
     failure_of_sql,
 )
 from pyworker.supervisors.job.end import CANCELLED, JobEnd
+from pyworker.supervisors.job.gate import Gate
 from pyworker.supervisors.job.memory import JobMemory
 from pyworker.supervisors.job.progress import report_progress
 from pyworker.supervisors.job.ranks import JobRanks
@@ -79,6 +80,8 @@ class Worker:
         self._memory = JobMemory(server, self._child, waiting, job, row["options"], timeout)
         self._ranks = JobRanks(server, waiting, row["options"])
         self._results = JobResults(server, self._child, job, row)
+        self._gate = Gate(server, row, self._threads, timeout)
+        self._done: dict[str, Any] | None = None  # header of DONE, once only the comparison at the gate is left
         self._end = JobEnd(server)
 
     async def run(self) -> None:
@@ -126,21 +129,35 @@ class Worker:
                     raise Cancelled from None
                 await self._server.wait(-1, 0)  # raises Gone if the role or the extension was dropped
                 self._check_job()
-            if self._has_data:  # so late that it may have interrupted the bookkeeping
+            if self._has_data and self._done is None:  # so late that it may have interrupted the bookkeeping
                 self._end.interrupt("its worker was interrupted", retry=False)
                 return
             await self._child.close()
 
     async def _attempt(self) -> None:
+        if self._done is not None:
+            await self._pass_gate(self._done)
+            return
         self._server.check_version()
         self._report({"phase": "starting"})
         await self._child.start()
         self._send_job()
         if self._row["kind"] == "train":
             await self._send_checkpoint()
+            await self._send_start()
             await self._drain()
             await self._feed()
         await self._listen()
+        if self._done is not None:
+            await self._pass_gate(self._done)
+
+    async def _pass_gate(self, done: dict[str, Any]) -> None:
+        """Finish a job whose version is deployed only if it is better than the deployed one."""
+        await self._child.close()
+        self._report({"phase": "comparing"})
+        warning = await self._gate.decide(self._check_job)
+        warnings = [*(done.get("warnings") or []), *([] if warning is None else [warning])]
+        self._end.finish(done | {"warnings": warnings})
 
     def _send_job(self) -> None:
         models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
@@ -160,6 +177,22 @@ class Worker:
             self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
             await self._drain()
             chunk, seq = following, seq + 1
+
+    async def _send_start(self) -> None:
+        """Send the weights that training begins with. They are needed if a checkpoint cannot be used, too."""
+        start = self._row["start"]
+        sent = seq = 0
+        while start is not None and sent < start["weight_bytes"]:
+            chunk = self._server.call("tensile._job_start_weights(int4)", seq)
+            self._server.commit()
+            if chunk is None:
+                message = f"version {start['version']}, with which training was to begin, was dropped"
+                raise Failure("42704", message, hint="Submit the job again.")
+            sent += len(chunk)
+            header = {"kind": "weights", "seq": seq, "last": sent >= start["weight_bytes"], "meta": None}
+            self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
+            await self._drain()
+            seq += 1
 
     def _read_chunk(self, seq: int) -> bytes | None:
         chunk: bytes | None = self._server.call("tensile._job_checkpoint_read(int4)", seq)
@@ -235,7 +268,8 @@ class Worker:
         self._server.woken = False
         status = self._server.call("tensile._job_status()")
         self._server.commit()
-        self._memory.forward_plans()
+        if self._done is None:
+            self._memory.forward_plans()
         if status == "cancel":
             raise Cancelled
         if status == "no_model":
@@ -243,6 +277,8 @@ class Worker:
             raise Failure("42704", f'model "{name}" was dropped', hint="Register the model again and submit a new job.")
         if status is None:
             raise Gone  # the job's row was deleted
+        if self._done is not None:
+            return  # the executor is gone
         if status == "refused":
             self._memory.forward_refusal()
         self._memory.check_refused()
@@ -265,7 +301,10 @@ class Worker:
                 raise Stopped
             case FrameType.DONE:
                 results.complete()
-                self._end.finish(frame.header)
+                if self._gate.closed:
+                    self._done = frame.header
+                else:
+                    self._end.finish(frame.header)
                 return True
             case FrameType.TRACE:
                 self._memory.keep_trace(frame)

@@ -23,6 +23,8 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.models
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.schedules
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
 
@@ -34,11 +36,13 @@ CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON te
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_grants
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
 
--- A dump contains complete models and ended jobs, so that a restore starts nothing; it contains no checkpoints.
+-- A dump contains complete models, schedules and ended jobs; it contains no checkpoints.
 SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.deployments', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.schedules', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
@@ -49,4 +53,6 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.deployments_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.schedules_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');

@@ -5,6 +5,8 @@
 ALTER TABLE tensile.models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_versions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_weights ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.deployments ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.schedules ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
@@ -38,10 +40,14 @@ CREATE POLICY visible ON tensile.models FOR SELECT USING (
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+CREATE POLICY visible ON tensile.deployments FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
 CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
+    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.schedules FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.epochs FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
@@ -86,6 +92,7 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
 
 -- USAGE on the schema and the policies above limit access.
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
+    tensile.deployments, tensile.schedules,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,

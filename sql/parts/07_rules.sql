@@ -118,7 +118,9 @@ DECLARE
     content text := value #>> '{}';
     number float8;
 BEGIN
-    IF jsonb_typeof(value) <> replace(kind, 'integer', 'number') THEN
+    IF (rule->>'orBoolean')::bool AND jsonb_typeof(value) = 'boolean' THEN
+        RETURN true;
+    ELSIF jsonb_typeof(value) <> replace(kind, 'integer', 'number') THEN
         RETURN false;
     ELSIF kind IN ('integer', 'number') THEN
         number := CASE WHEN abs(content::numeric) > 1.7976931348623157e308
@@ -163,6 +165,7 @@ BEGIN
     RETURN CASE
         WHEN rule->'enum' IS NOT NULL THEN
             'one of ' || (SELECT string_agg(e.value::text, ', ') FROM json_array_elements(rule->'enum') e)
+            || CASE WHEN rule->'orBoolean' IS NOT NULL THEN ', or true or false' ELSE '' END
         WHEN kind = 'integer' THEN
             format('an %sinteger from %s to %s%s', CASE WHEN rule->'not' IS NOT NULL THEN 'odd ' END, rule->>'minimum',
                    rule->>'maximum',

@@ -142,13 +142,15 @@ AS $$
                         (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = $1), 0)
 $$;
 
--- Delete old versions beyond the model's retention.
+-- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to.
 CREATE FUNCTION tensile._drop_old_versions(m tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     DELETE FROM tensile.model_versions v
         WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
+          AND v.version IS DISTINCT FROM CASE WHEN m.keep_versions > 1
+                                              THEN (tensile._earlier_deployment(m.id)).version END
           AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
                             ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
           AND m.keep_versions IS NOT NULL;
@@ -200,16 +202,6 @@ BEGIN
                              FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL),
                             'Train the model first with train_model.');
     END IF;
-END $$;
-
-CREATE FUNCTION tensile._deploy_model(caller oid, model text, version int) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    m tensile.models := tensile._own_model(caller, model);
-BEGIN
-    PERFORM tensile._check_version(m, version);
-    UPDATE tensile.models SET deployed_version = _deploy_model.version, updated_at = clock_timestamp() WHERE id = m.id;
 END $$;
 
 CREATE FUNCTION tensile._set_model_memory_budget(caller oid, model text, memory_budget text) RETURNS void

@@ -43,6 +43,15 @@ BEGIN
     RETURN job;
 END $$;
 
+-- True if the role may execute the public function of that name
+CREATE FUNCTION tensile._may_execute(role oid, function name) RETURNS bool
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+                       JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+                   WHERE p.proname = $2 AND e.extname = 'pg_tensile' AND has_function_privilege($1, p.oid, 'EXECUTE'))
+$$;
+
 -- Store the architecture that was chosen for a model, if it has none, and tell the client; return the model's id. A model
 -- that does not exist is registered to the caller.
 CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURNS bigint
@@ -51,11 +60,7 @@ AS $$
 DECLARE
     model_id bigint := m.id;
 BEGIN
-    IF model_id IS NULL AND NOT EXISTS (
-            SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
-                 JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
-            WHERE p.proname = 'register_model' AND e.extname = 'pg_tensile'
-              AND has_function_privilege(caller, p.oid, 'EXECUTE')) THEN
+    IF model_id IS NULL AND NOT tensile._may_execute(caller, 'register_model') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied to register model "%s"', m.name),
             HINT = 'A role that may call register_model can register it and grant you ''train''.';
@@ -125,7 +130,8 @@ BEGIN
             tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
             tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
-            tensile._check_ranks(batch_size, options), tensile._check_can_start(caller);
+            tensile._check_ranks(batch_size, options), tensile._check_gate(m, options, validation_query),
+            tensile._check_can_start(caller);
     IF m.architecture IS NULL THEN
         m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
     END IF;
@@ -261,6 +267,10 @@ AS $$
 BEGIN
     IF NOT options ? 'ranks' THEN
         RETURN;
+    ELSIF options->>'start' = 'deployed' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'a job with ranks cannot begin with the weights of the deployed version',
+            HINT = 'Leave out the option "start", or the option "ranks".';
     ELSIF batch_size = 0 AND options->'ranks' NOT IN ('1', '[1, 1]') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('cannot choose a batch size for several ranks: %s', options->'ranks'),

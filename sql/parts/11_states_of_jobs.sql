@@ -97,10 +97,10 @@ BEGIN
             MESSAGE = format('job %s cannot finish without a version of its model', j.id);
     END IF;
     UPDATE tensile.jobs SET version = number WHERE id = j.id;
-    IF coalesce((j.options->>'deploy')::bool, true) THEN
-        UPDATE tensile.models SET deployed_version = number, updated_at = clock_timestamp() WHERE id = m.id
-            RETURNING * INTO m;
-    END IF;
+    IF tensile._deploys(j.options) = 'always' THEN
+        PERFORM tensile._deploy(m, number, j.owner_name, format('trained by job %s', j.id), job => j.id);
+    END IF; -- with if_better, _job_decide has decided in this transaction
+    SELECT * INTO m FROM tensile.models o WHERE o.id = m.id;
     PERFORM tensile._drop_old_versions(m);
     DELETE FROM tensile.checkpoints c USING tensile.jobs o
         WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;

@@ -34,6 +34,7 @@ BEGIN
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
                              AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end
                'architecture', (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model),
+               'start', tensile._start_of(j),
                'checkpoint', (SELECT c.meta FROM tensile.checkpoints c WHERE c.job = j.id
                               ORDER BY c.generation DESC LIMIT 1));
 END $$;

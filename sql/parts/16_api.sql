@@ -11,10 +11,15 @@ CREATE FUNCTION @extschema@.drop_model(name text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.drop_model(text) IS
     'drop a model with its versions, and end its job; for the model''s owner';
-CREATE FUNCTION @extschema@.deploy_model(model text, version int) RETURNS void
+CREATE FUNCTION @extschema@.deploy_model(model text, version int, reason text DEFAULT NULL) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
-COMMENT ON FUNCTION @extschema@.deploy_model(text, int) IS
-    'set the version that predictions use from now on; older versions are possible; for the model''s owner';
+COMMENT ON FUNCTION @extschema@.deploy_model(text, int, text) IS
+    'set the version that predictions use from now on; older versions are possible; the reason is kept in '
+    'tensile.deployments; for the model''s owner';
+CREATE FUNCTION @extschema@.rollback_model(model text, reason text DEFAULT NULL) RETURNS int
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.rollback_model(text, text) IS
+    'return to the version that was deployed before the present one; return its number; for the model''s owner';
 CREATE FUNCTION @extschema@.grant_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.grant_model(text, text, text) IS
@@ -57,6 +62,23 @@ COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, fl
                                             jsonb, text, text, interval) IS
     'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
     'commit; for the model''s owner and roles granted ''train''; a model that does not exist is registered';
+CREATE FUNCTION @extschema@.schedule_training(model text, query text, target text,
+        epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
+        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL,
+        max_time interval DEFAULT NULL, every interval DEFAULT NULL, rows bigint DEFAULT NULL,
+        source regclass DEFAULT NULL) RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_schedule_training';
+COMMENT ON FUNCTION @extschema@.schedule_training(text, text, text, int, int, text, float8, float8, bigint, text, text,
+                                                  int, jsonb, text, text, interval, interval, bigint, regclass) IS
+    'train a model again and again, as train_model with the same arguments: "every" time, and whenever the table '
+    '"source" has that many new "rows"; return the id of the schedule; for roles that may train the model';
+CREATE FUNCTION @extschema@.unschedule_training(model text) RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.unschedule_training(text) IS
+    'remove a model''s schedule; return false if it has none; jobs go on; for the owner of the schedule, and of the '
+    'model';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS

@@ -170,12 +170,15 @@ DECLARE
 BEGIN
     RETURN (SELECT jsonb_build_object(
                 'job', 0, 'kind', 'evaluate', 'version', v.id, 'architecture', v.architecture,
-                'preprocessing', v.preprocessing, 'weight_bytes', v.weight_bytes,
+                'preprocessing', v.preprocessing,
+                'weight_bytes', coalesce(v.weight_bytes, -- null while the job of the version runs
+                                         (SELECT sum(octet_length(w.data)) FROM tensile.model_weights w
+                                          WHERE w.version = v.id)),
                 'memory_budget', coalesce(budget, m.memory_budget, 0), 'options', '{}'::jsonb,
                 'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
                              FROM tensile.device_profiles p)) || request
             FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model
-            WHERE v.id = _evaluation_spec.version AND v.weight_bytes IS NOT NULL);
+            WHERE v.id = _evaluation_spec.version);
 END $$;
 
 -- For csrc/evaluate.c, which has checked the caller's privilege on the model
@@ -186,16 +189,21 @@ AS $$
     SELECT tensile._evaluation_spec(version_id, memory_budget, '{"function": "evaluate_model"}')
 $$;
 
+-- Metrics of an evaluation of models with that task
+CREATE FUNCTION tensile._metrics_of(task text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE $1 WHEN 'regression' THEN ARRAY['r2', 'rmse', 'mae', 'mape', 'median_absolute_error']
+        ELSE ARRAY['log_loss', 'accuracy', 'balanced_accuracy', 'f1', 'precision', 'recall', 'mcc', 'brier', 'roc_auc',
+                   'pr_auc'] END
+$$;
+
 CREATE FUNCTION tensile._feature_importance(caller oid, model text, query text, repeats int, metric text, seed bigint,
                                             version_id bigint) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    classification bool := (SELECT v.task <> 'regression' FROM tensile.model_versions v WHERE v.id = version_id);
-    metrics text[] := CASE WHEN classification
-        THEN ARRAY['log_loss', 'accuracy', 'balanced_accuracy', 'f1', 'precision', 'recall', 'mcc', 'brier', 'roc_auc',
-                   'pr_auc']
-        ELSE ARRAY['r2', 'rmse', 'mae', 'mape', 'median_absolute_error'] END;
+    metrics text[] := tensile._metrics_of((SELECT v.task FROM tensile.model_versions v WHERE v.id = version_id));
     chosen text := coalesce(metric, metrics[1]);
 BEGIN
     IF repeats NOT BETWEEN 1 AND 1000 THEN

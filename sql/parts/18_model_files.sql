@@ -284,8 +284,10 @@ BEGIN
     UPDATE tensile.model_versions o
         SET weight_bytes = (SELECT sum(octet_length(w.data)) FROM tensile.model_weights w WHERE w.version = o.id)
         WHERE o.id = v.id;
-    UPDATE tensile.models SET deployed_version = coalesce(deployed_version, v.version), updated_at = clock_timestamp()
-        WHERE id = m.id RETURNING * INTO m;
+    IF m.deployed_version IS NULL THEN
+        PERFORM tensile._deploy(m, v.version, pg_get_userbyid(caller), 'imported');
+    END IF;
+    UPDATE tensile.models SET updated_at = clock_timestamp() WHERE id = m.id RETURNING * INTO m;
     PERFORM tensile._drop_old_versions(m);
     RETURN tensile._evaluation_spec(v.id, NULL, jsonb_build_object(
         'kind', 'import_model', 'memory_budget', 0, 'number', v.version));

@@ -19,7 +19,7 @@ COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption
 COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
     'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
-    'refitting (on all rows), saving or calibrating';
+    'refitting (on all rows), saving, comparing (with the deployed version) or calibrating';
 COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.progress.step IS 'number of finished steps of this epoch';
 COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
@@ -213,6 +213,38 @@ COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may 
 COMMENT ON COLUMN tensile.search.seconds IS
     'time allowed for the search, in seconds: pg_tensile.search_time, or the job''s option';
 
+CREATE VIEW tensile.schedule_status WITH (security_invoker = true) AS
+    SELECT s.id, m.name AS model, s.owner_name AS owner, s.every, s.rows, s.source, s.next_run,
+           CASE WHEN i.inserted OPERATOR(pg_catalog.<) s.counted_rows THEN i.inserted
+                ELSE i.inserted OPERATOR(pg_catalog.-) s.counted_rows END AS new_rows,
+           s.last_run, s.last_job,
+           CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE j.state END AS last_state, j.version AS last_version,
+           d.decision, coalesce(s.sqlstate, j.sqlstate) AS last_sqlstate, coalesce(s.error, j.error) AS last_error,
+           coalesce(s.hint, j.hint) AS last_hint
+    FROM tensile.schedules s LEFT JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) s.model
+         LEFT JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.last_job
+         LEFT JOIN tensile.deployments d ON d.job OPERATOR(pg_catalog.=) j.id
+         CROSS JOIN LATERAL tensile._inserted_rows(s.source) i (inserted);
+COMMENT ON VIEW tensile.schedule_status IS 'schedules of trainings, their next runs, and the outcomes of their last ones';
+COMMENT ON COLUMN tensile.schedule_status.id IS 'id of the schedule';
+COMMENT ON COLUMN tensile.schedule_status.model IS 'name of the model; null: the owner of the schedule may not use it any more';
+COMMENT ON COLUMN tensile.schedule_status.owner IS 'role that submits the jobs';
+COMMENT ON COLUMN tensile.schedule_status.every IS 'time between two trainings; null: not by time';
+COMMENT ON COLUMN tensile.schedule_status.rows IS 'number of new rows that cause a training; null: not by rows';
+COMMENT ON COLUMN tensile.schedule_status.source IS 'table whose new rows count';
+COMMENT ON COLUMN tensile.schedule_status.next_run IS
+    'time of the next training; one in the past waits for the model''s job to end; null: not by time';
+COMMENT ON COLUMN tensile.schedule_status.new_rows IS 'number of rows inserted into the source since the last training';
+COMMENT ON COLUMN tensile.schedule_status.last_run IS 'time at which a training was last due';
+COMMENT ON COLUMN tensile.schedule_status.last_job IS 'job of the last training; null: none yet, or it was refused';
+COMMENT ON COLUMN tensile.schedule_status.last_state IS
+    'refused, or the state of that job; null: none yet, or the job was deleted';
+COMMENT ON COLUMN tensile.schedule_status.last_version IS 'version that the job has trained';
+COMMENT ON COLUMN tensile.schedule_status.decision IS 'deployed or kept, as in deployments; null: not decided';
+COMMENT ON COLUMN tensile.schedule_status.last_sqlstate IS 'SQLSTATE of the refusal, or of the job''s failure';
+COMMENT ON COLUMN tensile.schedule_status.last_error IS 'message of the refusal, or of the job''s failure';
+COMMENT ON COLUMN tensile.schedule_status.last_hint IS 'hint of the refusal, or of the job''s failure';
+
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
     FROM tensile._predictions() p
@@ -322,4 +354,4 @@ COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance tha
 
 GRANT SELECT ON tensile.progress, tensile.ranks, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
     tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.epoch_metrics,
-    tensile.job_history TO PUBLIC;
+    tensile.job_history, tensile.schedule_status TO PUBLIC;

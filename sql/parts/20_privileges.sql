@@ -8,7 +8,7 @@
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
-    tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
+    tensile._inserted_rows(regclass), tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),
@@ -32,16 +32,20 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._job_start_weights(int), tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
+    tensile._job_decide(bigint, text, float8, float8, text, text),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
     tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 
 GRANT EXECUTE ON ROUTINE
-    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.rollback_model,
+    @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
-    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
@@ -54,10 +58,12 @@ GRANT EXECUTE ON ROUTINE
     TO tensile_user;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
-    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.rollback_model,
+    @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
-    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),

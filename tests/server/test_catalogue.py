@@ -269,7 +269,8 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
         (3, [], [3, 4, 5]),
         (9, [], [1, 2, 3, 4, 5]),
         (2, [2], [2, 4, 5]),  # the deployed version is kept in addition
-        (2, [2, 5], [4, 5]),
+        (2, [2, 5], [2, 4, 5]),  # and so is the one that rollback_model returns to
+        (1, [2, 5], [5]),  # unless only one is kept
     ],
 )
 def test_retention_drops_the_oldest_versions_when_one_is_complete(

@@ -267,7 +267,9 @@ def test_versions_are_dropped_on_demand_and_by_a_retention(client: Client) -> No
 
 
 def test_versions_are_deployed_and_models_dropped(client: Client, trained: int) -> None:
-    client.deploy(MODEL, 1)
+    client.deploy(MODEL, 1, "the only one")
+    with pytest.raises(ServerError, match="no earlier deployment to return to"):
+        client.rollback(MODEL)
     with pytest.raises(ServerError, match="has no version 77") as caught:
         client.deploy(MODEL, 77)
     assert caught.value.hint and "It has: 1" in caught.value.hint

@@ -44,6 +44,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         conn.execute("SELECT register_model('wave', %s, 'a sine')", (Jsonb({"type": "mlp", "hidden": [4]}),))
         train(conn)
         conn.execute("SELECT grant_model('wave', 'bob', 'train'), grant_model('wave', 'public')")
+        conn.execute(TRAIN.replace("train_model(", "schedule_training(").removesuffix(")") + ", every => '1 year')")
     with cluster.connect() as conn:
         conn.execute(
             "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture)"
@@ -81,6 +82,8 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
                     "SELECT * FROM tensile.model_versions WHERE weight_bytes IS NOT NULL",
                     "SELECT version, seq, md5(data) FROM tensile.model_weights ORDER BY 1, 2",
                     "SELECT grantee_name, privilege FROM tensile.model_grants ORDER BY 1",
+                    "SELECT * FROM tensile.deployments",
+                    "SELECT to_jsonb(s) - 'owner' FROM tensile.schedules s",
                     "SELECT id, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
                     "SELECT * FROM tensile.epochs WHERE job <> 1000 ORDER BY epoch, split",
                     "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split, metric",
@@ -89,7 +92,7 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
 
     before, after = catalogue(source), catalogue(restored)
     assert before == after
-    assert [len(rows) for rows in after] == [1, 1, 1, 2, 1, 4, 16]
+    assert [len(rows) for rows in after] == [1, 1, 1, 2, 1, 1, 1, 4, 16]
 
 
 def test_a_restored_model_predicts_the_same_numbers(source: Any, restored: Any) -> None:

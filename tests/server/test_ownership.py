@@ -22,6 +22,7 @@ from tests.server.support import SMALL_MLP, Connection, value
         "SELECT register_model('late', '{\"type\": \"mlp\"}', replace => true)",
         "SELECT drop_model('late')",
         "SELECT deploy_model('late', 1)",
+        "SELECT rollback_model('late')",
         "SELECT grant_model('late', 'public')",
         "SELECT grant_model('late', current_user, 'train')",
         "SELECT revoke_model('late', 'public')",

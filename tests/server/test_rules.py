@@ -44,7 +44,8 @@ def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
     if kind == "boolean":
         return st.booleans()
     if kind == "string":
-        return st.sampled_from([*rule.get("enum", ["a.b:c"]), "", "ReLU"]) | NAMES | TEXTS
+        texts = st.sampled_from([*rule.get("enum", ["a.b:c"]), "", "ReLU"]) | NAMES | TEXTS
+        return texts | st.booleans() if "orBoolean" in rule else texts
     if kind == "array":
         sizes = {"min_size": max(0, rule["minItems"] - 1), "max_size": min(rule["maxItems"] + 1, 5)}
         return st.lists(fitting(rule["items"]), **sizes)

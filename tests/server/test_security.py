@@ -29,7 +29,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible
 
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
-    *("_version", "_owned", "_raise", "_no_such_job", "_base_number"),
+    *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
 }
@@ -43,6 +43,11 @@ WORKERS_ONLY = {
     "_stop_cause": "",
     "_take_interrupt": "",
     "_process": "",
+    "_gate_feed": "0, 0, 1, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
+    "_job_start_weights": "0",
+    "_job_gate": "",
+    "_job_gate_weights": "1, 0",
+    "_job_decide": "NULL, NULL, NULL, NULL, NULL, NULL",
     "_feed": "0, 'SELECT 1 AS a, 2 AS b', 'b', '{}'",
     "_fetch_plan": "0",
     "_acknowledge_plan": "1",
@@ -140,6 +145,8 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._report_loaded('{}', '{}')",
         "SELECT tensile._predictor_socket()",
         "SELECT tensile._schedule_jobs()",
+        "SELECT tensile._due_schedules()",
+        "SELECT tensile._run_schedule(1)",
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",

@@ -163,6 +163,14 @@ def fit(
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
 
+def with_preprocessing(fitted: FittedPreprocessing, rows: Rows, preprocessing: Preprocessing) -> FittedPreprocessing:
+    """Return what was fitted with another preprocessing, which has the same features and labels.
+
+    The rows are those of `fit`; none of their features is tokenised."""
+    tables, _ = _tables(rows, fitted.roles, preprocessing, {})
+    return replace(fitted, preprocessing=preprocessing, tables=tables)
+
+
 def _check_sides(division: Division, known_rows: int, validation_rows: int) -> None:
     """Raise DataError if no row is left to train on, or if a validation query has no row with a target."""
     if division.by == "query" and validation_rows == 0:

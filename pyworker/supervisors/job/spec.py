@@ -42,6 +42,7 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         **({"device": row["options"]["device"]} if row["automatic"] else {}),
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],
+        "start": row["start"],
     }
 
 

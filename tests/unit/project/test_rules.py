@@ -22,7 +22,7 @@ from tests.repository import REPOSITORY
 TERMS = {
     *("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "not", "minLength", "pattern"),
     *("minItems", "maxItems", "items", "properties", "required", "default", "description", "examples"),
-    *("$ref", "divisibleBy", "ascending", "orRange", "code"),
+    *("$ref", "divisibleBy", "ascending", "orRange", "orBoolean", "code"),
 }
 
 

@@ -1,0 +1,213 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Schedules: training again by time and by new rows
+------------------------------------------------------------------------------------------------------------------------
+
+-- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
+CREATE FUNCTION tensile._schedule_training(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                           optimizer text, learning_rate float8, validation float8, seed bigint,
+                                           policy text, memory_budget text, priority int, options jsonb, split_by text,
+                                           validation_query text, max_time interval, every interval, rows bigint,
+                                           source regclass, search_path text, arrays text[])
+    RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+AS $$
+DECLARE
+    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
+                                                  validation, policy, priority, options, split_by, validation_query,
+                                                  max_time, arrays);
+    schedule bigint;
+BEGIN
+    PERFORM tensile._parse_budget(memory_budget), tensile._check_schedule(caller, every, rows, source);
+    IF m.id IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+            HINT = 'Train it once with train_model, or register it with register_model.';
+    END IF;
+    PERFORM tensile._store_architecture(caller, m);
+    INSERT INTO tensile.schedules (model, owner_name, every, rows, source, next_run, counted_rows, settings, arguments)
+        VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,
+                _schedule_training.source, clock_timestamp() + _schedule_training.every,
+                tensile._inserted_rows(_schedule_training.source),
+                jsonb_build_object('search_path', _schedule_training.search_path, 'TimeZone',
+                                   current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
+                                   'IntervalStyle', current_setting('IntervalStyle')),
+                jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
+                                   'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
+                                   'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
+                                   'priority', priority, 'options', options, 'split_by', split_by,
+                                   'validation_query', validation_query, 'max_time', max_time))
+        ON CONFLICT DO NOTHING
+        RETURNING id INTO schedule;
+    IF schedule IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', model),
+            HINT = 'Remove it with unschedule_training first.';
+    END IF;
+    PERFORM tensile._notify(-1); -- wakes the controller
+    RETURN schedule;
+END $$;
+
+CREATE FUNCTION tensile._check_schedule(caller oid, every interval, rows bigint, source regclass) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kind "char" := (SELECT c.relkind FROM pg_class c WHERE c.oid = source);
+    message text;
+    hint text;
+BEGIN
+    IF every IS NULL AND rows IS NULL THEN
+        message := 'a schedule needs a time or a number of rows';
+        hint := 'For example every => ''1 day'', or rows => 10000 with source => ''orders''.';
+    ELSIF NOT (every >= '1 second' AND extract(epoch FROM every)::float8 <= 3.2e9) THEN
+        message := format('every is out of range: %s', every);
+        hint := 'Use a time from 1 second to 100 years, such as ''1 day''.';
+    ELSIF rows < 1 THEN
+        message := format('rows is out of range: %s', rows);
+        hint := 'Use the number of new rows that are worth a training.';
+    ELSIF rows IS NOT NULL AND source IS NULL THEN
+        message := 'rows needs the table whose new rows count';
+        hint := 'Name it, for example source => ''orders''.';
+    ELSIF source IS NOT NULL AND rows IS NULL THEN
+        message := 'source is given without rows';
+        hint := 'Add the number of its new rows that cause a training, or leave source out.';
+    ELSIF source IS NOT NULL AND coalesce(kind NOT IN ('r', 'p'), true) THEN
+        message := format('source "%s" is not a table', source);
+        hint := 'New rows are counted by the statistics of tables and of partitions.';
+    ELSIF source IS NOT NULL AND NOT has_table_privilege(caller, source, 'SELECT') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for table %s', source),
+            HINT = format('Its owner can allow it: GRANT SELECT ON %s TO %I.', source, pg_get_userbyid(caller));
+    END IF;
+    IF message IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
+    END IF;
+END $$;
+
+-- Number of rows that were inserted into a table or its partitions, as autovacuum counts them; null if the table is gone
+CREATE FUNCTION tensile._inserted_rows(source regclass) RETURNS bigint
+    LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT sum(pg_stat_get_tuples_inserted(r.oid))::bigint
+    FROM (SELECT c.oid FROM pg_class c WHERE c.oid = $1 UNION SELECT p.relid FROM pg_partition_tree($1) p) r
+$$;
+
+CREATE FUNCTION tensile._unschedule_training(caller oid, model text) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s tensile.schedules;
+BEGIN
+    SELECT o.* INTO s FROM tensile.schedules o JOIN tensile.models m ON m.id = o.model
+        WHERE m.name = _unschedule_training.model FOR UPDATE OF o;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF NOT tensile._acts_for(caller, s.owner, s.owner_name) THEN
+        PERFORM tensile._own_model(caller, model);
+    END IF;
+    DELETE FROM tensile.schedules o WHERE o.id = s.id;
+    RETURN true;
+END $$;
+
+-- Schedules of which a training is due, without those of models that are being trained
+CREATE FUNCTION tensile._due_schedules() RETURNS TABLE (schedule bigint)
+    LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.id FROM tensile.schedules s CROSS JOIN LATERAL tensile._inserted_rows(s.source) i (inserted)
+    WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+      AND (s.next_run <= clock_timestamp()
+           OR s.source IS NOT NULL AND (
+               i.inserted IS NULL AND s.counted_rows IS NOT NULL -- the table is gone: report it once
+               OR i.inserted - CASE WHEN i.inserted < s.counted_rows THEN 0 ELSE s.counted_rows END >= s.rows))
+    ORDER BY s.next_run, s.id
+$$;
+
+-- Milliseconds until the next training by time; null if there is none
+CREATE FUNCTION tensile._schedule_delay_ms() RETURNS int
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (1000 * min(least(greatest(extract(epoch FROM s.next_run - clock_timestamp()), 0), 3600)))::int
+    FROM tensile.schedules s
+    WHERE s.next_run IS NOT NULL
+      AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+$$;
+
+-- The first time after now that is a whole number of intervals after `start`
+CREATE FUNCTION tensile._next_run(start timestamptz, every interval) RETURNS timestamptz
+    LANGUAGE plpgsql VOLATILE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    months bool := extract(month FROM every) + extract(year FROM every) <> 0;
+    passed float8 := extract(epoch FROM clock_timestamp() - start) / extract(epoch FROM every);
+    -- Begin below the number and count up: months and days differ in length.
+    number bigint := greatest(floor(passed * CASE WHEN months THEN 0.97 ELSE 1 END) - 1, 1);
+BEGIN
+    WHILE start + number * every <= clock_timestamp() LOOP
+        number := number + 1;
+    END LOOP;
+    RETURN start + number * every;
+END $$;
+
+-- Submit the training that is due, as train_model would for the schedule's owner. A refusal is kept in the schedule, and
+-- the next time is the next try. If a job of the model has just been submitted, the training waits for its end.
+CREATE FUNCTION tensile._run_schedule(schedule bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    s tensile.schedules;
+    text_of_error text;
+    text_of_hint text;
+    code text;
+    submitted bigint;
+BEGIN
+    SELECT * INTO s FROM tensile.schedules o WHERE o.id = schedule FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    BEGIN
+        submitted := tensile._submit_scheduled(s);
+    EXCEPTION
+        WHEN object_in_use THEN
+            RETURN;
+        WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
+                                    text_of_hint = PG_EXCEPTION_HINT;
+            IF s.error IS DISTINCT FROM text_of_error THEN
+                PERFORM tensile._log_job(format('pg_tensile: schedule %s refused: owner="%s" sqlstate=%s reason="%s"',
+                                                s.id, s.owner_name, code, text_of_error));
+            END IF;
+    END;
+    UPDATE tensile.schedules o
+        SET last_run = clock_timestamp(), last_job = submitted, sqlstate = code, error = text_of_error,
+            hint = nullif(text_of_hint, ''), next_run = tensile._next_run(s.created_at, s.every),
+            counted_rows = tensile._inserted_rows(s.source)
+        WHERE o.id = s.id;
+END $$;
+
+CREATE FUNCTION tensile._submit_scheduled(s tensile.schedules) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    a record;
+    job bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = s.owner AND r.rolname = s.owner_name) THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+            MESSAGE = format('role "%s" was dropped or renamed', s.owner_name),
+            HINT = 'Another role has to schedule the training: unschedule_training, then schedule_training.';
+    ELSIF s.source IS NOT NULL AND tensile._inserted_rows(s.source) IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
+            HINT = 'Schedule the training again with another source.';
+    ELSIF NOT tensile._may_execute(s.owner, 'train_model') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied for function train_model',
+            HINT = format('Grant it to the schedule''s owner: GRANT tensile_user TO %I.', s.owner_name);
+    END IF;
+    SELECT * INTO a FROM jsonb_to_record(s.arguments) AS r (
+        query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,
+        seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
+        validation_query text, max_time interval);
+    job := tensile._train_model(
+        s.owner, (SELECT m.name FROM tensile.models m WHERE m.id = s.model), a.query, a.target, a.epochs, a.batch_size,
+        a.optimizer, a.learning_rate, a.validation, a.seed, a.policy, a.memory_budget, a.priority, a.options, a.split_by,
+        a.validation_query, a.max_time, s.settings->>'search_path', '{}');
+    UPDATE tensile.jobs j SET settings = s.settings WHERE j.id = job;
+    PERFORM tensile._notify(job);
+    RETURN job;
+END $$;

@@ -1,0 +1,99 @@
+"""The option start: training begins with the weights of the deployed version, with its preprocessing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.refusals import refused
+from tests.server.support import FOREVER, Connection, Wait, finish, interrupt, settle, state, submit, value
+
+ROWS = "SELECT i / 100.0 AS x, 'c' || i % {kinds} AS c, {slope} * i / 100.0 + i % 3 AS y FROM generate_series(1, 200) i"
+OLD = ROWS.format(kinds=3, slope=2)
+NEW = ROWS.format(kinds=5, slope=4)  # other means, and categories that are new
+TABULAR = {"type": "tabular", "members": 2, "projection": 16, "hidden": 16, "layers": 1}
+STILL = {"learning_rate": 1e-9, "epochs": 1}  # weights hardly change
+
+
+def train(conn: Connection, query: str, **arguments: Any) -> int:
+    """Train the model m on a regression; return the finished job."""
+    options = {"refit": False, "average_weights": False} | arguments.pop("options", {})
+    small = {"target": "y", "epochs": 30, "batch_size": 20, "learning_rate": 0.01}
+    job = submit(conn, "m", query=query, **small | arguments, options=options)  # type: ignore[arg-type]
+    finish(conn, job)
+    return job
+
+
+def answers(conn: Connection) -> list[float]:
+    return [row[0] for row in conn.execute("SELECT prediction FROM predict_rows('m', %s)", (OLD,)).fetchall()]
+
+
+def warnings(conn: Connection, job: int) -> str:
+    return str(value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.jobs WHERE id = %s", job) or "")
+
+
+@pytest.mark.parametrize("architecture", [TABULAR, {"type": "mlp", "hidden": [8]}])
+def test_training_begins_with_the_deployed_version(db: Connection, architecture: dict[str, Any]) -> None:
+    """With steps that are next to nothing, the answers stay those of the version before, on data of other means and
+    categories; without the option they are others."""
+    first = train(db, OLD, architecture=architecture, options={"start": "deployed"})  # there is none: no warning
+    assert "training did not begin" not in warnings(db, first)
+    before = answers(db)
+    job = train(db, NEW, options={"start": "deployed"}, **STILL)
+    assert answers(db) == pytest.approx(before, abs=1e-3)
+    assert "training did not begin" not in warnings(db, job)
+    assert value(db, "SELECT start_version IS NOT NULL FROM tensile.jobs WHERE id = %s", job)
+    train(db, NEW, **STILL)
+    assert answers(db) != pytest.approx(before, abs=1e-1)
+
+
+@pytest.mark.parametrize(
+    ("query", "arguments", "reason"),
+    [
+        (f"SELECT *, x * x AS z FROM ({OLD}) r", {}, "the features are others: z"),
+        (f"SELECT x::text AS x, c, y FROM ({OLD}) r", {}, 'the feature "x" has another type'),
+        (f"SELECT x, c, y > 3 AS y FROM ({OLD}) r", {}, "the target is another one"),
+        (OLD, {"options": {"quantiles": [0.1, 0.9]}}, "the target's transformation or quantiles"),
+    ],
+)
+def test_weights_that_do_not_suit_are_not_used(
+    db: Connection, query: str, arguments: dict[str, Any], reason: str
+) -> None:
+    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
+    options = {"start": "deployed"} | arguments.get("options", {})
+    job = train(db, query, options=options, epochs=1)
+    assert f"training did not begin with the weights of version 1: {reason}" in warnings(db, job)
+
+
+def test_another_architecture_starts_from_scratch(db: Connection) -> None:
+    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
+    db.execute("""SELECT register_model('m', '{"type": "mlp", "hidden": [5]}', replace => true)""")
+    assert "the architecture is another one" in warnings(db, train(db, OLD, options={"start": "deployed"}, epochs=1))
+
+
+def test_a_job_goes_on_from_where_it_began(cluster: Any, db: Connection, wait_until: Wait) -> None:
+    """An attempt begins with the version of the first attempt, although another one is deployed by now."""
+    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
+    train(db, OLD, epochs=1, seed=1, options={"deploy": "never"})
+    options = {"start": "deployed", "checkpoint_interval": 0, "keep": "last"}
+    job = submit(db, "m", query=NEW, target="y", epochs=FOREVER, options=options)
+    saved = "SELECT count(*) > 0 FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    wait_until(lambda: value(db, saved, job))
+    start = value(db, "SELECT start_version FROM tensile.jobs WHERE id = %s", job)
+    interrupt(cluster, db, job, wait_until)
+    db.execute("SELECT deploy_model('m', 2)")
+    wait_until(lambda: state(db, job) == "running")
+    assert value(db, "SELECT start_version FROM tensile.jobs WHERE id = %s", job) == start
+    epoch = value(db, "SELECT (meta->>'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
+    later = "SELECT (meta->>'epoch')::int > %s FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    wait_until(lambda: value(db, later, epoch, job))
+    db.execute("SELECT cancel_job(%s)", (job,))
+    settle(db, wait_until, job)
+
+
+def test_wrong_values(db: Connection) -> None:
+    wrong = {"start": "best"}
+    refused("22023", 'key "start"', "deployed", lambda: train(db, OLD, architecture=TABULAR, options=wrong))
+    both = {"start": "deployed", "ranks": 2}
+    refused("22023", "a job with ranks cannot begin with", "ranks", lambda: train(db, OLD, options=both))
