@@ -1,13 +1,18 @@
-"""Model versions ready to predict, in one piece or within a memory budget, and the cache that keeps them.
+"""Model versions ready to predict, in one piece or within a memory budget.
 
 The version's preprocessing turns a request's features into the model's inputs, and its outputs into predictions;
 `LoadedModel` and `BudgetedModel` differ in how the model is executed in between.
+
+A row has the same bits whoever else asks. Few rows of a model that can do without PyTorch are computed as if each was
+alone, in one request or in several together. The rows of any other request are computed by themselves, in parts whose
+sizes depend on the model alone.
 """
 
 from __future__ import annotations
 
 import operator
-from collections import Counter, OrderedDict
+import time
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,16 +33,9 @@ if TYPE_CHECKING:
 HOST = "cpu"
 FEW_ROWS = 16
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
-
-
-class Key(NamedTuple):
-    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
-
-    A negative number (tensile._base_number) is that of a model as its folder has it, without a version.
-    """
-
-    version: int
-    memory_budget: int = 0
+PART_ROWS = 256  # of a part of a request, between two of which the model may answer others
+PART_PRODUCTS = 1 << 31  # of weights and rows in a part, some 50 ms
+QUICK_S = 1e-3  # that one row may take for the predictor's loop to compute it
 
 
 class Reply(NamedTuple):
@@ -58,6 +56,7 @@ class Version:
     device = HOST
     host_bytes = 0
     planned_bytes: int | None = None
+    quick = False  # few rows take less time than the way to the model's thread
 
     def __init__(self, preprocessing: Preprocessing, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -68,10 +67,57 @@ class Version:
         self._embedder: Embedder | None = None
         self._padded = True  # texts have as many tokens as in training
 
+    def at_once(self, frame: Frame) -> bool:
+        """Return whether a PREDICT frame is to be answered by the predictor's loop, with `replies`."""
+        header = frame.header
+        return self.quick and header.get("rows") in _FEW and not header.get("explain")
+
+    def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
+        """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
+        together = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
+        if len(together) > 1:
+            try:
+                found = dict(zip(map(id, together), self._single_rows(together), strict=True))
+            except Exception:  # of one of them, which is to have it alone
+                found = {}
+        else:
+            found = {}
+        return [found.get(id(frame)) or self._reply(frame) for frame in frames]
+
+    def _reply(self, frame: Frame) -> Reply | Exception:
+        try:
+            return self.predict(frame)
+        except Exception as error:  # anything that a user's model raises is that request's error
+            return error
+
+    def _single_rows(self, frames: Sequence[Frame]) -> list[Reply]:
+        """Return the replies to frames of one row each, computed at once."""
+        inputs, unknown = zip(*map(self.inputs, frames), strict=True)
+        prediction, probability, label = answers(self.outputs(joined(inputs)), self._preprocessing)
+        return [
+            Reply(count, Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]))
+            for row, count in enumerate(unknown)
+        ]
+
     def predict(self, frame: Frame) -> Reply:
         """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
+        steps = self.predict_in_parts(frame)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                reply: Reply = end.value
+                return reply
+
+    def predict_in_parts(self, frame: Frame) -> Generator[None, None, Reply]:
+        """Compute the reply to a PREDICT frame in parts, and return it. Raises Malformed, DataError."""
         inputs, unknown = self.inputs(frame)
-        outputs = self.outputs(inputs)
+        parts = []
+        for part in self._parts(inputs):
+            if parts:
+                yield
+            parts.append(part)
+        outputs = _whole(parts)
         reply = Reply(unknown, answers(outputs, self._preprocessing))
         coverage = frame.header.get("coverage")
         if coverage is not None:
@@ -82,7 +128,10 @@ class Version:
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
         """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
-        return self._execute(self._preprocessing.apply(inputs), inputs.rows).astype(np.float64)
+        return _whole(list(self._parts(inputs)))
+
+    def _parts(self, inputs: Inputs) -> Iterator[NDArray[Any]]:
+        return self._execute(self._preprocessing.apply(inputs), inputs.rows)
 
     def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
         preprocessing = self._preprocessing
@@ -92,8 +141,8 @@ class Version:
     def preprocessing(self) -> Preprocessing:
         return self._preprocessing
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        """Return the model's outputs [rows, outputs]."""
+    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
+        """Yield the model's outputs [rows, outputs] in parts, at least one."""
         raise NotImplementedError
 
     def embed(self, frame: Frame) -> tuple[Any, ...]:
@@ -186,17 +235,32 @@ class LoadedModel(Version):
             self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
         self._texts = sum(feature.vocabulary is not None for feature in preprocessing.categories)
         self._from_numpy = torch.from_numpy
+        parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._part_rows = _part_rows(parameters, self._few_rows is not None)
+        self.quick = self._few_rows is not None and self._row_seconds() < QUICK_S
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        if rows <= FEW_ROWS and self._few_rows is not None:
-            return self._few_rows(features)
-        if self._texts:
-            parts = shorten(features.flat(), self._texts)
+    def _row_seconds(self) -> float:
+        """Return the seconds that one row takes: the least of some, as the machine may be busy."""
+        features = Features.from_flat([np.zeros((1, *shape), dtype) for shape, dtype in self.preprocessing.layout()[:-1]])
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _part in self._execute(features, 1):
+                pass
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
+        if 0 < rows <= FEW_ROWS and self._few_rows is not None:
+            yield self._few_rows(Features.from_flat([array[:, None] for array in features.flat()]))[:, 0]
+        elif self._texts:
             outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
-            for chosen, arrays in parts:
+            for chosen, arrays in shorten(features.flat(), self._texts):
                 outputs[chosen] = self._call(arrays)
-            return outputs
-        return self._call(features.flat())
+            yield outputs
+        else:
+            for start in range(0, max(rows, 1), self._part_rows):
+                yield self._call([array[start : start + self._part_rows] for array in features.flat()])
 
     def _call(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
         tensors = [self._from_numpy(array) for array in arrays]
@@ -238,26 +302,54 @@ class BudgetedModel(Version):
             raise
         self.planned_bytes = self._served.candidates[1].device_peak_bytes
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        outputs: NDArray[Any] = self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
-        return outputs
+    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
+        yield self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
 
     def close(self) -> None:
         self._served.close()
         self._device.close()
 
 
-def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Model:
+_FEW = range(1, FEW_ROWS + 1)
+
+
+def _part_rows(parameters: int, dense: bool) -> int:
+    """Return the rows of a part: a power of two, for a model whose weights are all used for every row if `dense`."""
+    rows = max(PART_PRODUCTS // max(parameters, 1), FEW_ROWS + 1)
+    return min(1 << (rows.bit_length() - 1), MOST_ROWS if dense else PART_ROWS)
+
+
+def _whole(parts: list[NDArray[Any]]) -> NDArray[np.float64]:
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.float64)
+
+
+def joined(inputs: Sequence[Inputs]) -> Inputs:
+    """Return the inputs of all rows of several."""
+    rows = sum(part.rows for part in inputs)
+    categories = []
+    for parts in zip(*(part.categories for part in inputs), strict=True):
+        codes = [category.table[category.places] for category in parts]
+        categories.append(CategoryInput(np.arange(rows), np.concatenate([*codes, np.zeros_like(codes[0][:1])])))
+    arrays = [
+        ArraysInput(*map(np.concatenate, zip(*parts, strict=True)))
+        for parts in zip(*(part.arrays for part in inputs), strict=True)
+    ]
+    return Inputs(rows, np.concatenate([part.numeric for part in inputs], axis=1), categories, arrays)
+
+
+def load(header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST) -> Model:
     """Load the version that a MODEL frame's header describes, or the model without a version.
 
-    `profile` is that of `device`; both are for a version with a memory budget. Raises TensileError.
+    `weights`: a safetensors file in pieces. `profile` is that of `device`; both are for a version with a memory budget. Raises TensileError.
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
     return load_version(header, weights, profile, device)
 
 
-def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Version:
+def load_version(
+    header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST
+) -> Version:
     """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 
@@ -271,64 +363,14 @@ def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile 
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
     inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
     memory_budget = header.get("memory_budget") or 0
+    weight_bytes = sum(chunk.nbytes for chunk in weights)
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
         module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
-        checkpoint.load_model(module, checkpoint.from_bytes(weights))
+        checkpoint.load_model(module, checkpoint.from_chunks(weights))
     if not memory_budget:
-        return LoadedModel(preprocessing, module, len(weights) + inherited + strings)
+        return LoadedModel(preprocessing, module, weight_bytes + inherited + strings)
     assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings, device)
+    return BudgetedModel(preprocessing, module, memory_budget, profile, weight_bytes + inherited + strings, device)
 
 
 Model = Version | BaseModel
-
-
-class ModelCache:
-    """Loaded models, the least recently used first, that take at most `limit_bytes` of host memory."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._models: OrderedDict[Key, Model] = OrderedDict()
-        self.device_bytes: Counter[str] = Counter()  # by device
-        self._host_bytes = 0  # besides those of the CPU as a device
-
-    def get(self, key: Key) -> Model | None:
-        model = self._models.get(key)
-        if model is not None:
-            self._models.move_to_end(key)
-        return model
-
-    def shown(self) -> list[dict[str, Any]]:
-        """Return the rows of tensile.loaded_models."""
-        return [
-            {
-                "version": key.version,
-                "device": model.device,
-                "memory_budget": key.memory_budget or None,
-                "device_bytes": model.nbytes,
-                "planned_bytes": model.planned_bytes,
-                "host_bytes": model.host_bytes,
-            }
-            for key, model in self._models.items()
-        ]
-
-    def add(self, key: Key, model: Model) -> None:
-        """Keep the model, dropping others to make room for it."""
-        self._models[key] = model
-        self.device_bytes[model.device] += model.nbytes
-        self._host_bytes += model.host_bytes
-        while self.device_bytes[HOST] + self._host_bytes > self._limit and len(self._models) > 1:
-            self._drop(next(iter(self._models)))
-
-    def shrink(self, device: str, limit_bytes: int) -> None:
-        """Drop models on `device`, the least recently used first, until they take at most `limit_bytes` of it."""
-        for key in [key for key, model in self._models.items() if model.device == device]:
-            if self.device_bytes[device] <= limit_bytes:
-                return
-            self._drop(key)
-
-    def _drop(self, key: Key) -> None:
-        dropped = self._models.pop(key)
-        self.device_bytes[dropped.device] -= dropped.nbytes
-        self._host_bytes -= dropped.host_bytes
-        dropped.close()

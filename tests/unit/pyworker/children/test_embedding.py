@@ -69,7 +69,7 @@ def loaded(memory_budget: int = 0, **keys: Any) -> Model:
     model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
     weights = checkpoint.to_bytes(checkpoint.model_tensors(model))
     header = {"architecture": BERT | keys, "preprocessing": preprocessing.to_json(), "memory_budget": memory_budget}
-    return load(header, weights, FAST)
+    return load(header, [memoryview(weights)], FAST)
 
 
 def vectors(model: Model, texts: list[str | None]) -> np.ndarray:
@@ -104,16 +104,16 @@ def test_a_version_counts_the_weights_of_its_folder() -> None:
 
 @torch.inference_mode()
 def test_a_model_without_a_version_embeds_as_one_whose_head_was_trained() -> None:
-    base = load({"architecture": BERT, "preprocessing": None}, b"", None)
+    base = load({"architecture": BERT, "preprocessing": None}, [], None)
     texts = ["good day", None, "", "not so bad", *BODIES]
     expected = vectors(loaded(tune="head"), texts)
     np.testing.assert_array_equal(vectors(base, texts), expected)
     assert not expected[1].any() and expected[2].any()
     assert vectors(base, []).shape == (0, 32)
     with pytest.raises(Malformed):
-        base.predict(request(["x"]))
+        base.predict_in_parts(request(["x"]))
     with pytest.raises(ArchitectureError, match="no pretrained transformer"):
-        load({"architecture": {"type": "mlp"}, "preprocessing": None}, b"", None)
+        load({"architecture": {"type": "mlp"}, "preprocessing": None}, [], None)
 
 
 @given(st.lists(st.none() | st.text(max_size=9), max_size=9))
