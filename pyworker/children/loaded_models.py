@@ -10,13 +10,15 @@ sizes depend on the model alone.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.execution.data.answers import Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
@@ -36,6 +38,9 @@ MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT f
 PART_ROWS = 256  # of a part of a request, between two of which the model may answer others
 PART_PRODUCTS = 1 << 31  # of weights and rows in a part, some 50 ms
 QUICK_S = 1e-3  # that one row may take for the predictor's loop to compute it
+
+
+Part = Callable[[], NDArray[Any]]
 
 
 class Reply(NamedTuple):
@@ -74,14 +79,13 @@ class Version:
 
     def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
         """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
-        together = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
-        if len(together) > 1:
-            try:
-                found = dict(zip(map(id, together), self._single_rows(together), strict=True))
-            except Exception:  # of one of them, which is to have it alone
-                found = {}
-        else:
-            found = {}
+        single = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
+        found: dict[int, Reply] = {}
+        for start in range(0, len(single), FEW_ROWS):
+            together = single[start : start + FEW_ROWS]
+            if len(together) > 1:
+                with contextlib.suppress(Exception):  # of one of them, which is to have it alone
+                    found.update(zip(map(id, together), self._single_rows(together), strict=True))
         return [found.get(id(frame)) or self._reply(frame) for frame in frames]
 
     def _reply(self, frame: Frame) -> Reply | Exception:
@@ -91,13 +95,37 @@ class Version:
             return error
 
     def _single_rows(self, frames: Sequence[Frame]) -> list[Reply]:
-        """Return the replies to frames of one row each, computed at once."""
-        inputs, unknown = zip(*map(self.inputs, frames), strict=True)
-        prediction, probability, label = answers(self.outputs(joined(inputs)), self._preprocessing)
+        """Return the replies to frames of one row each, computed at once. Raises an error if one of them is wrong."""
+        inputs, unknown = self._joined_inputs(frames)
+        prediction, probability, label = answers(self.outputs(inputs), self._preprocessing)
         return [
             Reply(count, Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]))
             for row, count in enumerate(unknown)
         ]
+
+    def _joined_inputs(self, frames: Sequence[Frame]) -> tuple[Inputs, list[int]]:
+        """Return the features in frames of one row each, and how many of each row's categories are unknown."""
+        numeric = _joined_buffers(frames, 0, np.float64, self._numbers)
+        codes = _joined_buffers(frames, 1, np.int32, self._categories)
+        dictionaries = [frame.header.get("dict") or [] for frame in frames]
+        fit = codes.min(initial=0) >= -1 and {self._categories}.issuperset(map(len, dictionaries))
+        if not fit or not {2 + 2 * self._arrays}.issuperset(len(frame.buffers) for frame in frames):
+            raise Malformed("a request does not fit the model")
+        categories, unknown = [], [0] * len(frames)
+        for number, column in enumerate(codes.tolist()):
+            strings = [lists[number][code] for lists, code in zip(dictionaries, column, strict=True) if code >= 0]
+            places = [row for row, code in enumerate(column) if code >= 0]
+            known_codes = self._preprocessing.codes(number, strings)
+            indices = np.full(len(frames), -1)
+            indices[places] = np.arange(len(places))
+            categories.append(CategoryInput(indices, np.array([*known_codes, 0], np.int64)))
+            for row, is_unknown in zip(places, self._preprocessing.unknown(number, known_codes), strict=True):
+                unknown[row] += is_unknown
+        arrays = []
+        for index in range(self._arrays):
+            parts = [self._array_input(1, *frame.buffers[2 + 2 * index : 4 + 2 * index]) for frame in frames]
+            arrays.append(ArraysInput(*map(np.concatenate, zip(*parts, strict=True))))
+        return Inputs(len(frames), numeric, categories, arrays), unknown
 
     def predict(self, frame: Frame) -> Reply:
         """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
@@ -116,7 +144,7 @@ class Version:
         for part in self._parts(inputs):
             if parts:
                 yield
-            parts.append(part)
+            parts.append(part())
         outputs = _whole(parts)
         reply = Reply(unknown, answers(outputs, self._preprocessing))
         coverage = frame.header.get("coverage")
@@ -128,9 +156,9 @@ class Version:
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
         """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
-        return _whole(list(self._parts(inputs)))
+        return _whole([part() for part in self._parts(inputs)])
 
-    def _parts(self, inputs: Inputs) -> Iterator[NDArray[Any]]:
+    def _parts(self, inputs: Inputs) -> list[Part]:
         return self._execute(self._preprocessing.apply(inputs), inputs.rows)
 
     def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
@@ -141,8 +169,8 @@ class Version:
     def preprocessing(self) -> Preprocessing:
         return self._preprocessing
 
-    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
-        """Yield the model's outputs [rows, outputs] in parts, at least one."""
+    def _execute(self, features: Features, rows: int) -> list[Part]:
+        """Return functions that compute the model's outputs [rows, outputs], one part each, at least one."""
         raise NotImplementedError
 
     def embed(self, frame: Frame) -> tuple[Any, ...]:
@@ -245,22 +273,31 @@ class LoadedModel(Version):
         times = []
         for _ in range(5):
             began = time.perf_counter()
-            for _part in self._execute(features, 1):
-                pass
+            self._execute(features, 1)[0]()
             times.append(time.perf_counter() - began)
         return min(times)
 
-    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
+    def _execute(self, features: Features, rows: int) -> list[Part]:
         if 0 < rows <= FEW_ROWS and self._few_rows is not None:
-            yield self._few_rows(Features.from_flat([array[:, None] for array in features.flat()]))[:, 0]
-        elif self._texts:
-            outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
-            for chosen, arrays in shorten(features.flat(), self._texts):
-                outputs[chosen] = self._call(arrays)
-            yield outputs
-        else:
-            for start in range(0, max(rows, 1), self._part_rows):
-                yield self._call([array[start : start + self._part_rows] for array in features.flat()])
+            return [partial(self._single, features)]
+        if self._texts:
+            return [partial(self._read, features, rows)]
+        size = self._part_rows
+        starts = range(0, max(rows, 1), size)
+        return [partial(self._call, [array[at : at + size] for array in features.flat()]) for at in starts]
+
+    def _single(self, features: Features) -> NDArray[Any]:
+        """Return the outputs of rows, each computed as if it was alone."""
+        assert self._few_rows is not None
+        outputs: NDArray[Any] = self._few_rows(Features.from_flat([array[:, None] for array in features.flat()]))[:, 0]
+        return outputs
+
+    def _read(self, features: Features, rows: int) -> NDArray[Any]:
+        """Return the outputs of rows with texts."""
+        outputs = np.empty((rows, self._preprocessing.outputs), np.float32)
+        for chosen, arrays in shorten(features.flat(), self._texts):
+            outputs[chosen] = self._call(arrays)
+        return outputs
 
     def _call(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
         tensors = [self._from_numpy(array) for array in arrays]
@@ -302,8 +339,12 @@ class BudgetedModel(Version):
             raise
         self.planned_bytes = self._served.candidates[1].device_peak_bytes
 
-    def _execute(self, features: Features, rows: int) -> Iterator[NDArray[Any]]:
-        yield self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
+    def _execute(self, features: Features, rows: int) -> list[Part]:
+        return [partial(self._predict, features)]
+
+    def _predict(self, features: Features) -> NDArray[Any]:
+        outputs: NDArray[Any] = self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
+        return outputs
 
     def close(self) -> None:
         self._served.close()
@@ -323,18 +364,12 @@ def _whole(parts: list[NDArray[Any]]) -> NDArray[np.float64]:
     return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.float64)
 
 
-def joined(inputs: Sequence[Inputs]) -> Inputs:
-    """Return the inputs of all rows of several."""
-    rows = sum(part.rows for part in inputs)
-    categories = []
-    for parts in zip(*(part.categories for part in inputs), strict=True):
-        codes = [category.table[category.places] for category in parts]
-        categories.append(CategoryInput(np.arange(rows), np.concatenate([*codes, np.zeros_like(codes[0][:1])])))
-    arrays = [
-        ArraysInput(*map(np.concatenate, zip(*parts, strict=True)))
-        for parts in zip(*(part.arrays for part in inputs), strict=True)
-    ]
-    return Inputs(rows, np.concatenate([part.numeric for part in inputs], axis=1), categories, arrays)
+def _joined_buffers(frames: Sequence[Frame], number: int, dtype: DTypeLike, width: int) -> NDArray[Any]:
+    """Return a buffer of each frame as a column, [width, frames]. Raises Malformed unless it has this width."""
+    buffers = [frame.buffers[number] for frame in frames]
+    if not {width * np.dtype(dtype).itemsize}.issuperset(map(len, buffers)):
+        raise Malformed("a request's buffers do not fit one row")
+    return np.ascontiguousarray(np.frombuffer(b"".join(buffers), dtype).reshape(len(frames), width).T)
 
 
 def load(header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST) -> Model:
@@ -366,7 +401,8 @@ def load_version(
     weight_bytes = sum(chunk.nbytes for chunk in weights)
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
         module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
-        checkpoint.load_model(module, checkpoint.from_chunks(weights))
+        with checkpoint.from_chunks(weights) as tensors:
+            checkpoint.load_model(module, tensors)
     if not memory_budget:
         return LoadedModel(preprocessing, module, weight_bytes + inherited + strings)
     assert profile is not None

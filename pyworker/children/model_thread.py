@@ -23,9 +23,12 @@ Steps = Generator[None, None, Any]
 
 
 class Deliveries:
-    """Calls that threads want the loop to make; the descriptor is readable while there are some."""
+    """Calls that threads want the loop to make; the descriptor is readable while there are some.
+
+    `expected`: how many are going to come."""
 
     def __init__(self) -> None:
+        self.expected = 0
         self._calls: deque[Callable[[], None]] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -41,6 +44,7 @@ class Deliveries:
         """Make the calls, in the loop."""
         os.eventfd_read(self._event)  # before the calls are taken, so that none is left without an event
         while self._calls:
+            self.expected -= 1
             self._calls.popleft()()
 
 
@@ -58,19 +62,20 @@ class _Work(NamedTuple):
 
 
 class ModelThread:
-    """The thread of one model. `deliver` has the loop make a call; `context()` is entered in the thread."""
+    """The thread of one model, in which `context()` is entered."""
 
-    def __init__(
-        self, deliver: Callable[[Callable[[], None]], None], context: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        self._deliver = deliver
+    def __init__(self, deliveries: Deliveries, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._deliveries = deliveries
         self._context = context
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self.ended = threading.Event()
         threading.Thread(target=self._run, name="pg_tensile model", daemon=True).start()
 
     def submit(self, steps: Steps, done: Callable[[Result], None], wanted: Callable[[], bool] = lambda: True) -> None:
-        """Take the steps, in turn with others, as long as `wanted()`, then have the loop call `done(result)`."""
+        """Take the steps, in turn with others, as long as `wanted()`, then have the loop call `done(result)`.
+
+        Called by the loop, as is `end`."""
+        self._deliveries.expected += 1
         self._queue.put(_Work(steps, done, wanted))
 
     def end(self) -> None:
@@ -105,9 +110,9 @@ class ModelThread:
         except Exception as error:
             result = Result(error=error)
         except BaseException as error:  # a model's code ends the process
-            self._deliver(partial(_raise, error))
+            self._deliveries.add(partial(_raise, error))
             return
-        self._deliver(partial(work.done, result))
+        self._deliveries.add(partial(work.done, result))
 
 
 def _raise(error: BaseException) -> None:

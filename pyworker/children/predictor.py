@@ -48,7 +48,7 @@ BACKLOG = 128
 SPIN_NS = 150_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
 DEFAULT_CACHE = 1 << 30
-MOST_AT_ONCE = 32  # requests that the loop answers before it looks for others
+MOST_AT_ONCE = 64  # requests that the loop answers before it looks for others
 TURN_BYTES = 1 << 20  # of a request that are received before other sessions are served
 _INT64 = struct.Struct("<q")
 
@@ -77,7 +77,6 @@ class Predictor:
         self._sessions: dict[int, Session] = {}
         self._waiting: dict[Key, list[Session]] = {}  # sessions by the model that they wait for
         self._at_once: deque[tuple[Session, Frame, Model]] = deque()  # requests that the loop computes itself
-        self._in_threads = 0  # requests that threads compute
         self._failure: Exception | None = None  # of an accelerator
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
@@ -112,7 +111,7 @@ class Predictor:
         if self._at_once:
             return self._epoll.poll(0)
         started = time.perf_counter_ns()
-        while self._soon and not self._in_threads and time.perf_counter_ns() - started < SPIN_NS:
+        while self._soon and not self._deliveries.expected and time.perf_counter_ns() - started < SPIN_NS:
             events = self._epoll.poll(0)
             if events:
                 return events
@@ -199,7 +198,6 @@ class Predictor:
         elif frame.type == FrameType.PREDICT and model.at_once(frame):
             self._at_once.append((session, frame, model))
         else:
-            self._in_threads += 1
             done = partial(self._computed, session, frame)
             self._models.thread(key).submit(_steps(model, frame), done, lambda: not session.closed)
 
@@ -224,7 +222,6 @@ class Predictor:
                 self._answer(session, frame, reply)
 
     def _computed(self, session: Session, frame: Frame, result: Result) -> None:
-        self._in_threads -= 1
         self._answer(session, frame, result.value if result.error is None else result.error)
 
     def _answer(self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception) -> None:

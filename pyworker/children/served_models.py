@@ -23,7 +23,14 @@ from pyworker.connection import Connection
 from pyworker.state_frames import StateReader
 from pyworker.wire import Frame, FrameType, ProtocolError
 
+ROOM_TIMEOUT = 30.0  # seconds that a model waits for those that it replaces
 TURN_BYTES = 1 << 18  # of weights that are received before the sessions are served again
+
+
+class NoRoomError(MemoryError):
+    """A dropped model does not end."""
+
+    hint = "Try again, or raise pg_tensile.model_cache; pg_tensile.predict_timeout ends no computation."
 
 
 class Arriving(NamedTuple):
@@ -109,7 +116,7 @@ class ServedModels:
     def _new_thread(self) -> ModelThread:
         import torch
 
-        return ModelThread(self._deliveries.add, torch.inference_mode)
+        return ModelThread(self._deliveries, torch.inference_mode)
 
     def _loaded(self, key: Key, result: Result) -> None:
         if result.error is None:
@@ -176,10 +183,25 @@ def _loading(
 ) -> Generator[None, None, Model]:
     """Load the model, once these threads have closed theirs."""
     for thread in closing:
-        thread.ended.wait()
-    profile = DeviceProfile(**header["profile"]) if header.get("memory_budget") else None
+        if not thread.ended.wait(ROOM_TIMEOUT):
+            raise NoRoomError("a model that has to make room for this one still computes")
+    profile = None
+    if header.get("memory_budget"):
+        _import_planning()
+        profile = DeviceProfile(**header["profile"])
     return load(header, chunks, profile, header["device"])
     yield
+
+
+def _import_planning() -> None:
+    """Import what captures and plans, which makes so many objects that collecting them would stop the loop."""
+    gc.disable()
+    try:
+        import pg_tensile.execution.runtime.open_device
+        import pg_tensile.execution.training.prediction  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _closing(model: Model) -> Generator[None, None, None]:

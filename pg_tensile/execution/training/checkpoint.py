@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,20 +67,23 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"the stored tensors are damaged: {error}") from error
 
 
-def from_chunks(chunks: Sequence[Any]) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file that came in pieces.
+@contextmanager
+def from_chunks(chunks: Sequence[memoryview]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of a safetensors file that came in pieces; they are gone at the end.
 
-    They are written to a file in memory, because other threads wait while bytes are joined and decoded.
-    Raises CheckpointError."""
+    They are in a file in memory: while bytes are joined, decoded or freed, no other thread could go on. Raises
+    CheckpointError."""
     with open(os.memfd_create("weights"), "wb", buffering=0) as file:
         for chunk in chunks:
-            rest = memoryview(chunk)
+            rest = chunk
             while rest.nbytes:
                 rest = rest[file.write(rest) :]
         try:
-            return safetensors.torch.load_file(f"/proc/self/fd/{file.fileno()}")
+            yield safetensors.torch.load_file(f"/proc/self/fd/{file.fileno()}")
         except (safetensors.SafetensorError, ValueError, KeyError) as error:
             raise CheckpointError(f"the stored tensors are damaged: {error}") from error
+        finally:
+            file.truncate(0)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
