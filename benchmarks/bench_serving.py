@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from benchmarks.bench_predict import BATCH, MODEL, QUERY, set_up
+from benchmarks.bench_predict import MODEL, QUERY, set_up
 from benchmarks.scenarios import RESULTS as FOLDER
 from benchmarks.scenarios import Check, measured_on, print_checks, verdicts, write_document
 from benchmarks.server.cluster import fresh_cluster

@@ -64,15 +64,14 @@ def free_port() -> int:
 class Cluster:
     """One private cluster in `folder`; nothing is touched until `create` or `start`.
 
-    `tcp`: listen on localhost too. `bin`: the folder of the server's programs, if not that of pg_config. `launcher`: words before the commands for the server, such as those that run them in
-    another network. Methods raise ClusterError if a command for the server fails.
+    `tcp`: listen on localhost too. `bin`: the folder of the server's programs, if not that of pg_config. `launcher`:
+    words before the commands for the server, such as those that run them in another network. Methods raise ClusterError
+    if a command for the server fails.
     """
 
     launcher: Sequence[str] = ()
 
-    def __init__(
-        self, folder: Path, *, tcp: bool = False, port: int | None = None, bin: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, tcp: bool = False, port: int | None = None, bin: Path | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.log_file = folder / "server.log"

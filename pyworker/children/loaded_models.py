@@ -140,7 +140,7 @@ class Version:
     def predict_in_parts(self, frame: Frame) -> Generator[None, None, Reply]:
         """Compute the reply to a PREDICT frame in parts, and return it. Raises Malformed, DataError."""
         inputs, unknown = self.inputs(frame)
-        parts = []
+        parts: list[NDArray[Any]] = []
         for part in self._parts(inputs):
             if parts:
                 yield
@@ -269,7 +269,9 @@ class LoadedModel(Version):
 
     def _row_seconds(self) -> float:
         """Return the seconds that one row takes: the least of some, as the machine may be busy."""
-        features = Features.from_flat([np.zeros((1, *shape), dtype) for shape, dtype in self.preprocessing.layout()[:-1]])
+        features = Features.from_flat(
+            [np.zeros((1, *shape), dtype) for shape, dtype in self.preprocessing.layout()[:-1]]
+        )
         times = []
         for _ in range(5):
             began = time.perf_counter()
@@ -372,10 +374,13 @@ def _joined_buffers(frames: Sequence[Frame], number: int, dtype: DTypeLike, widt
     return np.ascontiguousarray(np.frombuffer(b"".join(buffers), dtype).reshape(len(frames), width).T)
 
 
-def load(header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST) -> Model:
+def load(
+    header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST
+) -> Model:
     """Load the version that a MODEL frame's header describes, or the model without a version.
 
-    `weights`: a safetensors file in pieces. `profile` is that of `device`; both are for a version with a memory budget. Raises TensileError.
+    `weights`: a safetensors file in pieces. `profile` is that of `device`; both are for a version with a memory budget.
+    Raises TensileError.
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
