@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from pg_tensile.execution.data.answers import Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
+from pg_tensile.execution.global_state import shared
 from pyworker.children.embedding import BaseModel, Embedder, shorten
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
@@ -405,7 +406,8 @@ def load_version(
     memory_budget = header.get("memory_budget") or 0
     weight_bytes = sum(chunk.nbytes for chunk in weights)
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
-        module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        with shared():
+            module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         with checkpoint.from_chunks(weights) as tensors:
             checkpoint.load_model(module, tensors)
     if not memory_budget:

@@ -20,6 +20,18 @@ from typing import Any, NamedTuple
 SWITCH_S = 1e-4  # the longest that a thread that does not compute keeps the interpreter from the others
 
 Steps = Generator[None, None, Any]
+Wanted = Callable[[], bool]
+
+
+def one_at_a_time(steps: Steps, lock: threading.Lock) -> Steps:
+    """Take each step while the lock is held."""
+    while True:
+        with lock:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+        yield
 
 
 class Deliveries:
@@ -58,7 +70,7 @@ class Result(NamedTuple):
 class _Work(NamedTuple):
     steps: Steps
     done: Callable[[Result], None]
-    wanted: Callable[[], bool]
+    wanted: Wanted
 
 
 class ModelThread:
@@ -71,7 +83,7 @@ class ModelThread:
         self.ended = threading.Event()
         threading.Thread(target=self._run, name="pg_tensile model", daemon=True).start()
 
-    def submit(self, steps: Steps, done: Callable[[Result], None], wanted: Callable[[], bool] = lambda: True) -> None:
+    def submit(self, steps: Steps, done: Callable[[Result], None], wanted: Wanted = lambda: True) -> None:
         """Take the steps, in turn with others, as long as `wanted()`, then have the loop call `done(result)`.
 
         Called by the loop, as is `end`."""

@@ -199,7 +199,7 @@ class Predictor:
             self._at_once.append((session, frame, model))
         else:
             done = partial(self._computed, session, frame)
-            self._models.thread(key).submit(_steps(model, frame), done, lambda: not session.closed)
+            self._models.compute(key, model, _steps(model, frame), done, lambda: not session.closed)
 
     def _greet(self, session: Session, frame: Frame) -> None:
         if frame.header.get("version") != VERSION:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.job import overhead_bytes
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
-from pyworker.children.model_thread import Deliveries, ModelThread, Result
+from pyworker.children.model_thread import Deliveries, ModelThread, Result, Steps, Wanted, one_at_a_time
 from pyworker.connection import Connection
 from pyworker.state_frames import StateReader
 from pyworker.wire import Frame, FrameType, ProtocolError
@@ -62,14 +63,23 @@ class ServedModels:
         self._cache = ModelCache(cache_bytes, self._close)
         self._threads: dict[Key, ModelThread] = {}
         self._closing: list[ModelThread] = []
+        self._locks: dict[str, threading.Lock] = {}  # by accelerator
         self._arriving: Arriving | None = None
 
     def get(self, key: Key) -> Model | None:
         return self._cache.get(key)
 
-    def thread(self, key: Key) -> ModelThread:
-        """Return the thread of a loaded model."""
-        return self._threads[key]
+    def compute(self, key: Key, model: Model, steps: Steps, done: Callable[[Result], None], wanted: Wanted) -> None:
+        """Have the thread of a loaded model take the steps; see ModelThread.submit."""
+        self._threads[key].submit(self._in_turn(model.device, steps), done, wanted)
+
+    def _in_turn(self, device: str, steps: Steps) -> Steps:
+        """Return the steps, of which no two are taken at once on an accelerator.
+
+        Its allocator has one record of its peak, from which workspaces are planned."""
+        if device == HOST:
+            return steps
+        return one_at_a_time(steps, self._locks.setdefault(device, threading.Lock()))
 
     def ask_for(self, key: Key) -> None:
         """Ask the supervisor for a model; an event follows."""
@@ -111,7 +121,8 @@ class ServedModels:
         self._cache.shrink(device, header.get("keep_bytes", sys.maxsize))
         self._cache.begin(key, host_bytes + (weight_bytes if key.memory_budget else 0))
         thread = self._threads[key] = self._new_thread()
-        thread.submit(_loading(header, chunks, tuple(self._closing)), partial(self._loaded, key))
+        steps = self._in_turn(device, _loading(header, chunks))
+        thread.submit(_after(tuple(self._closing), steps), partial(self._loaded, key))
 
     def _new_thread(self) -> ModelThread:
         import torch
@@ -138,7 +149,8 @@ class ServedModels:
         """Have the thread of a dropped model close it, after the requests that it has."""
         thread = self._threads.pop(key)
         self._closing.append(thread)
-        thread.submit(_closing(model), partial(self._closed, thread, model))
+        steps = self._in_turn(model.device, _closing(model))
+        thread.submit(steps, partial(self._closed, thread, model))
         thread.end()
 
     def _closed(self, thread: ModelThread, model: Model, _result: Result) -> None:
@@ -178,13 +190,15 @@ def model_key(frame: Frame) -> Key:
 # ---- work of threads ----
 
 
-def _loading(
-    header: dict[str, Any], chunks: list[memoryview], closing: Sequence[ModelThread]
-) -> Generator[None, None, Model]:
-    """Load the model, once these threads have closed theirs."""
+def _after(closing: Sequence[ModelThread], steps: Steps) -> Steps:
+    """Take the steps once these threads have closed their models."""
     for thread in closing:
         if not thread.ended.wait(ROOM_TIMEOUT):
             raise NoRoomError("a model that has to make room for this one still computes")
+    return (yield from steps)
+
+
+def _loading(header: dict[str, Any], chunks: list[memoryview]) -> Generator[None, None, Model]:
     profile = None
     if header.get("memory_budget"):
         _import_planning()

@@ -16,7 +16,7 @@ from pg_tensile.execution import models
 from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
 from pg_tensile.execution.training import checkpoint
 from pyworker.children.embedding import decode, shorten
-from pyworker.children.loaded_models import Model, load
+from pyworker.children.loaded_models import Model, Version, load, load_version
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame, FrameType
 from tests.pretrained import WORDS, save_bert
@@ -53,7 +53,7 @@ def texts_frame(texts: list[str | None]) -> Frame:
     return Frame(FrameType.EMBED, 1, 0, {"rows": len(texts)}, [memoryview(lengths.tobytes()), memoryview(data)])
 
 
-def loaded(memory_budget: int = 0, **keys: Any) -> Model:
+def loaded(memory_budget: int = 0, **keys: Any) -> Version:
     """Return a loaded version with weights that are not trained."""
     rows = Rows(
         {
@@ -69,7 +69,7 @@ def loaded(memory_budget: int = 0, **keys: Any) -> Model:
     model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
     weights = checkpoint.to_bytes(checkpoint.model_tensors(model))
     header = {"architecture": BERT | keys, "preprocessing": preprocessing.to_json(), "memory_budget": memory_budget}
-    return load(header, [memoryview(weights)], FAST)
+    return load_version(header, [memoryview(weights)], FAST)
 
 
 def vectors(model: Model, texts: list[str | None]) -> np.ndarray:
