@@ -375,13 +375,11 @@ def _joined_buffers(frames: Sequence[Frame], number: int, dtype: DTypeLike, widt
     return np.ascontiguousarray(np.frombuffer(b"".join(buffers), dtype).reshape(len(frames), width).T)
 
 
-def load(
-    header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST
-) -> Model:
+def load(header: dict[str, Any], weights: list[memoryview], profile: DeviceProfile | None, device: str = HOST) -> Model:
     """Load the version that a MODEL frame's header describes, or the model without a version.
 
-    `weights`: a safetensors file in pieces. `profile` is that of `device`; both are for a version with a memory budget.
-    Raises TensileError.
+    `weights`: a safetensors file in pieces, which are taken. `profile` is that of `device`; both are for a version with
+    a memory budget. Raises TensileError.
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
@@ -389,7 +387,7 @@ def load(
 
 
 def load_version(
-    header: dict[str, Any], weights: Sequence[memoryview], profile: DeviceProfile | None, device: str = HOST
+    header: dict[str, Any], weights: list[memoryview], profile: DeviceProfile | None, device: str = HOST
 ) -> Version:
     """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,14 +68,14 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
 
 
 @contextmanager
-def from_chunks(chunks: Sequence[memoryview]) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of a safetensors file that came in pieces; they are gone at the end.
+def from_chunks(chunks: list[memoryview]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of a safetensors file that came in pieces; they are gone at the end, and `chunks` is emptied.
 
-    They are in a file in memory: while bytes are joined, decoded or freed, no other thread could go on. Raises
+    They are in a file in memory: while many bytes are joined, decoded or freed, no other thread could go on. Raises
     CheckpointError."""
     with open(os.memfd_create("weights"), "wb", buffering=0) as file:
-        for chunk in chunks:
-            rest = chunk
+        while chunks:
+            rest = chunks.pop(0)
             while rest.nbytes:
                 rest = rest[file.write(rest) :]
         try:
