@@ -209,8 +209,10 @@ def measured(number: int, rate: str | None) -> dict[str, list[float]]:
         address, interface = ("127.0.0.1", "lo") if rate is None else (ADDRESSES[0], "veth0")
         ranks = [
             subprocess.Popen(
-                [*prefix, "env", f"GLOO_SOCKET_IFNAME={interface}"]
-                + [sys.executable, "-m", "benchmarks.bench_parallel", "--rank", f"{rank}:{number}:{address}"],
+                [
+                    *(*prefix, "env", f"GLOO_SOCKET_IFNAME={interface}"),
+                    *(sys.executable, "-m", "benchmarks.bench_parallel", "--rank", f"{rank}:{number}:{address}"),
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -230,7 +232,9 @@ def row_of(network: Network, link: str, times: Mapping[str, Sequence[float]]) ->
         return round(statistics.median(a / b for a, b in zip(times[first], times[second], strict=True)), 3)
 
     return {
-        **{"network": network.title, "batch": network.batch, "link": link},
+        "network": network.title,
+        "batch": network.batch,
+        "link": link,
         "ms": {name: round(statistics.median(found), 1) for name, found in times.items()},
         "speedup": ratio("one", "ranks"),
         "ddp_speedup": ratio("eager", "ddp"),
@@ -242,11 +246,15 @@ def row_of(network: Network, link: str, times: Mapping[str, Sequence[float]]) ->
 
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
-    headings = ("network", "link", *("one rank", "eager", "DDP", "two ranks", "planned", "waiting"))
-    headings += ("speed-up", "of DDP", "over DDP", "over waiting")
+    headings = (
+        *("network", "link", "one rank", "eager", "DDP", "two ranks", "planned", "waiting"),
+        *("speed-up", "of DDP", "over DDP", "over waiting"),
+    )
     shown = [
-        (row["network"], row["link"], *(f"{row['ms'][name]:,.0f}" for name in METHODS))
-        + tuple(f"{row[name]:.2f}" for name in ("speedup", "ddp_speedup", "over_ddp", "over_waiting"))
+        (
+            *(row["network"], row["link"], *(f"{row['ms'][name]:,.0f}" for name in METHODS)),
+            *(f"{row[name]:.2f}" for name in ("speedup", "ddp_speedup", "over_ddp", "over_waiting")),
+        )
         for row in results["rows"]
     ]
     where = measured_on("host", results["machine"], results["versions"], results["revision"])

@@ -104,7 +104,9 @@ class Client:
                 numeric.append(np.array(values, np.float64))
         features = fitted.apply(Inputs(len(rows), np.stack(numeric), categories, []))
         tensors = [torch.from_numpy(array) for array in features.flat()]
-        return torch.sigmoid(self._module(Features.from_flat(tensors))[:, 0].double())
+        logits = self._module(Features.from_flat(tensors))[:, 0].double()
+        scale, shift = fitted.calibration or (1.0, 0.0)
+        return torch.sigmoid(logits * scale + shift)
 
 
 def set_up(conn: Connection) -> None:

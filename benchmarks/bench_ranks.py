@@ -4,8 +4,8 @@ For each network and device: the largest batch of a rank without a plan, with pl
 SLOWDOWN times as long, with gradients accumulated over parts of the batch, and with the optimizer's states sharded over
 the ranks (ZeRO stage 1). Then, for each number of ranks, link and all-reduce (planning/latency/collectives.py), the
 rows per second of all ranks: without a plan, with the best of the plans, and with the best number of accumulated parts.
-Collectives take their time after all else; with `hidden`, they overlap with the backward pass as well as they could. With `limited`, the rows of all ranks together stay within a batch with which the
-network is known to train well.
+Collectives take their time after all else; with `hidden`, they overlap with the backward pass as well as they could.
+With `limited`, the rows of all ranks together stay within a batch with which the network is known to train well.
 
 Plans are made as if the network took no time. The devices' memory, arithmetic and links to the host are those of their
 profiles; steps are AdamW's in float32, with early updates. The rows go to benchmarks/results/ranks-model.json and to

@@ -145,15 +145,18 @@ class Connection:
                 return None
             _wait(self._socket, select.POLLIN, remaining)
 
-    def poll(self) -> Frame | None:
+    def poll(self, most_bytes: float = math.inf) -> Frame | None:
         """Return the next frame if it has arrived, else None; never block.
 
-        Sets `closed` at the end of the stream. Raises ProtocolError if the stream ends within a frame.
+        Without a frame, ends soon after `most_bytes` were received, though more may have come. Sets `closed` at the end
+        of the stream. Raises ProtocolError if the stream ends within a frame.
         """
         while not self.closed:
             frame = self._decoder.next_frame()
             if frame is not None:
                 return frame
+            if most_bytes <= 0:
+                return None
             try:
                 count = self._socket.recv_into(self._decoder.space(), 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -166,6 +169,7 @@ class Connection:
                     raise ProtocolError("the connection ended within a frame")
                 return None
             self._decoder.received(count)
+            most_bytes -= count
         return None
 
 

@@ -64,20 +64,21 @@ def free_port() -> int:
 class Cluster:
     """One private cluster in `folder`; nothing is touched until `create` or `start`.
 
-    `tcp`: listen on localhost too. `launcher`: words before the commands for the server, such as those that run them in
-    another network. Methods raise ClusterError if a command for the server fails.
+    `tcp`: listen on localhost too. `bin`: the folder of the server's programs, if not that of pg_config. `launcher`:
+    words before the commands for the server, such as those that run them in another network. Methods raise ClusterError
+    if a command for the server fails.
     """
 
     launcher: Sequence[str] = ()
 
-    def __init__(self, folder: Path, *, tcp: bool = False, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *, tcp: bool = False, port: int | None = None, bin: Path | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.log_file = folder / "server.log"
         self.os_user = server_user()
         self.tcp = tcp
         self.port = port or (free_port() if tcp else 5432)
-        self.bin = server_bin()
+        self.bin = bin or server_bin()
         if len(str(folder)) > SOCKET_PATH_LIMIT:
             raise ClusterError(f"the path of {folder} is too long for a Unix socket (limit {SOCKET_PATH_LIMIT} bytes)")
 
@@ -247,9 +248,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def temporary_cluster(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Cluster]:
+def temporary_cluster(
+    folder: Path, settings: Mapping[str, object] | None = None, bin: Path | None = None
+) -> Iterator[Cluster]:
     """Yield a started cluster without durability, which is removed at the end; for the benchmarks."""
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, bin=bin)
     cluster.create(settings, durable=False)
     try:
         cluster.start()

@@ -20,8 +20,8 @@ ERRORS = {
     ),
     "0A000": (
         "A type of a column, a temporary table, `PREPARE TRANSACTION` or a model that cannot be captured as a graph is"
-        " not supported; Ray is not installed for a job with ranks; a model file is of a newer format; or a model cannot"
-        " be written as an ONNX graph.",
+        " not supported; Ray is not installed for a job with ranks; a model file is of a newer format; or a model"
+        " cannot be written as an ONNX graph.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
         " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile;"
         " export in the format `tensile`.",

@@ -12,12 +12,14 @@ from scripts.cluster import Cluster, temporary_cluster
 
 
 @contextmanager
-def fresh_cluster(settings: Mapping[str, object] | None = None) -> Iterator[Cluster]:
-    """Yield a started cluster that trains on the CPU, in a temporary folder, which is removed at the end."""
+def fresh_cluster(settings: Mapping[str, object] | None = None, bin: Path | None = None) -> Iterator[Cluster]:
+    """Yield a started cluster that trains on the CPU, in a temporary folder, which is removed at the end.
+
+    `bin`: the folder of another server's programs (installation.py)."""
     folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
     folder.chmod(0o711)
     try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu", **(settings or {})}) as cluster:
+        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu", **(settings or {})}, bin) as cluster:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ Texts come in an EMBED frame, vectors leave in an EMBEDDING frame (docs/internal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -81,7 +82,13 @@ class BaseModel:
         """Return the buffers of the answer to an EMBED frame. Raises Malformed."""
         return self._embedder.embed(frame)
 
-    def predict(self, frame: Frame) -> NoReturn:
+    def at_once(self, frame: Frame) -> bool:
+        return False
+
+    def replies(self, frames: Sequence[Frame]) -> NoReturn:
+        raise AssertionError("no request is answered at once")
+
+    def predict_in_parts(self, frame: Frame) -> NoReturn:
         raise Malformed("a request for a prediction is about a model without a version")
 
     def close(self) -> None:

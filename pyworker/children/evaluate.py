@@ -29,7 +29,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 
     torch.set_num_threads(channel.threads)
     with torch.inference_mode():
-        version = load_version(channel.spec, weights, _profile(channel))
+        version = load_version(channel.spec, [memoryview(weights)], _profile(channel))
         try:
             rows = (_importance if channel.spec["function"] == "feature_importance" else _evaluation)(channel, version)
         finally:

@@ -28,8 +28,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 def _check(channel: Channel, weights: bytes) -> None:
     import torch
 
+    from pg_tensile.execution.data.answers import FEW_ROWS
     from pg_tensile.execution.exchange.checking import checked_model
-    from pg_tensile.execution.models.whole import FEW_ROWS
 
     torch.set_num_threads(channel.threads)
     spec = channel.spec

@@ -1,21 +1,28 @@
-"""Model versions ready to predict, in one piece or within a memory budget, and the cache that keeps them.
+"""Model versions ready to predict, in one piece or within a memory budget.
 
 The version's preprocessing turns a request's features into the model's inputs, and its outputs into predictions;
 `LoadedModel` and `BudgetedModel` differ in how the model is executed in between.
+
+A row has the same bits whoever else asks. Few rows of a model that can do without PyTorch are computed as if each was
+alone, in one request or in several together. The rows of any other request are computed by themselves, in parts whose
+sizes depend on the model alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from pg_tensile.execution.data.answers import Answers, answers, explained, interval
+from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
+from pg_tensile.execution.global_state import shared
 from pyworker.children.embedding import BaseModel, Embedder
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame
@@ -29,14 +36,7 @@ HOST = "cpu"
 MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
 
-class Key(NamedTuple):
-    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
-
-    A negative number (tensile._base_number) is that of a model as its folder has it, without a version.
-    """
-
-    version: int
-    memory_budget: int = 0
+Part = Callable[[], NDArray[Any]]
 
 
 class Reply(NamedTuple):
@@ -57,6 +57,7 @@ class Version:
     device = HOST
     host_bytes = 0
     planned_bytes: int | None = None
+    quick = False  # few rows take less time than the way to the model's thread
 
     def __init__(self, preprocessing: Preprocessing, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -67,10 +68,80 @@ class Version:
         self._embedder: Embedder | None = None
         self._padded = True  # texts have as many tokens as in training
 
+    def at_once(self, frame: Frame) -> bool:
+        """Return whether a PREDICT frame is to be answered by the predictor's loop, with `replies`."""
+        header = frame.header
+        return self.quick and header.get("rows") in _FEW and not header.get("explain")
+
+    def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
+        """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
+        single = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
+        found: dict[int, Reply] = {}
+        for start in range(0, len(single), FEW_ROWS):
+            together = single[start : start + FEW_ROWS]
+            if len(together) > 1:
+                with contextlib.suppress(Exception):  # of one of them, which is to have it alone
+                    found.update(zip(map(id, together), self._single_rows(together), strict=True))
+        return [found.get(id(frame)) or self._reply(frame) for frame in frames]
+
+    def _reply(self, frame: Frame) -> Reply | Exception:
+        try:
+            return self.predict(frame)
+        except Exception as error:  # anything that a user's model raises is that request's error
+            return error
+
+    def _single_rows(self, frames: Sequence[Frame]) -> list[Reply]:
+        """Return the replies to frames of one row each, computed at once. Raises an error if one of them is wrong."""
+        inputs, unknown = self._joined_inputs(frames)
+        prediction, probability, label = answers(self.outputs(inputs), self._preprocessing)
+        return [
+            Reply(count, Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]))
+            for row, count in enumerate(unknown)
+        ]
+
+    def _joined_inputs(self, frames: Sequence[Frame]) -> tuple[Inputs, list[int]]:
+        """Return the features in frames of one row each, and how many of each row's categories are unknown."""
+        numeric = _joined_buffers(frames, 0, np.float64, self._numbers)
+        codes = _joined_buffers(frames, 1, np.int32, self._categories)
+        dictionaries = [frame.header.get("dict") or [] for frame in frames]
+        fit = codes.min(initial=0) >= -1 and {self._categories}.issuperset(map(len, dictionaries))
+        if not fit or not {2 + 2 * self._arrays}.issuperset(len(frame.buffers) for frame in frames):
+            raise Malformed("a request does not fit the model")
+        categories, unknown = [], [0] * len(frames)
+        for number, column in enumerate(codes.tolist()):
+            strings = [lists[number][code] for lists, code in zip(dictionaries, column, strict=True) if code >= 0]
+            places = [row for row, code in enumerate(column) if code >= 0]
+            known_codes = self._preprocessing.codes(number, strings)
+            indices = np.full(len(frames), -1)
+            indices[places] = np.arange(len(places))
+            categories.append(CategoryInput(indices, np.array([*known_codes, 0], np.int64)))
+            for row, is_unknown in zip(places, self._preprocessing.unknown(number, known_codes), strict=True):
+                unknown[row] += is_unknown
+        arrays = []
+        for index in range(self._arrays):
+            parts = [self._array_input(1, *frame.buffers[2 + 2 * index : 4 + 2 * index]) for frame in frames]
+            arrays.append(ArraysInput(*map(np.concatenate, zip(*parts, strict=True))))
+        return Inputs(len(frames), numeric, categories, arrays), unknown
+
     def predict(self, frame: Frame) -> Reply:
         """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
+        steps = self.predict_in_parts(frame)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                reply: Reply = end.value
+                return reply
+
+    def predict_in_parts(self, frame: Frame) -> Generator[None, None, Reply]:
+        """Compute the reply to a PREDICT frame in parts, and return it. Raises Malformed, DataError."""
         inputs, unknown = self.inputs(frame)
-        outputs = self.outputs(inputs)
+        parts: list[NDArray[Any]] = []
+        for part in self._parts(inputs):
+            if parts:
+                yield
+            parts.append(part())
+        outputs = _whole(parts)
         reply = Reply(unknown, answers(outputs, self._preprocessing))
         coverage = frame.header.get("coverage")
         if coverage is not None:
@@ -81,7 +152,10 @@ class Version:
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
         """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
-        return self._execute(self._preprocessing.apply(inputs), inputs.rows).astype(np.float64)
+        return _whole([part() for part in self._parts(inputs)])
+
+    def _parts(self, inputs: Inputs) -> list[Part]:
+        return self._execute(self._preprocessing.apply(inputs), inputs.rows)
 
     def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
         preprocessing = self._preprocessing
@@ -91,8 +165,8 @@ class Version:
     def preprocessing(self) -> Preprocessing:
         return self._preprocessing
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        """Return the model's outputs [rows, outputs]."""
+    def _execute(self, features: Features, rows: int) -> list[Part]:
+        """Return functions that compute the model's outputs [rows, outputs], one part each, at least one."""
         raise NotImplementedError
 
     def embed(self, frame: Frame) -> tuple[Any, ...]:
@@ -180,9 +254,10 @@ class LoadedModel(Version):
         if preprocessing.text is not None:
             transformer: Any = module.texts
             self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
+        self.quick = self._model.quick
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        return self._model(features, rows)
+    def _execute(self, features: Features, rows: int) -> list[Part]:
+        return self._model.parts(features, rows)
 
 
 class BudgetedModel(Version):
@@ -219,7 +294,10 @@ class BudgetedModel(Version):
             raise
         self.planned_bytes = self._served.candidates[1].device_peak_bytes
 
-    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
+    def _execute(self, features: Features, rows: int) -> list[Part]:
+        return [partial(self._predict, features)]
+
+    def _predict(self, features: Features) -> NDArray[Any]:
         outputs: NDArray[Any] = self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
         return outputs
 
@@ -228,17 +306,35 @@ class BudgetedModel(Version):
         self._device.close()
 
 
-def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Model:
+_FEW = range(1, FEW_ROWS + 1)
+
+
+def _whole(parts: list[NDArray[Any]]) -> NDArray[np.float64]:
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.float64)
+
+
+def _joined_buffers(frames: Sequence[Frame], number: int, dtype: DTypeLike, width: int) -> NDArray[Any]:
+    """Return a buffer of each frame as a column, [width, frames]. Raises Malformed unless it has this width."""
+    buffers = [frame.buffers[number] for frame in frames]
+    if not {width * np.dtype(dtype).itemsize}.issuperset(map(len, buffers)):
+        raise Malformed("a request's buffers do not fit one row")
+    return np.ascontiguousarray(np.frombuffer(b"".join(buffers), dtype).reshape(len(frames), width).T)
+
+
+def load(header: dict[str, Any], weights: list[memoryview], profile: DeviceProfile | None, device: str = HOST) -> Model:
     """Load the version that a MODEL frame's header describes, or the model without a version.
 
-    `profile` is that of `device`; both are for a version with a memory budget. Raises TensileError.
+    `weights`: a safetensors file in pieces, which are taken. `profile` is that of `device`; both are for a version with
+    a memory budget. Raises TensileError.
     """
     if header["preprocessing"] is None:
         return BaseModel(header["architecture"])
     return load_version(header, weights, profile, device)
 
 
-def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None, device: str = HOST) -> Version:
+def load_version(
+    header: dict[str, Any], weights: list[memoryview], profile: DeviceProfile | None, device: str = HOST
+) -> Version:
     """Load the version that a MODEL frame's header describes, as `load`. Raises TensileError."""
     import torch
 
@@ -252,64 +348,16 @@ def load_version(header: dict[str, Any], weights: bytes, profile: DeviceProfile 
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
     inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
     memory_budget = header.get("memory_budget") or 0
+    weight_bytes = sum(chunk.nbytes for chunk in weights)
     with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
-        module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
-        checkpoint.load_model(module, checkpoint.from_bytes(weights))
+        with shared():
+            module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        with checkpoint.from_chunks(weights) as tensors:
+            checkpoint.load_model(module, tensors)
     if not memory_budget:
-        return LoadedModel(preprocessing, module, len(weights) + inherited + strings)
+        return LoadedModel(preprocessing, module, weight_bytes + inherited + strings)
     assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + inherited + strings, device)
+    return BudgetedModel(preprocessing, module, memory_budget, profile, weight_bytes + inherited + strings, device)
 
 
 Model = Version | BaseModel
-
-
-class ModelCache:
-    """Loaded models, the least recently used first, that take at most `limit_bytes` of host memory."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._models: OrderedDict[Key, Model] = OrderedDict()
-        self.device_bytes: Counter[str] = Counter()  # by device
-        self._host_bytes = 0  # besides those of the CPU as a device
-
-    def get(self, key: Key) -> Model | None:
-        model = self._models.get(key)
-        if model is not None:
-            self._models.move_to_end(key)
-        return model
-
-    def shown(self) -> list[dict[str, Any]]:
-        """Return the rows of tensile.loaded_models."""
-        return [
-            {
-                "version": key.version,
-                "device": model.device,
-                "memory_budget": key.memory_budget or None,
-                "device_bytes": model.nbytes,
-                "planned_bytes": model.planned_bytes,
-                "host_bytes": model.host_bytes,
-            }
-            for key, model in self._models.items()
-        ]
-
-    def add(self, key: Key, model: Model) -> None:
-        """Keep the model, dropping others to make room for it."""
-        self._models[key] = model
-        self.device_bytes[model.device] += model.nbytes
-        self._host_bytes += model.host_bytes
-        while self.device_bytes[HOST] + self._host_bytes > self._limit and len(self._models) > 1:
-            self._drop(next(iter(self._models)))
-
-    def shrink(self, device: str, limit_bytes: int) -> None:
-        """Drop models on `device`, the least recently used first, until they take at most `limit_bytes` of it."""
-        for key in [key for key, model in self._models.items() if model.device == device]:
-            if self.device_bytes[device] <= limit_bytes:
-                return
-            self._drop(key)
-
-    def _drop(self, key: Key) -> None:
-        dropped = self._models.pop(key)
-        self.device_bytes[dropped.device] -= dropped.nbytes
-        self._host_bytes -= dropped.host_bytes
-        dropped.close()

@@ -1,10 +1,11 @@
 """The predictor process: keeps models loaded and answers every session's predictions.
 
 One thread runs one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the
-sessions'. A session's requests are answered in order. A version that is not loaded is requested once (LOAD) while the
-requests for it wait; MODEL and the weights load it (loaded_models.py). Models are dropped, the least recently used
-first, when together they exceed the cache. The same version in one piece and within each memory budget that sessions
-use are different models.
+sessions'. A session's requests are answered in order. The loop computes what takes less time than the way to another
+thread: few rows of small models without PyTorch, single rows of several sessions at once. Everything else is done by a
+thread of the model (model_thread.py): loading, planning, many rows, explanations, embeddings, PyTorch. So sessions wait
+for their own model only, and requests for a model that is not loaded wait until it is (served_models.py). The same
+version in one piece and within each memory budget that sessions use are different models.
 
 Within a memory budget a version predicts on the device that the supervisor says, which the predictor has resolved and
 measured for it before (DEVICE). If an accelerator fails, nothing works on it in this process any more: the predictor
@@ -28,16 +29,17 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker import child
-from pyworker.children.job import overhead_bytes
-from pyworker.children.loaded_models import Key, Model, ModelCache, load
+from pyworker.children.loaded_models import Model, Reply
+from pyworker.children.model_cache import Key
+from pyworker.children.model_thread import SWITCH_S, Deliveries, Result
+from pyworker.children.served_models import Events, ServedModels, model_key
 from pyworker.connection import Connection
-from pyworker.state_frames import StateCollector
 from pyworker.version import VERSION
 from pyworker.wire import Frame, FrameType, ProtocolError
 
@@ -46,17 +48,21 @@ BACKLOG = 128
 SPIN_NS = 150_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
 DEFAULT_CACHE = 1 << 30
+MOST_AT_ONCE = 64  # requests that the loop answers before it looks for others
+TURN_BYTES = 1 << 20  # of a request that are received before other sessions are served
 _INT64 = struct.Struct("<q")
 
 
 class Session:
-    """One session's connection and the requests it waits for."""
+    """One session's connection and its requests that are not answered."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.greeted = False
         self.requests: deque[Frame] = deque()
+        self.waits = False  # the first request is being computed, or waits for its model
         self.blocked = False  # it does not read its answers, and is not read from until it does
+        self.closed = False
 
 
 class Predictor:
@@ -64,16 +70,18 @@ class Predictor:
 
     def __init__(self, supervisor: Connection, cache_bytes: int, listener: socket.socket) -> None:
         self._supervisor = supervisor
-        self._models = ModelCache(cache_bytes)
+        self._deliveries = Deliveries()
+        events = Events(self._resume_waiting, self._refuse, self._error_header)
+        self._models = ServedModels(supervisor, cache_bytes, self._deliveries, events)
         self._listener = listener
         self._sessions: dict[int, Session] = {}
         self._waiting: dict[Key, list[Session]] = {}  # sessions by the model that they wait for
-        self._arriving: tuple[Key, dict[str, Any], StateCollector] | None = None
+        self._at_once: deque[tuple[Session, Frame, Model]] = deque()  # requests that the loop computes itself
         self._failure: Exception | None = None  # of an accelerator
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
-        self._epoll.register(supervisor.fileno(), select.EPOLLIN)
-        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        for source in (supervisor, listener, self._deliveries):
+            self._epoll.register(source.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until the supervisor sends STOP or closes its end. Raises the failure of an accelerator."""
@@ -84,19 +92,26 @@ class Predictor:
                     self._serve(session)
                 elif fd == self._listener.fileno():
                     self._accept()
-                elif fd == self._supervisor.fileno() and self._receive_models():
+                elif fd == self._deliveries.fileno():
+                    self._deliveries.make()
+                elif fd == self._supervisor.fileno() and self._models.receive():
                     return
                 if self._failure is not None:
                     raise self._failure
+            self._answer_at_once()
+            if self._failure is not None:
+                raise self._failure
 
     def _events(self) -> list[tuple[int, int]]:
-        """Return the next events.
+        """Return the next events, or none if there is something to compute.
 
         A session often predicts one row after the other, and waking a sleeping core takes longer than an answer: so the
-        loop polls for SPIN_NS before it sleeps, if the last request came that soon.
+        loop polls for SPIN_NS before it sleeps, if the last request came that soon and no thread needs the core.
         """
+        if self._at_once:
+            return self._epoll.poll(0)
         started = time.perf_counter_ns()
-        while self._soon and time.perf_counter_ns() - started < SPIN_NS:
+        while self._soon and not self._deliveries.expected and time.perf_counter_ns() - started < SPIN_NS:
             events = self._epoll.poll(0)
             if events:
                 return events
@@ -133,6 +148,7 @@ class Predictor:
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
         del self._sessions[fd]
+        session.closed = True
         session.requests.clear()
         session.connection.close()
 
@@ -142,7 +158,7 @@ class Predictor:
         try:
             if session.blocked and not self._unblock(session):
                 return
-            frame = connection.poll()  # only one, so that sessions take turns
+            frame = connection.poll(TURN_BYTES)  # only one, so that sessions take turns
             if frame is not None:
                 session.requests.append(frame)
                 self._answer_requests(session)
@@ -161,21 +177,29 @@ class Predictor:
         return True
 
     def _answer_requests(self, session: Session) -> None:
-        """Answer in order, until a request must wait for its model or the session must read its answers."""
-        while session.requests and not session.blocked:
+        """Answer in order, until a request has to be computed or the session must read its answers."""
+        while session.requests and not session.blocked and not session.waits:
             frame = session.requests[0]
             if frame.type == FrameType.HELLO and not session.greeted:
                 self._greet(session, frame)
+                session.requests.popleft()
             elif frame.type not in (FrameType.PREDICT, FrameType.EMBED) or not session.greeted:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
-            elif (model := self._models.get(key := _key(frame))) is not None and frame.type == FrameType.EMBED:
-                self._embed(session, frame, model)
-            elif model is not None:
-                self._predict(session, frame, model)
             else:
-                self._wait_for_model(session, key)
-                return
-            session.requests.popleft()
+                self._begin(session, frame)
+
+    def _begin(self, session: Session, frame: Frame) -> None:
+        """Have the first request computed when its model is there."""
+        key = model_key(frame)
+        model = self._models.get(key)
+        session.waits = True
+        if model is None:
+            self._wait_for_model(session, key)
+        elif frame.type == FrameType.PREDICT and model.at_once(frame):
+            self._at_once.append((session, frame, model))
+        else:
+            done = partial(self._computed, session, frame)
+            self._models.compute(key, model, _steps(model, frame), done, lambda: not session.closed)
 
     def _greet(self, session: Session, frame: Frame) -> None:
         if frame.header.get("version") != VERSION:
@@ -185,21 +209,43 @@ class Predictor:
         session.greeted = True
         self._send(session, FrameType.HELLO, 0, {"version": VERSION, "python": sys.version, "pid": os.getpid()})
 
-    def _predict(self, session: Session, frame: Frame, model: Model) -> None:
-        try:
-            unknown, answers, extras = model.predict(frame)
-        except Exception as error:  # anything that a user's model raises is that request's error
-            self._send(session, FrameType.ERROR, frame.job, self._error_header(error))
-            return
-        self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers, *extras))
+    def _answer_at_once(self) -> None:
+        """Compute requests of the loop; those for one model together."""
+        asked: dict[Model, list[tuple[Session, Frame]]] = {}
+        for _ in range(min(len(self._at_once), MOST_AT_ONCE)):
+            session, frame, model = self._at_once.popleft()
+            if not session.closed:
+                asked.setdefault(model, []).append((session, frame))
+        for model, requests in asked.items():
+            replies = model.replies([frame for _, frame in requests])
+            for (session, frame), reply in zip(requests, replies, strict=True):
+                self._answer(session, frame, reply)
 
-    def _embed(self, session: Session, frame: Frame, model: Model) -> None:
-        try:
-            buffers = model.embed(frame)
-        except Exception as error:
-            self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
+    def _computed(self, session: Session, frame: Frame, result: Result) -> None:
+        self._answer(session, frame, result.value if result.error is None else result.error)
+
+    def _answer(self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception) -> None:
+        """Answer the session's first request, and continue with the next one."""
+        if isinstance(reply, Exception):
+            answer = FrameType.ERROR, frame.job, self._error_header(reply)
+        if session.closed:
             return
-        self._send(session, FrameType.EMBEDDING, frame.job, None, buffers)
+        try:
+            if isinstance(reply, Exception):
+                self._send(session, *answer)
+            elif isinstance(reply, Reply):
+                buffers = (_INT64.pack(reply.unknown), *reply.answers, *reply.extras)
+                self._send(session, FrameType.PREDICTION, frame.job, None, buffers)
+            else:
+                self._send(session, FrameType.EMBEDDING, frame.job, None, reply)
+            session.requests.popleft()
+            self._continue(session)
+        except (ProtocolError, OSError):
+            self._close(session)
+
+    def _continue(self, session: Session) -> None:
+        session.waits = False
+        self._answer_requests(session)
 
     def _send(
         self, session: Session, type: FrameType, job: int, header: dict[str, Any] | None, buffers: tuple[Any, ...] = ()
@@ -215,65 +261,29 @@ class Predictor:
         waiting = self._waiting.get(key)
         if waiting is None:
             self._waiting[key] = [session]
-            self._supervisor.send(FrameType.LOAD, key.version, header={"memory_budget": key.memory_budget})
-        elif session not in waiting:
+            self._models.ask_for(key)
+        else:
             waiting.append(session)
 
-    def _receive_models(self) -> bool:
-        """Receive models from the supervisor; return True after STOP or the end of the connection."""
-        while (frame := self._supervisor.poll()) is not None:
-            if frame.type == FrameType.STOP:
-                return True
-            if frame.type == FrameType.MODEL and frame.header.get("error"):
-                self._arriving = None  # the error may be about a model that has come in part
-                self._refuse(_key(frame), frame.header["error"])
-            elif frame.type == FrameType.DEVICE:
-                self._describe(frame.header["name"], frame.header["profiles"])
-            elif frame.type == FrameType.MODEL:
-                self._arriving = (_key(frame), frame.header, StateCollector())
-            elif frame.type == FrameType.STATE and self._arriving is not None:
-                self._collect(frame, *self._arriving)
-            else:
-                raise ProtocolError(f"unexpected {frame.type.name} frame")
-        return self._supervisor.closed
-
-    def _collect(self, frame: Frame, key: Key, header: dict[str, Any], collector: StateCollector) -> None:
-        state = collector.add(frame)
-        if state is None:
-            return
-        self._arriving = None
-        device = header["device"]
-        self._models.shrink(device, header.get("keep_bytes", sys.maxsize))
-        try:
-            profile = DeviceProfile(**header["profile"]) if key.memory_budget else None
-            model = load(header, state.data, profile, device)
-        except Exception as error:  # a user's architecture may raise anything
-            self._refuse(key, self._error_header(error))
-            self._report()
-            return
-        self._models.add(key, model)
-        gc.collect()
-        gc.freeze()  # models live long: exempts them from later collections
-        self._report()
+    def _resume_waiting(self, key: Key) -> None:
+        """Continue the sessions that have waited for the model."""
         for session in self._waiting.pop(key, []):
-            self._resume(session)
+            if not session.closed:
+                try:
+                    self._continue(session)
+                except (ProtocolError, OSError):
+                    self._close(session)
 
-    def _describe(self, name: str, profiles: dict[str, dict[str, Any]]) -> None:
-        """Answer DEVICE: the device that pg_tensile.device `name` stands for, as jobs resolve it, with its profile.
-
-        `profiles` are those of the catalogue, by device; without one the device is measured now."""
-        from pg_tensile.execution.measuring.device import choose_device, measure
-
-        header: dict[str, Any] = {"error": None}
-        try:
-            device = choose_device(name)
-            fields = profiles.get(str(device))
-            profile = measure(device) if fields is None else DeviceProfile(**fields)
-            overhead = overhead_bytes(device.type, profile)
-            header |= {"device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
-        except Exception as error:
-            header["error"] = self._error_header(error)
-        self._supervisor.send(FrameType.DEVICE, header=header)
+    def _refuse(self, key: Key, error: dict[str, Any]) -> None:
+        """Answer everything that waits for this model with the error."""
+        for session in self._waiting.pop(key, []):
+            if not session.closed:
+                try:
+                    session.requests.popleft()
+                    self._send(session, FrameType.ERROR, key.version, error)
+                    self._continue(session)
+                except (ProtocolError, OSError):
+                    self._close(session)
 
     def _error_header(self, error: Exception) -> dict[str, Any]:
         """Return the ERROR frame's header; after the failure of an accelerator, also have the process end.
@@ -286,28 +296,12 @@ class Predictor:
                 session.connection.refuse_more()
         return child.error_header(error)
 
-    def _report(self) -> None:
-        """Report the loaded models and their memory, for the devices' ledger and tensile.loaded_models."""
-        header = {"device_bytes": self._models.device_bytes, "models": self._models.shown()}
-        self._supervisor.send(FrameType.PROGRESS, header=header)
 
-    def _refuse(self, key: Key, error: dict[str, Any]) -> None:
-        """Answer everything that waits for this model with the error."""
-        for session in self._waiting.pop(key, []):
-            if session.requests:
-                session.requests.popleft()
-                with contextlib.suppress(OSError):
-                    self._send(session, FrameType.ERROR, key.version, error)
-                self._resume(session)
-
-    def _resume(self, session: Session) -> None:
-        """Continue a session that waited for a model."""
-        if session.connection.fileno() not in self._sessions:
-            return  # it has disconnected meanwhile
-        try:
-            self._answer_requests(session)
-        except (ProtocolError, OSError):
-            self._close(session)
+def _steps(model: Model, frame: Frame) -> Generator[None, None, Any]:
+    """Compute what a PREDICT or EMBED frame asks for."""
+    if frame.type == FrameType.EMBED:
+        return model.embed(frame)
+    return (yield from model.predict_in_parts(frame))
 
 
 def device_has_failed(error: BaseException) -> bool:
@@ -320,14 +314,6 @@ def device_has_failed(error: BaseException) -> bool:
     for link in chain:  # which may be a circle
         chain += [earlier for earlier in (link.__cause__, link.__context__) if earlier and earlier not in chain]
     return any(isinstance(link, torch.AcceleratorError) for link in chain)
-
-
-def _key(frame: Frame) -> Key:
-    """Return the model that a PREDICT or MODEL frame is about. Raises ProtocolError."""
-    memory_budget = frame.header.get("memory_budget") or 0
-    if not isinstance(memory_budget, int) or memory_budget < 0:
-        raise ProtocolError(f"a memory budget of {memory_budget!r}")
-    return Key(frame.job, memory_budget)
 
 
 def listen(path: Path) -> socket.socket:
@@ -356,5 +342,8 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
 
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     torch.set_num_threads(max(1, threads - 1))  # the session that packs the next rows needs a core as well
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
     with torch.inference_mode():
         Predictor(connection, int(os.environ.get(CACHE_VARIABLE, DEFAULT_CACHE)), listener).run()

@@ -39,8 +39,8 @@ async def send_version(server: Server, child: Child, spec: dict[str, Any], weigh
     """Send the JOB frame `spec`, then the weights, each chunk when the one before has left, so that the model is never
     whole in the server process.
 
-    `weights` is the SQL function that returns a chunk of a version. Raises Failure if the version is gone, or its description
-    is too large.
+    `weights` is the SQL function that returns a chunk of a version. Raises Failure if the version is gone, or its
+    description is too large.
     """
     try:
         child.queue(FrameType.JOB, header=spec | {"latency_models": []})

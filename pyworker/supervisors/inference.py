@@ -73,7 +73,7 @@ class Inference:
         self._memories = {HOST: self._host}  # by device
         self._chosen: dict[str, Chosen] = {}  # by value of pg_tensile.device
         self._described: dict[str, Any] | None = None  # header of the DEVICE frame that has come
-        self._arriving: deque[tuple[DeviceMemory, int]] = deque()  # device and bytes of each model that is being sent
+        self._arriving: dict[tuple[int, int], tuple[DeviceMemory, int]] = {}  # device and bytes, while it is loaded
 
     async def run(self) -> None:
         try:
@@ -128,8 +128,7 @@ class Inference:
         if frame.type == FrameType.LOAD:
             self._requested.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
-            memory, size = self._arriving.popleft()
-            memory.arriving_bytes -= size
+            self._forget_arriving(frame.job, int(frame.header["memory_budget"]))
             loaded = frame.header["device_bytes"]
             for memory in self._memories.values():
                 memory.loaded_bytes = int(loaded.get(memory.device, 0))
@@ -141,6 +140,13 @@ class Inference:
             raise failure_of_frame(frame.header)
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
+
+    def _forget_arriving(self, version: int, memory_budget: int) -> None:
+        """Count a model as arriving no more, if it did: it has been loaded, or could not be."""
+        arriving = self._arriving.pop((version, memory_budget), None)
+        if arriving is not None:
+            memory, size = arriving
+            memory.arriving_bytes -= size
 
     async def _load(self, version: int, memory_budget: int) -> None:
         """Send a model version: MODEL, then its weights; or MODEL with the error."""
@@ -180,13 +186,12 @@ class Inference:
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
         header |= {"error": None, "device": memory.device, "keep_bytes": keep_bytes}
-        header |= {"memory_budget": memory_budget, "profile": profile}
-        self._arriving.append((memory, size))
+        header |= {"memory_budget": memory_budget, "profile": profile, "reserved_bytes": size}
+        self._arriving[version, memory_budget] = memory, size
         self._child.queue(FrameType.MODEL, version, header=header)
         failure = await self._send_weights(version, weight_bytes)
         if failure is not None:
-            self._arriving.pop()
-            memory.arriving_bytes -= size
+            self._forget_arriving(version, memory_budget)
             memory.return_unused()
             refuse(*failure)
 

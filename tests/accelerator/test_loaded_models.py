@@ -11,7 +11,8 @@ import torch
 
 from pg_tensile.execution import models
 from pg_tensile.planning.device.profile import A100_40GB
-from pyworker.children.loaded_models import BudgetedModel, Key, LoadedModel, ModelCache
+from pyworker.children.loaded_models import BudgetedModel, LoadedModel
+from pyworker.children.model_cache import Key, ModelCache
 from tests.accelerator.target import DEVICE, TYPE
 from tests.unit.execution.training.test_steps import CNN, TRANSFORMER, images, texts
 from tests.unit.pyworker.children.test_loaded_models import request

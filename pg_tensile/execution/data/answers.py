@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 
+FEW_ROWS = 16  # each of which is answered as if it was alone, by a model that can do without PyTorch
+
 
 class Answers(NamedTuple):
     """Answers to rows, as in a PREDICTION frame; docs/internals.md, "Features (PREDICT)".

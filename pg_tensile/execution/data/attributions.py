@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Inputs, Kind, Preprocessing
+from pg_tensile.execution.global_state import alone
 
-# An explanation takes about as long as a prediction for so many rows, during which other sessions wait, but has at
-# least one order of all features.
+# An explanation takes about as long as a prediction for so many rows, but has at least one order of all features.
 EVALUATIONS = 2048
 ORDERS = 64
 NUMBERS = (Kind.NUMERIC, Kind.TIMESTAMP)
@@ -57,7 +57,7 @@ def attributions(
     if math.factorial(count) <= orders:
         result = captum.ShapleyValues(predict_mixed).attribute(own, average, perturbations_per_eval=count)
     else:
-        with torch.random.fork_rng(devices=[]):
+        with alone(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             sampling = captum.ShapleyValueSampling(predict_mixed)
             result = sampling.attribute(own, average, n_samples=orders, perturbations_per_eval=count)

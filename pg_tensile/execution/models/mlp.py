@@ -52,7 +52,8 @@ class MLP(nn.Module):
 def few_rows(model: MLP) -> Callable[[Features], NDArray[np.float32]] | None:
     """Return the trained model as a function of numpy features, equal to it but for float32 rounding.
 
-    None means that the model has a layer without an equivalent in numpy.
+    Features [n, 1, …] are n single rows: each output [1, outputs] has the bits that its row has alone. None means that
+    the model has a layer without an equivalent in numpy.
     """
     operators: list[Callable[[NDArray[Any]], NDArray[Any]]] = []
     for layer in model.dense:
@@ -110,8 +111,8 @@ def _join(layer: JoinedFeatures) -> Callable[[Features], NDArray[Any]]:
         parts = [features.numeric]
         if table is not None:
             embedded = table[features.categories + offsets]
-            parts.append(embedded.reshape(len(embedded), table.shape[1] * len(offsets)))
+            parts.append(embedded.reshape(*embedded.shape[:-2], table.shape[1] * len(offsets)))
         parts.extend(features.arrays)
-        return np.concatenate(parts, axis=1, dtype=np.float32) if len(parts) > 1 else parts[0]
+        return np.concatenate(parts, axis=-1, dtype=np.float32) if len(parts) > 1 else parts[0]
 
     return join

@@ -80,7 +80,9 @@ def fused(model: nn.Module) -> nn.Module:
 
 
 def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | None:
-    """Return the trained model as a function of numpy features, equal to it but for float32 rounding, or None."""
+    """Return the trained model as a function of numpy features, equal to it but for float32 rounding, or None.
+
+    Features [n, 1, …] are n single rows: each output [1, outputs] has the bits that its row has alone."""
     if isinstance(model, Tabular):
         return tabular.few_rows(model)
     return mlp.few_rows(model) if isinstance(model, MLP) else None

@@ -171,7 +171,9 @@ def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
-    """Return the trained model as a function of numpy features, equal to it but for float32 rounding."""
+    """Return the trained model as a function of numpy features, equal to it but for float32 rounding.
+
+    Features [n, 1, …] are n single rows: each output [1, outputs] has the bits that its row has alone."""
     plain, members = model.plain, model.members
     embed, categories = _embed(model.embeddings), model.categories
     project = None if model.project is None else (_array(model.project.weight.T), _array(model.project.bias))
@@ -185,24 +187,25 @@ def few_rows(model: Tabular) -> Callable[[Features], NDArray[np.float32]]:
 
     def forward(features: Features) -> NDArray[np.float32]:
         numeric = features.numeric
-        parts = [numeric[:, :plain]]
+        parts = [numeric[..., :plain]]
         if embed is not None:
-            parts.append(embed(numeric[:, plain:]))
+            parts.append(embed(numeric[..., plain:]))
         parts.extend(features.arrays)
         x: Any = 0.0
         if project is not None:
-            x = np.concatenate(parts, axis=1, dtype=np.float32) @ project[0] + project[1]
+            x = np.concatenate(parts, axis=-1, dtype=np.float32) @ project[0] + project[1]
         if table is not None:
-            x = x + table[features.categories + offsets].sum(axis=1)
+            x = x + table[features.categories + offsets].sum(axis=-2)
         x = x @ first_weight
         x += first_bias
         np.maximum(x, 0.0, out=x)
-        x = x.reshape(len(x), members, -1).swapaxes(0, 1)
+        x = x.reshape(*x.shape[:-1], members, -1).swapaxes(-3, -2)
         for weight, bias in others:
             x = x @ weight
             x += bias
             np.maximum(x, 0.0, out=x)
-        outputs: NDArray[np.float32] = x.swapaxes(0, 1).reshape(len(numeric), -1) @ last_weight + last_bias
+        x = x.swapaxes(-3, -2).reshape(*numeric.shape[:-1], -1)
+        outputs: NDArray[np.float32] = x @ last_weight + last_bias
         return outputs
 
     return forward
@@ -220,14 +223,14 @@ def _embed(layer: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
     weight, linear, bias = _array(layer.linear.weight), _array(layer.linear0.weight), _array(layer.linear0.bias)
 
     def embed(x: NDArray[Any]) -> NDArray[Any]:
-        x = x[:, :, None]
+        x = x[..., None]
         encoded = x * scales
         encoded += shifts
         np.minimum(np.maximum(encoded, low, out=encoded), high, out=encoded)
-        result = np.matmul(encoded[:, :, None, :], weight)[:, :, 0]
+        result = np.matmul(encoded[..., None, :], weight)[..., 0, :]
         result += x * linear
         result += bias
-        return result.reshape(len(x), -1)
+        return result.reshape(*x.shape[:-2], -1)
 
     return embed
 

@@ -8,8 +8,10 @@ agree for it to be resumed. The weights of a version have the same encoding, wit
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +65,25 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"the stored tensors are damaged: {error}") from error
+
+
+@contextmanager
+def from_chunks(chunks: list[memoryview]) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors of a safetensors file that came in pieces; they are gone at the end, and `chunks` is emptied.
+
+    They are in a file in memory: while many bytes are joined, decoded or freed, no other thread could go on. Raises
+    CheckpointError."""
+    with open(os.memfd_create("weights"), "wb", buffering=0) as file:
+        while chunks:
+            rest = chunks.pop(0)
+            while rest.nbytes:
+                rest = rest[file.write(rest) :]
+        try:
+            yield safetensors.torch.load_file(f"/proc/self/fd/{file.fileno()}")
+        except (safetensors.SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the stored tensors are damaged: {error}") from error
+        finally:
+            file.truncate(0)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pg_tensile.errors import ArchitectureError, CaptureError, ModelRefusedError
 from pg_tensile.execution.capture import Captured, capture_inference
 from pg_tensile.execution.data.preprocessing import Features
+from pg_tensile.execution.global_state import alone
 from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import Executor
@@ -131,14 +132,19 @@ class Served:
             self._take_up()
 
     def _plan(self, rows: int) -> _Planned:
+        with alone():
+            captured = self._measured(rows)
+        return _Planned(captured, plan_within(captured.trace, self._device.profile, self._device.budget_bytes))
+
+    def _measured(self, rows: int) -> Captured:
+        """Return the graph of a batch size, with the workspaces of its operators."""
         example = [torch.empty((rows, *shape), dtype=dtype) for shape, dtype in self._row]
         captured = capture_inference(self._model, example, self._device.torch_device)
         _check_output(captured, rows)
         trace, budget = captured.trace, self._device.budget_bytes
         # every operator is measured, even those that exceed the budget, so that a refusal states a sufficient budget
         limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(trace))
-        trace = trace.with_latencies(trace.latency_us, probe(captured, self._device, limit))
-        return _Planned(replace(captured, trace=trace), plan_within(trace, self._device.profile, budget))
+        return replace(captured, trace=trace.with_latencies(trace.latency_us, probe(captured, self._device, limit)))
 
     def _take_up(self) -> None:
         for rows, (captured, candidate) in self._planned.items():

@@ -37,7 +37,7 @@ def estimate(trace: Trace, profile: DeviceProfile) -> np.ndarray:
 
 
 def on_device_us(trace: Trace, profile: DeviceProfile) -> np.ndarray:
-    """Return float64[operators], µs: `work_us` plus the launch; of placeholder and output, their tensors' on the link."""
+    """Return float64[operators], µs: `work_us` and the launch; of placeholder and output, the transfers."""
     latency = np.maximum(work_us(trace, profile) + profile.launch_us, SMALLEST_US)
     latency[0] = profile.transfer_us(_accessed_bytes(trace, 0), Direction.IN)
     latency[-1] = profile.transfer_us(_accessed_bytes(trace, trace.operator_count - 1), Direction.OUT)

@@ -37,6 +37,7 @@ from benchmarks import (
     bench_planner,
     bench_prices,
     bench_ranks,
+    bench_serving,
     bench_systems,
     bench_tables,
     bench_tensile,
@@ -96,6 +97,7 @@ WHOLE: dict[str, Any] = {
     "planner": bench_planner,
     "prices": bench_prices,
     "ranks": bench_ranks,
+    "serving": bench_serving,
     "tables": bench_tables,
     "waterwave": bench_waterwave,
 }

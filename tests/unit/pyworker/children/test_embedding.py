@@ -17,7 +17,7 @@ from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
 from pg_tensile.execution.models.whole import shorten
 from pg_tensile.execution.training import checkpoint
 from pyworker.children.embedding import decode
-from pyworker.children.loaded_models import Model, load
+from pyworker.children.loaded_models import Model, Version, load, load_version
 from pyworker.children.malformed import Malformed
 from pyworker.wire import Frame, FrameType
 from tests.pretrained import WORDS, save_bert
@@ -54,7 +54,7 @@ def texts_frame(texts: list[str | None]) -> Frame:
     return Frame(FrameType.EMBED, 1, 0, {"rows": len(texts)}, [memoryview(lengths.tobytes()), memoryview(data)])
 
 
-def loaded(memory_budget: int = 0, **keys: Any) -> Model:
+def loaded(memory_budget: int = 0, **keys: Any) -> Version:
     """Return a loaded version with weights that are not trained."""
     rows = Rows(
         {
@@ -70,7 +70,7 @@ def loaded(memory_budget: int = 0, **keys: Any) -> Model:
     model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
     weights = checkpoint.to_bytes(checkpoint.model_tensors(model))
     header = {"architecture": BERT | keys, "preprocessing": preprocessing.to_json(), "memory_budget": memory_budget}
-    return load(header, weights, FAST)
+    return load_version(header, [memoryview(weights)], FAST)
 
 
 def vectors(model: Model, texts: list[str | None]) -> np.ndarray:
@@ -105,16 +105,16 @@ def test_a_version_counts_the_weights_of_its_folder() -> None:
 
 @torch.inference_mode()
 def test_a_model_without_a_version_embeds_as_one_whose_head_was_trained() -> None:
-    base = load({"architecture": BERT, "preprocessing": None}, b"", None)
+    base = load({"architecture": BERT, "preprocessing": None}, [], None)
     texts = ["good day", None, "", "not so bad", *BODIES]
     expected = vectors(loaded(tune="head"), texts)
     np.testing.assert_array_equal(vectors(base, texts), expected)
     assert not expected[1].any() and expected[2].any()
     assert vectors(base, []).shape == (0, 32)
     with pytest.raises(Malformed):
-        base.predict(request(["x"]))
+        base.predict_in_parts(request(["x"]))
     with pytest.raises(ArchitectureError, match="no pretrained transformer"):
-        load({"architecture": {"type": "mlp"}, "preprocessing": None}, b"", None)
+        load({"architecture": {"type": "mlp"}, "preprocessing": None}, [], None)
 
 
 @given(st.lists(st.none() | st.text(max_size=9), max_size=9))

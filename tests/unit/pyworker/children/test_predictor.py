@@ -103,6 +103,12 @@ class Process:
             pass
         return frame
 
+    def loaded(self, number: int) -> Frame:
+        """Return the predictor's report after it has loaded this version."""
+        while (frame := self.receive(self.supervisor)).type != FrameType.PROGRESS or frame.job != number:
+            assert frame.type == FrameType.PROGRESS
+        return frame
+
     def give(self, number: int, version: Version, keep_bytes: int | None = None, device: str = "cpu") -> int:
         """Answers the LOAD of this version; the memory budget that it asks for."""
         frame = self.asked()
@@ -258,7 +264,7 @@ def test_a_version_is_asked_for_once_and_answers_keep_their_order(
         predictions = [answer(predictor.receive(session))[1][0] for _ in range(3)]
         expected = simple.outputs([1, 2, 3])[:, 0] * simple.preprocessing.target.std + simple.preprocessing.target.mean
         np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
-    assert predictor.receive(predictor.supervisor).type == FrameType.PROGRESS
+    predictor.loaded(number)
     assert predictor.supervisor.recv(timeout=0.05) is None
 
 
@@ -314,8 +320,8 @@ def test_models_make_room_when_the_device_has_none(predictor: Process, connect: 
         answer(predictor.receive(session))
     ask(session, numbers[2], small.request([0]))  # there
     answer(predictor.receive(session))
-    progress = predictor.receive(predictor.supervisor)
-    assert progress.type == FrameType.PROGRESS and 0 < progress.header["device_bytes"]["cpu"] < 2 * len(small.weights)
+    progress = predictor.loaded(numbers[2])
+    assert 0 < progress.header["device_bytes"]["cpu"] < 2 * len(small.weights)
     ask(session, numbers[1], small.request([0]))  # gone
     predictor.give(numbers[1], small)
     answer(predictor.receive(session))
@@ -344,8 +350,7 @@ def test_a_version_within_a_memory_budget_is_another_model(
         ask(session, number, (many[0] | {"memory_budget": budget}, many[1]))
         answers.append(answer(predictor.receive(session)))
         outputs.append([parts[1].tobytes() + parts[2].tobytes() + parts[3].tobytes() for parts in answers])
-        progress = predictor.receive(predictor.supervisor)
-        assert progress.type == FrameType.PROGRESS
+        progress = predictor.loaded(number)
         taken = progress.header["device_bytes"]["cpu"]
         assert taken == budget if budget else taken >= len(version.weights)
         (shown,) = progress.header["models"]
@@ -609,7 +614,8 @@ def test_the_predictor_ends_with_its_supervisor(tmp_path: Path, how: str) -> Non
 
 
 def test_the_cache_may_be_smaller_than_a_model(simple: Version) -> None:
-    from pyworker.children.loaded_models import Key, LoadedModel, ModelCache
+    from pyworker.children.loaded_models import LoadedModel
+    from pyworker.children.model_cache import Key, ModelCache
 
     cache = ModelCache(1)
     models_ = [replaced(simple) for _ in range(2)]

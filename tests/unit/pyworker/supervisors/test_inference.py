@@ -164,7 +164,7 @@ def test_a_model_is_sent_chunk_by_chunk(frames: Any) -> None:
     assert [frame.header["last"] for frame in states] == [False] * (CHUNKS - 1) + [True]
     assert all(bytes(frame.buffers[0]) == bytes([n]) * CHUNK_BYTES for n, frame in enumerate(states))
     assert Chunk.most <= 2 and Chunk.alive == 0
-    assert [size for _, size in inference._arriving] == [CHUNKS * CHUNK_BYTES]
+    assert [size for _, size in inference._arriving.values()] == [CHUNKS * CHUNK_BYTES]
 
 
 def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
@@ -185,14 +185,18 @@ def test_budgets_are_reserved_on_the_device_of_jobs(frames: Any) -> None:
     assert chosen == [("cuda:0", 0, PROFILE), ("cpu", 0, None), ("cuda:0", 0, PROFILE)]
     assert catalogue.booked == {"cpu": CHUNK_BYTES, "cuda:0": 500 + 3000 + 4000}
 
-    def report(**device_bytes: int) -> None:
-        header = {"device_bytes": {key.replace("_", ":"): size for key, size in device_bytes.items()}, "models": []}
-        inference._handle(Frame(FrameType.PROGRESS, 0, 0, header, []))
+    def report(version: int, memory_budget: int, **device_bytes: int) -> None:
+        taken = {key.replace("_", ":"): size for key, size in device_bytes.items()}
+        header = {"device_bytes": taken, "models": [], "memory_budget": memory_budget}
+        inference._handle(Frame(FrameType.PROGRESS, version, 0, header, []))
 
-    report(cuda_0=3000)
-    report(cuda_0=3000, cpu=10)
+    report(7, 0, cpu=10)  # the others take longer
     assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 3000 + 4000}
-    report(cuda_0=4000, cpu=10)
+    report(7, 3000, cuda_0=3000, cpu=10)
+    assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 3000 + 4000}
+    report(7, 4000, cuda_0=3000 + 4000, cpu=10)  # while the other one is being closed
+    assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 3000 + 4000}
+    report(0, 0, cuda_0=4000, cpu=10)
     assert catalogue.booked == {"cpu": 10, "cuda:0": 500 + 4000}
     inference._forget_models()
     for memory in inference._memories.values():

@@ -1,0 +1,357 @@
+"""`make bench-serving`: the predictor with several sessions, while it loads models, and on standbys.
+
+The model is the demo's MLP of bench_predict.py, whose single rows are predicted one after the other, timed in PL/pgSQL:
+
+- **sessions**: the median of one busy session and of eight, and the CPU time that sessions and predictor take for it;
+- **beside**: the 99th percentile of one session while others have the predictor load a model of 100 MB, load and plan
+  it within a memory budget, and predict all rows of a query with it and with the same model;
+- **standbys**: predictions per second of one client of the primary, of a client of each of the primary and a standby,
+  and of one more standby.
+
+`--beside REVISION` measures another revision as well, on a server of its own, in the same rounds. Medians of the rounds
+go to benchmarks/results/serving-host.json and as tables to docs/benchmarks.md; `--document` writes the tables of the
+existing results, `--quick` tries everything and writes no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+from benchmarks.bench_predict import MODEL, QUERY, set_up
+from benchmarks.scenarios import RESULTS as FOLDER
+from benchmarks.scenarios import Check, measured_on, print_checks, verdicts, write_document
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.installation import installation
+from benchmarks.tables import table
+from pg_tensile.tools.bench.report import machine, versions
+from scripts.cluster import Cluster
+
+RESULTS = FOLDER / "serving-host.json"
+SESSIONS = (1, 8)
+STANDBYS = 2
+BIG = ("big_one", "big_two")
+BIG_ARCHITECTURE = {"type": "mlp", "hidden": [4800, 4800]}  # 100 MB of weights
+CACHE = "250MB"  # too small for a large model and another one within a memory budget, which counts twice
+MOST_SESSIONS_RATIO = 1.5  # the median of eight sessions over that of one
+MOST_P99_US = 5000  # while a model is loaded
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+TIMED = """
+    CREATE TABLE gate (open int);
+    CREATE FUNCTION timed(model text, seconds float8, OUT at float8, OUT us float8) RETURNS SETOF record
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        r rows;
+        began timestamptz := clock_timestamp();
+        started timestamptz;
+    BEGIN
+        WHILE clock_timestamp() < began + seconds * interval '1 s' LOOP
+            FOR r IN SELECT * FROM rows LIMIT 200 LOOP
+                started := clock_timestamp();
+                PERFORM predict(model, r);
+                at := extract(epoch FROM started);
+                us := extract(epoch FROM clock_timestamp() - started) * 1e6;
+                RETURN NEXT;
+            END LOOP;
+        END LOOP;
+    END $$
+"""
+
+
+class Call(NamedTuple):
+    """One prediction: when it began, in seconds since the epoch, and how long it took, in microseconds."""
+
+    at: float
+    us: float
+
+
+class Work(NamedTuple):
+    """How much is measured: rounds, and seconds of each measurement in a round."""
+
+    rounds: int
+    seconds: float
+    rows: int  # of the query of predict_rows
+
+
+FULL = Work(rounds=5, seconds=3.0, rows=300_000)
+QUICK = Work(rounds=2, seconds=1.0, rows=50_000)
+
+
+class Server:
+    """A server with the models, to be measured."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def prepare(self) -> None:
+        with self.cluster.connect() as conn:
+            set_up(conn)
+            conn.execute(TIMED)
+            for name in BIG:
+                conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(BIG_ARCHITECTURE)))
+                query = f"{QUERY} LIMIT 1000"
+                train = "SELECT train_model(%s, %s, 'late', epochs => 1, batch_size => 500)"
+                job = conn.execute(train, (name, query)).fetchone()
+                state = conn.execute("SELECT wait_for_job(%s)", job).fetchone()
+                if state != ("finished",):
+                    raise SystemExit(f"{name} was not trained: {state}")
+        self.calls(0.1)  # starts the predictor
+
+    def calls(self, seconds: float, begin: threading.Barrier | None = None) -> list[Call]:
+        """Return the predictions of one session in so many seconds, after some others and the barrier."""
+        with self.cluster.connect() as conn:
+            conn.execute("SELECT count(*) FROM timed(%s, 0.1)", (MODEL,))
+            if begin is not None:
+                begin.wait()
+            return [Call(*row) for row in conn.execute("SELECT at, us FROM timed(%s, %s)", (MODEL, seconds))]
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Return the CPU time of the sessions that there are, and of the predictor."""
+        sessions = predictor = 0.0
+        for pid, command in self.cluster.processes().items():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                if "-m pyworker predictor" in command:
+                    predictor += seconds
+                elif command.startswith("postgres: postgres "):
+                    sessions += seconds
+        return sessions, predictor
+
+
+# ---- several sessions -----------------------------------------------------------------------------------------------
+
+
+def measure_sessions(server: Server, work: Work) -> dict[str, Any]:
+    """Return p50_us and predictions per second by the number of sessions, and the CPU time of a prediction."""
+    result: dict[str, Any] = {}
+    for count in SESSIONS:
+        begin = threading.Barrier(count + 1)
+        with ThreadPoolExecutor(count) as pool:
+            running = [pool.submit(server.calls, work.seconds, begin) for _ in range(count)]
+            begin.wait()
+            before, began = server.cpu_seconds(), time.time()
+            time.sleep(work.seconds * 0.9)
+            after, ended = server.cpu_seconds(), time.time()
+            calls = [call for future in running for call in future.result()]
+        counted = sum(began <= call.at < ended for call in calls)
+        result[f"p50_us_{count}"] = statistics.median(call.us for call in calls)
+        result[f"p99_us_{count}"] = percentile([call.us for call in calls], 99)
+        result[f"per_s_{count}"] = counted / (ended - began)
+        result[f"session_cpu_us_{count}"] = (after[0] - before[0]) / counted * 1e6
+        result[f"predictor_cpu_us_{count}"] = (after[1] - before[1]) / counted * 1e6
+    return result
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return sorted(values)[len(values) * percent // 100]
+
+
+# ---- beside other work ----------------------------------------------------------------------------------------------
+
+
+def measure_beside(server: Server, work: Work) -> dict[str, Any]:
+    """Return p50, p99 and the longest of one session's predictions while each other work goes on, and its seconds."""
+    result: dict[str, Any] = {}
+    for name, (model, ask) in other_work(work).items():
+        with server.cluster.connect() as conn, ThreadPoolExecutor(1) as pool:
+            conn.execute("SET pg_tensile.predict_timeout = '10 min'")
+            if name == "loading":  # takes the place of the model if it is loaded already
+                conn.execute("SELECT predict(%s, r, %s) FROM rows r LIMIT 1", (BIG[1], f"{budget()}B"))
+            elif name != "loading and planning":
+                conn.execute("SELECT predict(%s, r) FROM rows r LIMIT 1", (model,))
+            begin = threading.Barrier(2)
+            watching = pool.submit(server.calls, 4 * work.seconds, begin)
+            begin.wait()
+            began = time.time()
+            conn.execute(ask)
+            ended = time.time()
+            calls = watching.result()
+        during = [call.us for call in calls if call.at + call.us / 1e6 > began and call.at < ended]
+        result[name] = {
+            "p50_us": statistics.median(during),
+            "p99_us": percentile(during, 99),
+            "longest_us": max(during),
+            "seconds": ended - began,
+        }
+    return result
+
+
+def other_work(work: Work) -> dict[str, tuple[str, str]]:
+    """Return by name what another session does: the model and the query."""
+    rows = f"SELECT r.* FROM rows r LIMIT {work.rows}"
+    big_rows = f"SELECT r.* FROM rows r LIMIT {work.rows // 30}"
+    return {
+        "nothing": (MODEL, "SELECT pg_sleep(1)"),
+        "loading": (BIG[0], f"SELECT predict('{BIG[0]}', r) FROM rows r LIMIT 1"),
+        "loading and planning": (BIG[1], f"SELECT predict('{BIG[1]}', r, '{budget()}B') FROM rows r LIMIT 1"),
+        "rows of a large model": (BIG[0], f"SELECT count(*) FROM predict_rows('{BIG[0]}', '{big_rows}')"),
+        "rows of the same model": (MODEL, f"SELECT count(*) FROM predict_rows('{MODEL}', '{rows}')"),
+    }
+
+
+def budget() -> int:
+    """Return a memory budget that no earlier call has returned: a version within another budget is loaded anew."""
+    global _budgets
+    _budgets += 1
+    return 110_000_000 + _budgets
+
+
+_budgets = 0
+
+# ---- standbys -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def standby_of(primary: Cluster, number: int) -> Iterator[Server]:
+    """Yield a hot standby that streams from the primary."""
+    cluster = Cluster(primary.folder.with_name(f"standby{number}"), bin=primary.bin)
+    cluster._make_folder()
+    try:
+        backup = (str(cluster.bin / "pg_basebackup"), "-D", str(cluster.data), "-d", primary.dsn())
+        cluster._run(*backup, "-c", "fast", "-R", "-X", "stream")
+        cluster.configure({"unix_socket_directories": str(cluster.folder)})
+        cluster.start()
+        yield Server(cluster)
+    finally:
+        cluster.remove()
+
+
+def measure_standbys(servers: Sequence[Server], work: Work) -> dict[str, float]:
+    """Return predictions per second of the first server alone, of the first two and so on, a client each."""
+    result = {}
+    for count in range(1, len(servers) + 1):
+        begin = threading.Barrier(count)
+        with ThreadPoolExecutor(count) as pool:
+            all_calls = list(pool.map(lambda server, begin=begin: server.calls(work.seconds, begin), servers[:count]))
+        result[f"per_s_{count}"] = sum(len(calls) for calls in all_calls) / work.seconds
+    return result
+
+
+# ---- all ------------------------------------------------------------------------------------------------------------
+
+
+def measure(servers: Mapping[str, Server], standbys: Sequence[Server], work: Work) -> dict[str, Any]:
+    """Return the medians of all rounds, by revision; those of the standbys of this one only."""
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+    for number in range(work.rounds):
+        print(f"round {number + 1} of {work.rounds} …", flush=True)
+        for name, server in servers.items():
+            measured = {"sessions": measure_sessions(server, work), "beside": measure_beside(server, work)}
+            if name == "this":
+                measured["standbys"] = measure_standbys([server, *standbys], work)
+            rounds[name].append(measured)
+    return {name: median_of(measured) for name, measured in rounds.items()}
+
+
+def median_of(measured: Sequence[Any]) -> Any:
+    """Return the medians of dictionaries of numbers, of the same keys, nested."""
+    if isinstance(measured[0], dict):
+        return {key: median_of([one[key] for one in measured]) for key in measured[0]}
+    value = statistics.median(measured)
+    return round(value, 1) if value < 1000 else round(value)
+
+
+def run(work: Work, beside: str | None) -> dict[str, Any]:
+    settings = {"shared_buffers": "256MB", "pg_tensile.model_cache": CACHE, "wal_level": "replica"}
+    with contextlib.ExitStack() as stack:
+        this = stack.enter_context(fresh_cluster(settings))
+        servers = {"this": Server(this)}
+        if beside is not None:
+            bin = stack.enter_context(installation(beside))
+            servers["other"] = Server(stack.enter_context(fresh_cluster(settings, bin)))
+        for server in servers.values():
+            server.prepare()
+        standbys = [stack.enter_context(standby_of(this, number)) for number in range(STANDBYS)]
+        measured = measure(servers, standbys, work)
+    return {"machine": machine(None), "versions": versions(), "beside": beside, "rounds": work.rounds, **measured}
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def checks(results: Mapping[str, Any]) -> list[Check]:
+    this = results["this"]
+    ratio = this["sessions"]["p50_us_8"] / this["sessions"]["p50_us_1"]
+    what = "median of eight busy sessions over that of one"
+    found = [Check("sessions", what, f"{ratio:.2f}", f"at most {MOST_SESSIONS_RATIO}", ratio <= MOST_SESSIONS_RATIO)]
+    for name in ("loading", "loading and planning"):
+        p99 = this["beside"][name]["p99_us"]
+        what = f"99th percentile beside {name} a model of 100 MB, µs"
+        found.append(Check("beside", what, f"{p99:,.0f}", f"below {MOST_P99_US:,}", p99 < MOST_P99_US))
+    return found
+
+
+def page_part(results: Mapping[str, Any]) -> str:
+    """Return the generated part of the section."""
+    revisions = {"this": results["versions"]["revision"]}
+    if results["beside"]:
+        revisions["other"] = results["beside"]
+    lines = [
+        *(measured_on("host", results["machine"], results["versions"], revisions["this"]), ""),
+        *(verdicts(checks(results), ()), ""),
+        *table(
+            ("revision", "sessions", "p50, µs", "p99, µs", "predictions/s", "CPU of a session, µs", "of the predictor"),
+            session_rows(results, revisions),
+        ),
+        *table(("revision", "beside", "p50, µs", "p99, µs", "longest, µs", "seconds"), beside_rows(results, revisions)),
+        *table(("clients", "predictions/s"), standby_rows(results["this"]["standbys"])),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def session_rows(results: Mapping[str, Any], revisions: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    names = ("p50_us", "p99_us", "per_s", "session_cpu_us", "predictor_cpu_us")
+    for key, revision in revisions.items():
+        measured = results[key]["sessions"]
+        for count in SESSIONS:
+            yield revision, str(count), *(f"{measured[f'{name}_{count}']:,.0f}" for name in names)
+
+
+def beside_rows(results: Mapping[str, Any], revisions: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    for key, revision in revisions.items():
+        for name, row in results[key]["beside"].items():
+            numbers = (f"{row[column]:,.0f}" for column in ("p50_us", "p99_us", "longest_us"))
+            yield revision, name, *numbers, f"{row['seconds']:.1f}"
+
+
+def standby_rows(measured: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+    titles = ("one, of the primary", "two, of the primary and a standby", "three, of the primary and two standbys")
+    for count, title in enumerate(titles, 1):
+        yield title, f"{measured[f'per_s_{count}']:,.0f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench_serving", description="The predictor with several sessions.")
+    parser.add_argument("--beside", metavar="REVISION", help="measure this revision as well, in the same rounds")
+    parser.add_argument("--quick", action="store_true", help="try everything, and write no file")
+    parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
+    options = parser.parse_args()
+    if options.document:
+        write_document("serving", "host", page_part(json.loads(RESULTS.read_text())))
+        return 0
+    results = run(QUICK if options.quick else FULL, options.beside)
+    if not options.quick:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_document("serving", "host", page_part(results))
+    print(page_part(results))
+    found = checks(results)
+    print_checks(found)
+    return 0 if all(check.holds for check in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

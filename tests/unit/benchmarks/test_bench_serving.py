@@ -1,0 +1,38 @@
+"""The benchmark of several sessions: medians of rounds, checks and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.bench_serving import checks, median_of, page_part
+
+SESSIONS = ("p50_us", "p99_us", "per_s", "session_cpu_us", "predictor_cpu_us")
+
+
+def measured(p50_of_eight: float, p99: float) -> dict[str, Any]:
+    """Return a round in which eight sessions and a load have these times."""
+    sessions = {f"{name}_{count}": 100.0 for name in SESSIONS for count in (1, 8)} | {"p50_us_8": p50_of_eight}
+    beside = {"p50_us": 90.0, "p99_us": p99, "longest_us": 20_000.0, "seconds": 1.5}
+    return {
+        "sessions": sessions,
+        "beside": {"loading": beside, "loading and planning": beside | {"p99_us": 10.0}},
+        "standbys": {"per_s_1": 1000.0, "per_s_2": 1900.0, "per_s_3": 2000.0},
+    }
+
+
+def test_medians_of_rounds_are_checked_and_shown() -> None:
+    rounds = [measured(140.0, 4000.0), measured(160.0, 6000.0), measured(1000.0, 4900.0)]
+    median = median_of(rounds)
+    assert median["sessions"]["p50_us_8"] == 160.0 and median["beside"]["loading"]["p99_us"] == 4900
+    run = {
+        "machine": {"cpu": "EPYC", "cores": 2, "memory_bytes": 2**34, "gpu": None},
+        "versions": {"torch": "2", "python": "3", "revision": "abc"},
+        "beside": "main",
+        "this": median,
+        "other": {key: median[key] for key in ("sessions", "beside")},
+    }
+    assert [check.holds for check in checks(run)] == [False, True, True]
+    page = page_part(run)
+    assert "| abc | 8 | 160 | 100 | 100 | 100 | 100 |" in page
+    assert "| main | loading | 90 | 4,900 | 20,000 | 1.5 |" in page
+    assert "| two, of the primary and a standby | 1,900 |" in page
