@@ -44,7 +44,11 @@ from pg_tensile.tools.cli.bench import parse
 
 NAME, KIND = "parallel", "host"
 PATH = RESULTS / f"{NAME}-{KIND}.json"
-NETWORKS = (SMALL_RESNET._replace(batch=64), VIT._replace(batch=8), GPT2)
+NETWORKS = (
+    SMALL_RESNET._replace(batch=64),
+    VIT._replace(batch=4),
+    GPT2._replace(title="GPT-2, width 256", batch=8, kwargs='{"layers": 6, "width": 256}'),
+)
 LINK_RATE = "1gbit"
 LINKS = {"one machine": None, "two machines, 1 Gbit/s": LINK_RATE}
 RANKS, ROUNDS, STEPS, WARMUP = 2, 5, 4, 2
