@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from random import Random
 
@@ -25,7 +26,7 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.trace.trace import Mode, Phase
+from pg_tensile.planning.trace.trace import Mode, Phase, Trace
 from tests.unit.graphs import random_order
 from tests.unit.ranked import FAST
 from tests.unit.zoo import NAMED
@@ -174,7 +175,10 @@ def test_plans_of_networks_leave_collectives_as_they_are(name: str) -> None:
         assert [index for index in executed if index in set(wanted)] == wanted, policy
 
 
-MANY = step(bucket_bytes=1)
+@functools.cache
+def many() -> Trace:
+    """Return a step with a bucket for each gradient. It is not captured at import, before other tests add a device."""
+    return step(bucket_bytes=1).trace
 
 
 # ---- times and memory ------------------------------------------------------------------------------------------------
@@ -193,7 +197,7 @@ def test_the_estimate_has_the_time_on_the_network() -> None:
 
 @given(us=st.lists(st.floats(0.01, 1e3), min_size=60, max_size=60))
 def test_waits_take_what_is_left_of_the_time_on_the_network(us: list[float]) -> None:
-    trace = MANY.trace
+    trace = many()
     latency = np.array((us * trace.operator_count)[: trace.operator_count])
     waited = collectives.with_network_us(trace, latency)
     exchanges = collectives.exchanges(trace)
