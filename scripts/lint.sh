@@ -22,8 +22,6 @@ fi
 exceptions=(
     # a procedure with SET search_path can't commit; every name in it is qualified
     --proc-without-search-path 'extschema.wait_for_job_procedure(job bigint,timeout interval,INOUT state text)'
-    # it runs the caller's query with the caller's search_path; every name of its own is qualified
-    --proc-without-search-path 'extschema.materialize_predictions(model text,query text,into_table text,key text[],memory_budget text,OUT predicted bigint,OUT unchanged bigint,OUT removed bigint)'
     # pgspot reads SQL and PL/pgSQL only; these procedures import their module and call it
     --ignore-lang plpython3u
 )

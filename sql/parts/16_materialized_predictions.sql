@@ -1,14 +1,14 @@
 ------------------------------------------------------------------------------------------------------------------------
 -- Predictions kept in a table
 --
--- The query and the statements on the table are the caller's: they run with its privileges and its search_path, so the
--- function sets none, and qualifies every name of its own. Only operators of the key's types are looked up.
+-- The query and the statements on the table are the caller's: they run with its privileges and its search_path.
 ------------------------------------------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.materialize_predictions(model text, query text, into_table text, key text[] DEFAULT NULL,
-                                                    memory_budget text DEFAULT NULL,
-                                                    OUT predicted bigint, OUT unchanged bigint, OUT removed bigint)
-    LANGUAGE plpgsql
+-- `search_path`: the caller's. Every name but the query's is qualified; operators of the key's types are looked up.
+CREATE FUNCTION tensile._materialize_predictions(model text, query text, into_table text, key text[],
+                                                 memory_budget text, search_path text,
+                                                 OUT predicted bigint, OUT unchanged bigint, OUT removed bigint)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     source text := pg_catalog.format(E'(%s\n)', pg_catalog.regexp_replace(query, ';\s*$', ''));
@@ -21,6 +21,7 @@ BEGIN
     IF model IS NULL OR query IS NULL OR into_table IS NULL THEN
         PERFORM tensile._raise('22004', 'model, query and into_table must not be null', 'Give all three.', NULL);
     END IF;
+    PERFORM pg_catalog.set_config('search_path', search_path, true); -- until the function ends
     -- The errors of a model without a version, of a caller who may not use it, and of a query without its features
     PERFORM FROM @extschema@.predict_rows(model, pg_catalog.format('SELECT * FROM %s q LIMIT 0', source), memory_budget);
     SELECT m.deployed_version INTO version FROM tensile.models m WHERE m.name OPERATOR(pg_catalog.=) model;
@@ -96,6 +97,11 @@ BEGIN
     EXECUTE pg_catalog.format('SELECT pg_catalog.count(*) FROM %s', kept) INTO unchanged;
     unchanged := unchanged OPERATOR(pg_catalog.-) predicted;
 END $$;
+
+CREATE FUNCTION @extschema@.materialize_predictions(model text, query text, into_table text, key text[] DEFAULT NULL,
+                                                    memory_budget text DEFAULT NULL,
+                                                    OUT predicted bigint, OUT unchanged bigint, OUT removed bigint)
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_materialize_predictions';
 COMMENT ON FUNCTION @extschema@.materialize_predictions(text, text, text, text[], text) IS
     'keep the predictions for the rows of a query in a table: predict for new and changed rows, and for all when another '
     'version is deployed, and remove rows that are gone; for roles that may predict with the model';

@@ -12,6 +12,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),
+    tensile._materialize_predictions(text, text, text, text[], text, text),
     tensile._explain_latency_models(), tensile._explain_running(), tensile._explain_ray(jsonb),
     tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
