@@ -89,8 +89,10 @@ ARGUMENTS = {
     "grantee": "role, or `public`",
     "group_value": "value of the column `by`; null: without `by`, or the group of rows where it is null",
     "importance": "mean by which the metric becomes worse; 0: the feature does not matter on these rows",
+    "into_table": "table for the predictions; it is made if it does not exist",
     "job": "number of the job, as returned by `train_model`",
     "keep_versions": "number of versions, 1 or more; null: all",
+    "key": "columns of the query that identify a row; null: the table's primary key",
     "label": "most probable class, null for a regression; of `evaluate_model`: the target of a row of `confusion`",
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
     "like": "model whose deployed version has the same architecture and columns; then `contents` are weights only, a"
@@ -106,7 +108,8 @@ ARGUMENTS = {
     "optimizer": "`sgd`, `adam` or `adamw`",
     "options": "[options of the job](#options-of-a-job); `explain_training` accepts `format` as well: `text` or `json`",
     "policy": "one of the values of the setting `pg_tensile.policy`; null: the current value of the setting",
-    "predicted": "predicted class of a row of `confusion`, else null",
+    "predicted": "predicted class of a row of `confusion`, else null; of `materialize_predictions` the number of"
+    " predicted rows",
     "prediction": "number, or probability of the second of two classes, or class if classes are numbers; else null",
     "priority": "-1000 to 1000; a higher priority starts earlier and loses less time to other jobs' memory",
     "privilege": "`predict` or `train`",
@@ -115,6 +118,7 @@ ARGUMENTS = {
     "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, the other"
     " functions as the caller",
     "reason": "reason of the caller, kept in [deployments](#tensiledeployments); null: none",
+    "removed": "number of rows that the query no longer has",
     "repeats": "number of times that a feature is shuffled, 1 to 1000",
     "replace": "true: an existing model of that name gets the new architecture and keeps its versions",
     "role": "new owner of the model",
@@ -127,6 +131,7 @@ ARGUMENTS = {
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
     "timeout": "longest time to wait; null: no limit",
+    "unchanged": "number of rows whose predictions are kept",
     "upper": "upper bound of the interval",
     "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",
     "validation_query": "one SELECT like `query`, with the same columns: the rows for validation, in place of a share",

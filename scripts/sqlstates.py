@@ -48,6 +48,10 @@ ERRORS = {
         "`import_model` got what is no model file, or one that is damaged, or describes no model that can be trained.",
         "Transfer the file again, in binary, or export the model again.",
     ),
+    "40001": (
+        "Another version of the model was deployed while `materialize_predictions` predicted with the one before.",
+        "Call it again.",
+    ),
     "25006": (
         "The query changes something: a CTE that writes, `FOR UPDATE`, or a function that writes.",
         "Use a query that only reads.",

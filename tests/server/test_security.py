@@ -30,6 +30,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
+    "_materialize_predictions",
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
 }

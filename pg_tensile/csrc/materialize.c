@@ -1,0 +1,58 @@
+/*
+ * materialize.c: materialize_predictions.
+ *
+ * The work is done in SQL (tensile._materialize_predictions), with the
+ * caller's privileges. Functions in SQL have a search_path of their own, so the
+ * caller's is passed on, with which its query runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "utils/builtins.h"
+
+#define ARGUMENTS 5
+#define COUNTS 3
+
+PG_FUNCTION_INFO_V1(tensile_materialize_predictions);
+
+/*
+ * materialize_predictions(model, query, into_table, key, memory_budget) ->
+ * (predicted, unchanged, removed)
+ */
+Datum
+tensile_materialize_predictions(PG_FUNCTION_ARGS)
+{
+	Oid			types[ARGUMENTS + 1] = {TEXTOID, TEXTOID, TEXTOID, TEXTARRAYOID, TEXTOID, TEXTOID};
+	Datum		values[ARGUMENTS + 1];
+	char		nulls[ARGUMENTS + 1];
+	Datum		counts[COUNTS];
+	bool		count_nulls[COUNTS] = {0};
+	TupleDesc	desc;
+
+	for (int i = 0; i < ARGUMENTS; i++)
+	{
+		values[i] = PG_ARGISNULL(i) ? (Datum) 0 : PG_GETARG_DATUM(i);
+		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
+	}
+	values[ARGUMENTS] = CStringGetTextDatum(namespace_search_path);
+	nulls[ARGUMENTS] = ' ';
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "materialize_predictions does not return a row");
+
+	SPI_connect();
+	if (SPI_execute_with_args("SELECT * FROM tensile._materialize_predictions($1, $2, $3, $4, $5, $6)",
+							  ARGUMENTS + 1, types, values, nulls, false, 1) != SPI_OK_SELECT ||
+		SPI_processed != 1)
+		elog(ERROR, "tensile._materialize_predictions returned no row");
+	for (int i = 0; i < COUNTS; i++)
+		counts[i] = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, i + 1, &count_nulls[i]);
+	SPI_finish();
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), counts, count_nulls));
+}
