@@ -194,6 +194,27 @@ def executor_pid(conn: Connection, job: int) -> int | None:
     return next(iter(children(worker)), None) if worker is not None else None
 
 
+def after_restart(cluster: Any, conn: Connection, wait_until: Callable[..., Any]) -> Connection:
+    """Return a new session when a crash has ended this one and the server has restarted."""
+
+    def lost() -> bool:
+        with contextlib.suppress(psycopg.OperationalError):
+            conn.execute("SELECT 1")
+            return False
+        conn.close()
+        return True
+
+    def connected() -> Connection | None:
+        with contextlib.suppress(psycopg.OperationalError):
+            made: Connection = cluster.connect()
+            return made
+        return None
+
+    wait_until(lost, what="the server restarts")
+    made: Connection = wait_until(connected)
+    return made
+
+
 def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[..., Any]) -> None:
     """Interrupt the job as a stop of the server does, by an empty pg_tensile.database for a moment."""
     database = value(conn, "SHOW pg_tensile.database")

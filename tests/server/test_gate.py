@@ -18,6 +18,7 @@ from tests.server.refusals import refused
 from tests.server.support import (
     Connection,
     Wait,
+    after_restart,
     children,
     finish,
     phase,
@@ -280,8 +281,7 @@ def test_no_worse_version_is_deployed_in_any_round(server: Any, conn: Connection
             pid = worker_pid(connection, job)
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: lost(connection), what="the server restarts")  # noqa: B023
-            connection = wait_until(lambda: reconnected(server))
+            connection = after_restart(server, connection, wait_until)
         else:
             job = train(connection, slope)
         wait_until(lambda: state(connection, job) == "finished", what=lambda: state(connection, job))  # noqa: B023
@@ -299,20 +299,3 @@ def test_no_worse_version_is_deployed_in_any_round(server: Any, conn: Connection
 def rmse(conn: Connection) -> float:
     """Return the error of the deployed version on the rows of the gate."""
     return float(value(conn, "SELECT value FROM evaluate_model('line', %s) WHERE metric = 'rmse'", GATE))
-
-
-def lost(connection: Connection) -> bool:
-    try:
-        connection.execute("SELECT 1")
-    except psycopg.OperationalError:
-        connection.close()
-        return True
-    return False
-
-
-def reconnected(server: Any) -> Connection | None:
-    try:
-        connection: Connection = server.connect()
-    except psycopg.OperationalError:
-        return None
-    return connection

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.server.ranks_site import Site, making_site
-from tests.server.support import Wait, digest, ended, executor_pid, finish, state, steps, value, worker_pid
+from tests.server.support import (
+    Wait,
+    after_restart,
+    digest,
+    ended,
+    executor_pid,
+    finish,
+    state,
+    steps,
+    value,
+    worker_pid,
+)
 
 KILLS = int(os.environ.get("RANK_KILLS", "4"))
 EPOCHS, STEPS = 300, 1500  # of a job
@@ -25,6 +34,7 @@ RAYLET = "raylet/raylet"
 @pytest.fixture(scope="module")
 def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
     with making_site(new_cluster, wait_until, restart_after_crash="on") as made:
+        made.server.expect("was terminated by signal 9")
         made.set_timeout("20s")
         yield made
 
@@ -41,15 +51,7 @@ def kill_worker(site: Site, job: int, dice: random.Random) -> bool:
     """Kill the job's worker, after which PostgreSQL restarts all its processes."""
     if not _killed(worker_pid(site.conn, job)):
         return False
-    site.conn.close()
-
-    def connects() -> bool:
-        with contextlib.suppress(psycopg.OperationalError):
-            site.conn = site.server.connect()
-            return True
-        return False
-
-    site.wait_until(connects, ROUND_S, "the server starts again")
+    site.conn = after_restart(site.server, site.conn, site.wait_until)
     return True
 
 
