@@ -82,7 +82,7 @@ BEGIN
     GET DIAGNOSTICS predicted := ROW_COUNT;
     DROP TABLE pg_temp.tensile_changed_rows;
     SELECT m.deployed_version INTO version_after FROM tensile.models m WHERE m.name OPERATOR(pg_catalog.=) model;
-    IF version_after IS DISTINCT FROM version THEN
+    IF coalesce(version_after OPERATOR(pg_catalog.<>) version, true) THEN
         PERFORM tensile._raise('40001', pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
                                'Call it again.', NULL);
     END IF;
