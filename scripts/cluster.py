@@ -249,10 +249,11 @@ class Cluster:
 
 @contextlib.contextmanager
 def temporary_cluster(
-    folder: Path, settings: Mapping[str, object] | None = None, bin: Path | None = None
+    folder: Path, settings: Mapping[str, object] | None = None, bin: Path | None = None, launcher: Sequence[str] = ()
 ) -> Iterator[Cluster]:
     """Yield a started cluster without durability, which is removed at the end; for the benchmarks."""
     cluster = Cluster(folder, bin=bin)
+    cluster.launcher = launcher
     cluster.create(settings, durable=False)
     try:
         cluster.start()

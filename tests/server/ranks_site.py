@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scripts.ray_cluster import RayCluster
 from tests.server.support import MLP, Connection, Wait, reason, state, steps, submit, value
-from tests.unit.ray_cluster import RayCluster, ray_cluster
+from tests.unit.ray_cluster import ray_cluster
 
 TRAINS = 120  # seconds within which a job begins to train again, beside others
 

@@ -16,9 +16,10 @@ import pytest
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
+from scripts.ray_cluster import RayCluster
 from tests.repository import REPOSITORY
 from tests.unit.pyworker.children.test_executor import Child
-from tests.unit.ray_cluster import RayCluster, ray_cluster
+from tests.unit.ray_cluster import ray_cluster
 from tests.unit.rows import every_type
 
 SILENCE_S = 60  # of an executor, at most

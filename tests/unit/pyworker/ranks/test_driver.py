@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pyworker.wire import FrameType
+from scripts.ray_cluster import RayCluster
 from tests.unit.pyworker.children.test_executor import Child, grant
 from tests.unit.pyworker.ranks.conftest import Begin, RankedChild, beginning
-from tests.unit.ray_cluster import RayCluster, ray_cluster
+from tests.unit.ray_cluster import ray_cluster
 
 
 def claim(child: Child) -> None:

