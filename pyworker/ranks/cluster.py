@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pg_tensile
 import pyworker
+from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
 from pyworker.ranks.errors import RayConnectionError, RayMissingError, RayTokenError, RayVersionError
 
 NOT_SHIPPED = ["*.o", "*.so", "*.bc", "csrc"]
@@ -67,7 +68,8 @@ def connect(access: Access, alive: Alive, starts_ranks: bool = True) -> list[str
 
     def begin() -> None:
         shipped = [module.__path__[0] for module in (pg_tensile, pyworker)]
-        environment = {"py_modules": shipped, "excludes": NOT_SHIPPED} if starts_ranks else None
+        folders = {MODEL_PATH_VARIABLE: os.environ.get(MODEL_PATH_VARIABLE, "")}  # are there on all nodes, too
+        environment = {"py_modules": shipped, "excludes": NOT_SHIPPED, "env_vars": folders} if starts_ranks else None
         ray.init(access.address, runtime_env=environment, log_to_driver=False)
 
     try:

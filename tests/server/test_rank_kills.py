@@ -25,9 +25,9 @@ from tests.server.support import (
 )
 
 KILLS = int(os.environ.get("RANK_KILLS", "4"))
-EPOCHS, STEPS = 300, 1500  # of a job
+EPOCHS, STEPS = 120, 600  # of a job
 MOST_OF_A_JOB = 3  # kills, because each makes the next attempt wait longer
-ROUND_S = 180  # for a job to train again, beside others
+ROUND_S = 180  # for a job to get on, beside others
 RAYLET = "raylet/raylet"
 
 
@@ -88,6 +88,18 @@ def kill(site: Site, dice: random.Random, job: int) -> bool:
     return not ended(site.conn, job) and victim(site, job, dice)
 
 
+def await_end(site: Site, job: int) -> None:
+    """Wait until the job has ended, as long as it gets on."""
+    while not ended(site.conn, job):
+        before = progress(site, job)
+        site.wait_until(lambda before=before: progress(site, job) != before, ROUND_S, lambda: site.told(job))
+
+
+def progress(site: Site, job: int) -> tuple[int, bool]:
+    """Return the steps of the job's current attempt, and whether the job has ended."""
+    return steps(site.conn, job), ended(site.conn, job)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300 + 90 * KILLS)
 def test_a_job_ends_with_its_weights_whatever_is_killed(site: Site) -> None:
@@ -102,7 +114,7 @@ def test_a_job_ends_with_its_weights_whatever_is_killed(site: Site) -> None:
         job = site.submit(2, epochs=EPOCHS)
         for _ in range(dice.randint(1, MOST_OF_A_JOB)):
             kills += kill(site, dice, job)
-        site.wait_until(lambda job=job: ended(site.conn, job), ROUND_S, lambda job=job: site.told(job))
+        await_end(site, job)
         assert state(site.conn, job) == "finished", site.told(job)
         assert digest(site.conn, job) == expected
         site.await_no_ranks()
