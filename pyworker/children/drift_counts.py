@@ -17,7 +17,7 @@ from pyworker.children.loaded_models import Model, Reply, Version
 from pyworker.connection import Connection
 from pyworker.wire import Frame, FrameType
 
-REPORT_S = 5.0
+REPORT_S = 2.0
 MOST_WAITING = 64  # rows
 
 
