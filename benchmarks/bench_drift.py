@@ -7,7 +7,8 @@ default, and with 0 again, turn by turn in each round, so that the first and the
 - **many**: rows per second of predict_rows.
 
 Each ratio is the median of the rounds' ratios. Results go to benchmarks/results/drift-host.json and as a table to
-docs/benchmarks.md; `--document` writes the table of the existing results, `--quick` tries everything and writes no file.
+docs/benchmarks.md; `--document` writes the table of the existing results, `--quick` tries everything and writes no
+file.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
     found = []
     for name, title in MEASURES.items():
         ratio = results["ratios"]["default"][name]
-        found.append(Check("drift", f"{title}: counted over not counted", f"{ratio:.3f}", f"below {MOST}", ratio < MOST))
+        found.append(
+            Check("drift", f"{title}: counted over not counted", f"{ratio:.3f}", f"below {MOST}", ratio < MOST)
+        )
     return found
 
 

@@ -1,8 +1,8 @@
 """Counts of predicted rows in the bins of their versions' histograms: a random share of all rows, `rate`.
 
 Whether a row is counted is decided by the number of rows until the next one that is, so a row that is not counted costs
-one subtraction. Rows that are counted wait for each other, so that many are counted at once. REPORT_S after the first of
-them the counts are sent to the supervisor (DRIFT), which stores them; nothing else of a row leaves the process.
+one subtraction. Rows that are counted wait for each other, so that many are counted at once. REPORT_S after the first
+of them the counts are sent to the supervisor (DRIFT), which stores them; nothing else of a row leaves the process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class DriftCounts:
             counts = self._versions[version] = _Counts(reference)
             self._due = min(self._due, time.monotonic() + REPORT_S)
         assert reply.inputs is not None
-        answers = Answers(*(values[chosen] for values in reply.answers))
+        given = reply.answers
+        answers = Answers(given.prediction[chosen], given.probability[chosen], given.label[chosen])
         places = [reply.first + row for row in chosen]
         counts.add(sample(model.preprocessing, reply.inputs, places, answers))
 

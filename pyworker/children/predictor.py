@@ -229,9 +229,7 @@ class Predictor:
     def _computed(self, session: Session, frame: Frame, model: Model, result: Result) -> None:
         self._answer(session, frame, result.value if result.error is None else result.error, model)
 
-    def _answer(
-        self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception, model: Model
-    ) -> None:
+    def _answer(self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception, model: Model) -> None:
         """Answer the session's first request, and continue with the next one."""
         if isinstance(reply, Exception):
             answer = FrameType.ERROR, frame.job, self._error_header(reply)

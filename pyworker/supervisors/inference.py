@@ -5,8 +5,8 @@ growing pause, when it dies. Weights are read and sent chunk by chunk, so that n
 process: a version never changes, it can only be deleted, and if that happens in between, the predictor is sent the
 error. The socket's file is removed when the predictor ends.
 
-It also runs on a standby, where it writes no table: the list of loaded models is in shared memory, and no row is counted
-for drift there. Elsewhere it stores the counts that the predictor sends (DRIFT).
+It also runs on a standby, where it writes no table: the list of loaded models is in shared memory, and no row is
+counted for drift. Elsewhere it stores the counts that the predictor sends (DRIFT).
 
 A model predicts on the CPU or, within a memory budget, on the device of jobs (pg_tensile.device), which the predictor
 resolves on request (DEVICE). Its memory is reserved before it is sent (device_memory.py): the bytes of its weights, or

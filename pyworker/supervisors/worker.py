@@ -5,8 +5,8 @@ the job's spec (job/spec.py) and the checkpoint that it resumes from, the data (
 then listening: the trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler
 makes for it to the executor (job/memory.py), progress to shared memory (job/progress.py), metrics and checkpoints to
 the catalogue, and at the end the weights, chunk by chunk, to a version of the model that becomes complete together with
-`finished` (job/results.py, job/end.py). A calibration is a job without data: its result is a device's latency models. An evaluation trains nothing
-(job/evaluation.py).
+`finished` (job/results.py, job/end.py). A calibration is a job without data: its result is a device's latency models.
+An evaluation trains nothing (job/evaluation.py).
 
 The process runs as the role that submitted the job throughout; the bookkeeping functions identify the job by the
 process. Standard library only.

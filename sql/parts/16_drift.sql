@@ -19,8 +19,8 @@ AS $$
     SELECT 200, 0.2::float8
 $$;
 
--- Population stability index of numbers of rows in the same bins: the sum of (q − p) · ln(q / p) over shares p and q, less
--- its expectation for two samples of one distribution, (bins − 1) · (1 / m + 1 / n), and at least 0. So that no share is
+-- Population stability index of numbers of rows in the same bins: the sum of (q - p) * ln(q / p) over shares p and q, less
+-- its expectation for two samples of one distribution, (bins - 1) * (1 / m + 1 / n), and at least 0. So that no share is
 -- 0, half a row for each bin is added to both samples, divided as both together are. Bins that are empty in both are
 -- left out. Null without rows.
 CREATE FUNCTION tensile._psi(expected bigint[], actual bigint[]) RETURNS float8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from tests.unit.rows import Prepared, Rows, every_type
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
-def prepared(columns: dict[str, tuple[str, list[Any]]], **options: Any) -> tuple[Prepared, Reference]:
+def prepared(columns: dict[str, tuple[str, Sequence[Any]]], **options: Any) -> tuple[Prepared, Reference]:
     rows = Rows(columns).prepare(validation=0.0, **options)
     return rows, reference_of(rows.fitted, rows.store.blocks())
 
@@ -83,7 +84,8 @@ def test_booleans_and_columns_without_a_value() -> None:
 
 def test_categories_are_those_of_the_training_rows() -> None:
     words = [f"w{i % 80}" for i in range(4000)] + ["rare", None, None]
-    columns = {"word": ("text", words), "y": ("float8", [float(i) for i in range(len(words))])}
+    columns: dict[str, tuple[str, Sequence[Any]]] = {"word": ("text", words)}
+    columns |= {"y": ("float8", [float(i) for i in range(len(words))])}
     rows, reference = prepared(columns)
     (histogram,) = reference.histograms
     assert len(histogram.counts) == MOST_CATEGORIES + 2
@@ -110,9 +112,9 @@ def test_all_types_of_columns() -> None:
     rows = every_type(400).prepare()
     reference = reference_of(rows.fitted, rows.store.blocks())
     kinds = {histogram.name: histogram.kind for histogram in reference.histograms}
-    assert kinds == dict.fromkeys(("bool", "int2", "int4", "int8", "float4", "float8", "text"), "feature") | dict.fromkeys(
-        ("date", "time"), "time"
-    )
+    assert kinds == dict.fromkeys(
+        ("bool", "int2", "int4", "int8", "float4", "float8", "text"), "feature"
+    ) | dict.fromkeys(("date", "time"), "time")
     assert {sum(histogram.counts) for histogram in reference.histograms} == {rows.fitted.training_rows}
     counter = Counter(reference)
     for block in rows.store.blocks():
@@ -132,7 +134,8 @@ def answers(preprocessing: Any, rng: np.random.Generator, rows: int = 300) -> An
 def test_predictions(labels: int, bins: int) -> None:
     rng = np.random.default_rng(labels)
     target = [f"l{i % labels}" for i in range(700)] if labels else [float(i) for i in range(700)]
-    columns = {"x": ("float8", [float(i) for i in range(700)]), "y": ("text" if labels else "float8", target)}
+    columns: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float8", [float(i) for i in range(700)])}
+    columns |= {"y": ("text" if labels else "float8", target)}
     rows, features = prepared(columns)
     preprocessing = rows.fitted.preprocessing
     given_answers = answers(preprocessing, rng)
