@@ -106,7 +106,7 @@ def test_single_rows_in_all_forms_count(conn: Connection, wait_until: Wait) -> N
         "SELECT predict('delivery', o) FROM one o LIMIT 30",
         "SELECT predict('delivery', to_jsonb(o)) FROM one o LIMIT 30",
         "SELECT predict_interval('delivery', o) FROM one o LIMIT 30",
-        "SELECT predict('delivery', to_jsonb(o) || '{"distance": null, "shop": "new"}') FROM one o LIMIT 10",
+        """SELECT predict('delivery', to_jsonb(o) || '{"distance": null, "shop": "new"}') FROM one o LIMIT 10""",
         "SELECT explain_prediction('delivery', o) FROM one o LIMIT 1",  # does not count
     ):
         conn.execute(f"WITH one AS ({FEATURES}) {call}")
