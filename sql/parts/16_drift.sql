@@ -164,9 +164,10 @@ AS $$
     WHERE pg_notification_queue_usage() < 0.95
 $$;
 
--- Delete counts that are too old to count.
+-- Delete counts that are too old to count, and alarms of versions that have no others.
 CREATE FUNCTION tensile._forget_drift() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM tensile.drift_counts d WHERE d.since < tensile._drift_begin()
+    DELETE FROM tensile.drift_counts d WHERE d.since < tensile._drift_begin();
+    DELETE FROM tensile.drift_alarms a WHERE NOT EXISTS (SELECT FROM tensile.drift_counts d WHERE d.version = a.version);
 $$;

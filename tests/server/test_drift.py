@@ -258,7 +258,8 @@ def test_a_restart_keeps_the_counts(server: Any, conn: Connection, wait_until: W
         conn.execute(
             "UPDATE tensile.drift_counts SET since = since - interval '8 days'; SELECT tensile._forget_drift()"
         )
-        assert value(conn, "SELECT count(*) FROM tensile.drift_counts") == 0
+        for table in ("drift_counts", "drift_alarms"):
+            assert value(conn, f"SELECT count(*) FROM tensile.{table}") == 0
 
 
 def test_a_version_that_was_dropped_and_one_without_statistics(conn: Connection) -> None:
