@@ -85,8 +85,10 @@ class Executors:
         `weights` is the SQL function that returns a chunk of a version; `feed` sends the rows to sockets, and
         `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError, Stopped."""
         server = self._server
-        settings = {"threads": self._threads, "timeout": self._timeout, "forked": True}
-        runs = [(Child(server, "executor", **settings), Result()) for _ in specs]
+        runs = [
+            (Child(server, "executor", threads=self._threads, timeout=self._timeout, forked=True), Result())
+            for _ in specs
+        ]
         try:
             for (child, result), spec in zip(runs, specs, strict=True):
                 await child.start()
