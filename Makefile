@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-recovery bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -109,6 +109,7 @@ help:
 	@echo 'make bench           all methods side by side: the paper'"'"'s tables and figures, the limits (BENCH="--quick", "--device cuda")'
 	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
 	@echo 'make bench-serving   predictions of several sessions, beside loading models, and on standbys (BENCH="--beside main")'
+	@echo 'make bench-drift     what counting rows for drift costs predictions'
 	@echo 'make bench-jobs      several jobs on one device, together against one after another (BENCH="--device cuda")'
 	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
 	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
@@ -208,7 +209,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-serving bench-training bench-jobs bench-answers bench-tables bench-recovery: venv deploy
+bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-tables bench-recovery: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
 
 soak: venv deploy

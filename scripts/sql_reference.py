@@ -80,9 +80,11 @@ ARGUMENTS = {
     "description": "description of the model, for readers",
     "deviation": "standard deviation of the importance over the repeats",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
+    "drift": "drift of the deployed version above which a training starts, above 0 and up to 10:"
+    " [drift](drift.md); null: not by drift",
     "embedding": "vector of the text; null if it is null",
     "epochs": "passes over the training rows, at most: 1 to 1000000",
-    "every": "time between two trainings, from 1 second to 100 years; null: not by time",
+    "every": "time between two trainings or evaluations, from 1 second to 100 years; null: not by time",
     "feature": "column of the training query",
     "features": "row, object, or array of numbers in the order of the training query",
     "format": "[format of the file](export.md): `tensile`, `onnx`, or `torch`, the weights only",
@@ -101,7 +103,8 @@ ARGUMENTS = {
     "lower": "lower bound of the interval",
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
     " device has, for a prediction the model's own budget, or else no limit",
-    "metric": "name of a metric: [evaluating](evaluating.md#metrics); null: `log_loss`, or `r2` of a regression",
+    "metric": "name of a metric: [evaluating](evaluating.md#metrics); null: `log_loss`, or `r2` of a regression; of"
+    " `schedule_evaluation`: all",
     "metric_used": "metric that became worse",
     "model": "name of the model",
     "name": "name of the model",

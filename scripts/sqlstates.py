@@ -88,7 +88,10 @@ ERRORS = {
         "The model, version, job or role does not exist, or was dropped while the job waited.",
         "`tensile.models` and `tensile.jobs` list those that the role may see.",
     ),
-    "42710": ("A model of that name exists already.", "Choose another name, or use `replace => true`."),
+    "42710": (
+        "A model of that name, or a schedule of the model, exists already.",
+        "Choose another name, or use `replace => true`; remove the schedule first.",
+    ),
     "42804": (
         "The type of a value does not fit the feature, or the function does not fit the task.",
         "Cast the value; use `predict` for numbers and `predict_class` for classes.",

@@ -88,16 +88,18 @@ OPTIONAL_INT4 = Kind("int4", _optional_integer, "a whole number or None")
 FLOAT8 = Kind("float8", _number, "a number")
 SIZE = Kind("text", _size, 'a size such as "8GB", or a number of bytes')
 INTERVAL = Kind("interval", _interval, "a timedelta, a number of seconds, or an interval as a str")
+TABLE = Kind("regclass", _text, "the name of a table as a str")
 JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
 
 ARGUMENTS = {
     **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy", "by", "metric"), TEXT),
     **dict.fromkeys(("architecture", "options"), JSON),
     **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds", "repeats"), INT4),
-    **dict.fromkeys(("seed", "job"), INT8),
-    **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
+    **dict.fromkeys(("seed", "job", "rows"), INT8),
+    **dict.fromkeys(("learning_rate", "validation", "timeout", "drift"), FLOAT8),
     **dict.fromkeys(("split_by", "validation_query", "reason"), TEXT),
-    "max_time": INTERVAL,
+    **dict.fromkeys(("max_time", "every"), INTERVAL),
+    "source": TABLE,
     "memory_budget": SIZE,
     "keep_versions": OPTIONAL_INT4,
     "replace": FLAG,

@@ -63,6 +63,20 @@ JOBS = Shape(
     {"job": INTEGER, "kind": TEXT, "model": TEXT, "owner": TEXT, "state": TEXT, "reason": TEXT, "priority": INTEGER}
     | {"submitted_at": TIME, "started_at": TIME, "ended_at": TIME, "version": OPTIONAL, "error": TEXT},
 )
+SCHEDULES = Shape(
+    ("model",),
+    {"model": TEXT, "owner": TEXT, "every": TEXT, "rows": OPTIONAL, "source": TEXT, "drift": REAL, "next_run": TIME}
+    | {"last_run": TIME, "last_reason": TEXT, "last_job": OPTIONAL, "last_state": TEXT, "decision": TEXT}
+    | {"last_error": TEXT},
+)
+DRIFT = Shape(
+    ("model", "version", "column_name"),
+    {"model": TEXT, "version": INTEGER, "column_name": TEXT, "kind": TEXT, "rows": INTEGER, "since": TIME, "psi": REAL}
+    | {"ks": REAL, "threshold": REAL, "drifted": "boolean"},
+)
+EVALUATIONS = Shape(
+    ("at", "metric"), {"at": TIME, "metric": TEXT, "model": TEXT, "version": INTEGER, "rows": INTEGER, "value": REAL}
+)
 MODELS = Shape(
     ("model",),
     {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}

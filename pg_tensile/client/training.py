@@ -25,7 +25,18 @@ from psycopg import sql
 from pg_tensile.client.calls import ArgumentError, call, noted
 from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.client.connection import connect as open_connection
-from pg_tensile.client.frames import EVALUATION, IMPORTANCE, JOBS, MODELS, PREDICTIONS, Shape, frame
+from pg_tensile.client.frames import (
+    DRIFT,
+    EVALUATION,
+    EVALUATIONS,
+    IMPORTANCE,
+    JOBS,
+    MODELS,
+    PREDICTIONS,
+    SCHEDULES,
+    Shape,
+    frame,
+)
 from pg_tensile.client.job import Job
 from pg_tensile.client.session import Session
 
@@ -42,6 +53,16 @@ JOBS_OF_ROLE = """
     SELECT id AS job, kind, model_name AS model, owner_name AS owner, state, reason, priority, submitted_at, started_at,
            ended_at, version, error
     FROM tensile.jobs ORDER BY id
+"""
+SCHEDULES_OF_ROLE = """
+    SELECT model, owner, every::text AS every, rows, source::text AS source, drift, next_run, last_run, last_reason,
+           last_job, last_state, decision, last_error
+    FROM tensile.schedule_status ORDER BY model
+"""
+DRIFT_OF_MODEL = "SELECT * FROM tensile.drift WHERE model = coalesce(%s, model)"
+EVALUATIONS_OF_MODEL = """
+    SELECT e.at, e.metric, m.name AS model, e.version, e.rows, e.value
+    FROM tensile.evaluations e JOIN tensile.models m ON m.id = e.model WHERE m.name = %s ORDER BY e.id
 """
 MODELS_OF_ROLE = """
     SELECT m.name AS model, m.owner_name AS owner, m.architecture->>'type' AS type, m.description,
@@ -179,11 +200,14 @@ class Client:
 
         The answer is lines of text, or JSON with `options={"format": "json"}`. Trains nothing. Raises ArgumentError if
         `train` does not have one of the `settings`."""
+        self._check_settings("explain", settings)
+        return "\n".join(self._submitted("explain_training", model, query, target, settings))
+
+    def _check_settings(self, method: str, settings: dict[str, Any]) -> None:
         for name in settings:
             if name not in SETTINGS:
                 hint = f"It has those of train: {', '.join(SETTINGS)}."
-                raise noted(ArgumentError(f'explain has no argument "{name}"', hint))
-        return "\n".join(self._submitted("explain_training", model, query, target, settings))
+                raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
 
     def _submitted(self, function: str, model: str, query: str, target: str, settings: dict[str, Any]) -> list[Any]:
         return self._session.answer(function, {"model": model, "query": query, "target": target}, settings)
@@ -195,6 +219,35 @@ class Client:
     def jobs(self) -> pd.DataFrame:
         """Return the jobs of tensile.jobs that you may see, ended ones included."""
         return frame(JOBS, self._session.rows(JOBS_OF_ROLE))
+
+    def schedule_training(
+        self,
+        model: str,
+        query: str,
+        target: str,
+        *,
+        every: timedelta | float | str | None = None,
+        rows: int | None = None,
+        source: str | None = None,
+        drift: float | None = None,
+        **settings: Any,
+    ) -> int:
+        """Train the model again and again; return the id of the schedule (SQL: schedule_training).
+
+        A training starts when the time `every` has passed, when the table `source` has that many new `rows`, or when
+        predicted rows have drifted by more than `drift`: whichever comes first. The `settings` are those of `train`;
+        raises ArgumentError for others."""
+        self._check_settings("schedule_training", settings)
+        when = {"every": every, "rows": rows, "source": source, "drift": drift}
+        return int(self._submitted("schedule_training", model, query, target, settings | when)[0])
+
+    def unschedule_training(self, model: str) -> bool:
+        """Remove the model's schedule (SQL: unschedule_training). Return False if it has none."""
+        return bool(self._session.answer("unschedule_training", {"model": model})[0])
+
+    def schedules(self) -> pd.DataFrame:
+        """Return the schedules of tensile.schedule_status that you may see."""
+        return frame(SCHEDULES, self._session.rows(SCHEDULES_OF_ROLE))
 
     def calibrate(self, device_seconds: int | None = None) -> Job:
         """Submit a job that measures the device, so that times are predicted well (SQL: tensile.calibrate)."""
@@ -234,6 +287,29 @@ class Client:
         shuffled (SQL: feature_importance). The index is the name of the feature, the most important one first."""
         optional = {"repeats": repeats, "metric": metric, "seed": seed}
         return self._table("feature_importance", IMPORTANCE, model, query, optional)
+
+    def drift(self, model: str | None = None) -> pd.DataFrame:
+        """Return the view tensile.drift of the model, or of all that are yours: predicted rows against the training
+        rows, a row for each version and column."""
+        return frame(DRIFT, self._session.rows(DRIFT_OF_MODEL, (model,)))
+
+    def schedule_evaluation(
+        self, model: str, query: str, every: timedelta | float | str, metric: str | None = None
+    ) -> int:
+        """Evaluate the deployed version again and again on the rows of a query; return the id of the schedule (SQL:
+        schedule_evaluation). `metric` is the only one to be kept."""
+        required = {"model": model, "query": query, "every": every}
+        return int(self._session.answer("schedule_evaluation", required, {"metric": metric})[0])
+
+    def unschedule_evaluation(self, model: str) -> bool:
+        """Remove the model's schedule of evaluations (SQL: unschedule_evaluation). Return False if it has none."""
+        return bool(self._session.answer("unschedule_evaluation", {"model": model})[0])
+
+    def evaluations(self, model: str) -> pd.DataFrame:
+        """Return the values of tensile.evaluations of a model.
+
+        `evaluations(model)["value"].unstack().plot()` draws them."""
+        return frame(EVALUATIONS, self._session.rows(EVALUATIONS_OF_MODEL, (model,)))
 
     def _table(self, function: str, shape: Shape, model: str, query: str, optional: dict[str, Any]) -> pd.DataFrame:
         """Return the rows of a function of a model and a query."""

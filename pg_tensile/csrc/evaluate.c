@@ -1,7 +1,7 @@
 /*
  * evaluate.c: evaluate_model and feature_importance, which run an executor in
  * the caller's session on the rows of a query (session_run.c,
- * evaluation_rows.c).
+ * evaluation_rows.c); and schedule_evaluation.
  *
  * All columns are checked before the executor is started, and once more when
  * the query runs.
@@ -10,9 +10,11 @@
  */
 #include "postgres.h"
 
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "fmgr.h"
+#include "utils/builtins.h"
 
 #include "convert.h"
 #include "evaluation_rows.h"
@@ -21,11 +23,11 @@
 #include "owner.h"
 #include "query.h"
 #include "session_run.h"
-
-#define QUERY_NAME "query of rows to evaluate"
+#include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_evaluate_model);
 PG_FUNCTION_INFO_V1(tensile_feature_importance);
+PG_FUNCTION_INFO_V1(tensile_schedule_evaluation);
 
 typedef struct Evaluation
 {
@@ -41,7 +43,7 @@ feed_evaluation(SessionRun *run, int fd)
 	const Evaluation *evaluation = (Evaluation *) run;
 	EvaluationReader reader = {.fd = fd,.model = evaluation->model};
 
-	return evaluation_feed(evaluation->query, QUERY_NAME, evaluation->by, &reader, 1);
+	return evaluation_feed(evaluation->query, EVALUATION_QUERY_NAME, evaluation->by, &reader, 1);
 }
 
 static void
@@ -74,7 +76,7 @@ evaluate(FunctionCallInfo fcinfo, const char *function, const char *by, int32 ve
 	evaluation.query = tensile_text_argument(fcinfo, 1);
 	evaluation.model = predict_model_load_version(tensile_text_argument(fcinfo, 0), version,
 												  CurrentMemoryContext);
-	query = tensile_analyze_select(evaluation.query, QUERY_NAME);
+	query = tensile_analyze_select(evaluation.query, EVALUATION_QUERY_NAME);
 	evaluation_check_columns(evaluation.model, by, ExecCleanTypeFromTL(query->targetList));
 
 	version_id.value = Int64GetDatum(evaluation.model->version);
@@ -116,4 +118,29 @@ tensile_feature_importance(PG_FUNCTION_ARGS)
 	require_argument(fcinfo, 2, "repeats");
 	require_argument(fcinfo, 4, "seed");
 	return evaluate(fcinfo, "feature_importance", NULL, 0);
+}
+
+/*
+ * schedule_evaluation(model, query, every, metric) -> schedule.  The query is
+ * checked as the caller.
+ */
+Datum
+tensile_schedule_evaluation(PG_FUNCTION_ARGS)
+{
+	Oid			type = TEXTOID;
+	NullableDatum search_path = {CStringGetTextDatum(namespace_search_path), false};
+	const char *sql;
+	PredictModel *model;
+	Query	   *query;
+
+	tensile_require_version();
+	require_argument(fcinfo, 0, "model");
+	require_argument(fcinfo, 1, "query");
+	require_argument(fcinfo, 2, "every");
+	sql = tensile_text_argument(fcinfo, 1);
+	model = predict_model_load(tensile_text_argument(fcinfo, 0), CurrentMemoryContext);
+	query = tensile_analyze_select(sql, EVALUATION_QUERY_NAME);
+	evaluation_check_columns(model, NULL, ExecCleanTypeFromTL(query->targetList));
+	tensile_check_privileges(sql, EVALUATION_QUERY_NAME);
+	return tensile_forward_with(fcinfo, 1, &type, &search_path);
 }

@@ -11,6 +11,8 @@
 
 #include "model.h"
 
+#define EVALUATION_QUERY_NAME "query of rows to evaluate"
+
 /* An executor behind a socket, and the version that it has. */
 typedef struct EvaluationReader
 {

@@ -5,7 +5,7 @@
  * train_model checks the query of the option "gate" like the training query.
  * The worker runs it once, as the role that has submitted the job, with that
  * role's settings, and sends each row to two executors, one for each version:
- * both are evaluated on the same rows.
+ * both are evaluated on the same rows.  A scheduled evaluation has one executor.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -27,6 +27,7 @@
 #define QUERY_NAME "gate query"
 
 PG_FUNCTION_INFO_V1(tensile_gate_feed);
+PG_FUNCTION_INFO_V1(tensile_evaluation_feed);
 
 /* ---- at submission ---- */
 
@@ -116,6 +117,8 @@ tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *opt
 typedef struct GateFeed
 {
 	const char *query;
+	const char *name;			/* of the query, in messages */
+	int			nreaders;
 	EvaluationReader readers[2];
 } GateFeed;
 
@@ -124,7 +127,7 @@ feed_gate(void *argument)
 {
 	const GateFeed *feed = argument;
 
-	return evaluation_feed(feed->query, QUERY_NAME, NULL, feed->readers, lengthof(feed->readers));
+	return evaluation_feed(feed->query, feed->name, NULL, feed->readers, feed->nreaders);
 }
 
 /*
@@ -138,10 +141,27 @@ tensile_gate_feed(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_WORKER);
 	feed.query = text_to_cstring(PG_GETARG_TEXT_PP(4));
-	for (int i = 0; i < lengthof(feed.readers); i++)
+	feed.name = QUERY_NAME;
+	feed.nreaders = lengthof(feed.readers);
+	for (int i = 0; i < feed.nreaders; i++)
 		feed.readers[i] = (EvaluationReader) {
 			.fd = PG_GETARG_INT32(i),
 			.model = predict_model_load_id(PG_GETARG_INT64(2 + i), CurrentMemoryContext)
 		};
 	PG_RETURN_INT64(tensile_feed_in_worker(PG_GETARG_JSONB_P(5), feed_gate, &feed));
+}
+
+/* tensile._evaluation_feed(fd, version, query, settings) -> number of rows */
+Datum
+tensile_evaluation_feed(PG_FUNCTION_ARGS)
+{
+	GateFeed	feed = {.name = EVALUATION_QUERY_NAME,.nreaders = 1};
+
+	tensile_require_process(TENSILE_WORKER);
+	feed.query = text_to_cstring(PG_GETARG_TEXT_PP(2));
+	feed.readers[0] = (EvaluationReader) {
+		.fd = PG_GETARG_INT32(0),
+		.model = predict_model_load_id(PG_GETARG_INT64(1), CurrentMemoryContext)
+	};
+	PG_RETURN_INT64(tensile_feed_in_worker(PG_GETARG_JSONB_P(3), feed_gate, &feed));
 }

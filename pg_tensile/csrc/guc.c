@@ -71,6 +71,8 @@ static double tensile_latency_weight = 0.2;
 static int	tensile_host_memory = 0;
 static int	tensile_search_time = 30;
 static int	tensile_search_processes = 0;
+static double tensile_drift_sample_rate = 0.01;
+static int	tensile_drift_window = 7 * 86400;
 static int	tensile_nice = 0;
 static int	tensile_child_memory = 0;
 static bool tensile_fork_server = true;
@@ -340,6 +342,17 @@ define_job_settings(void)
 							"predictor's answer before it sleeps.",
 							"It polls only while answers come that fast. 0 means never.",
 							&tensile_predict_spin, 400, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomRealVariable("pg_tensile.drift_sample_rate",
+							 "Sets the share of predicted rows that is compared with the "
+							 "training rows.",
+							 "1 means all rows, 0 none.",
+							 &tensile_drift_sample_rate, 0.01, 0, 1, PGC_SIGHUP, 0, NULL, NULL,
+							 NULL);
+	DefineCustomIntVariable("pg_tensile.drift_window",
+							"Sets the age up to which predicted rows count for drift.",
+							NULL,
+							&tensile_drift_window, 7 * 86400, 60, INT_MAX / 1000, PGC_SIGHUP,
+							GUC_UNIT_S, NULL, NULL, NULL);
 }
 
 /* How device memory is planned. */

@@ -389,8 +389,8 @@ tensile_train_model(PG_FUNCTION_ARGS)
 }
 
 /*
- * schedule_training(model, query, target, ..., every, rows, source), with the
- * arguments of train_model first -> schedule
+ * schedule_training(model, query, target, ..., every, rows, source, drift), with
+ * the arguments of train_model first -> schedule
  */
 Datum
 tensile_schedule_training(PG_FUNCTION_ARGS)

@@ -20,6 +20,7 @@ from typing import Any
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import RowStore, prepare
+from pg_tensile.execution.data.drift import reference_of
 from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.data.splits import Split
@@ -136,7 +137,8 @@ class Executor(TrainingRun):
         if spec["batch_size"]:  # otherwise CHOICE has the settings
             chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
             self._channel.send(FrameType.SETTINGS, chosen)
-        return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
+        dataset = prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"])
+        return Prepared(fitted, dataset, reference_of(fitted, store.blocks()))
 
     def _adopt(self, fitted: FittedPreprocessing, store: RowStore) -> FittedPreprocessing:
         """Return what was fitted, with the preprocessing of the version that training begins with, if there is one.

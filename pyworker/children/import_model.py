@@ -7,10 +7,12 @@ the weights are loaded, and it predicts for rows of nulls. A RESULT frame with t
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
-from pg_tensile.errors import ModelFileError
+from pg_tensile.errors import DataError, ModelFileError
+from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Inputs, Preprocessing
 from pyworker.children.channel import Channel
 from pyworker.children.loaded_models import LoadedModel, Version
@@ -35,9 +37,19 @@ def _check(channel: Channel, weights: bytes) -> None:
     spec = channel.spec
     with torch.inference_mode():
         preprocessing, module = checked_model(spec["architecture"], spec["preprocessing"], weights)
+        _check_reference(spec["reference"], preprocessing)
         version = LoadedModel(preprocessing, module, len(weights))
         for rows in (1, FEW_ROWS + 1):  # the two ways of WholeModel
             _try(version, rows)
+
+
+def _check_reference(reference: Any, preprocessing: Preprocessing) -> None:
+    """Raise ModelFileError unless the histograms of the training rows, if there are any, fit the preprocessing."""
+    try:
+        if reference is not None:
+            Reference.from_json(reference, preprocessing)
+    except DataError as error:
+        raise ModelFileError(error.message, hint="Export the model again.") from error
 
 
 def _try(version: Version, rows: int) -> None:

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pg_tensile.errors import DataError
 from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, explained, interval
 from pg_tensile.execution.data.attributions import attributions
+from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pg_tensile.execution.global_state import shared
 from pyworker.children.embedding import BaseModel, Embedder
@@ -45,6 +47,8 @@ class Reply(NamedTuple):
     unknown: int  # categories never seen in training
     answers: Answers
     extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows], or attributions [features]
+    inputs: Inputs | None = None  # the features, among those of other requests
+    first: int = 0  # place of the first row in `inputs`
 
 
 class Version:
@@ -58,6 +62,7 @@ class Version:
     host_bytes = 0
     planned_bytes: int | None = None
     quick = False  # few rows take less time than the way to the model's thread
+    reference: Reference | None = None  # histograms of the training rows
 
     def __init__(self, preprocessing: Preprocessing, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -95,7 +100,12 @@ class Version:
         inputs, unknown = self._joined_inputs(frames)
         prediction, probability, label = answers(self.outputs(inputs), self._preprocessing)
         return [
-            Reply(count, Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]))
+            Reply(
+                count,
+                Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]),
+                inputs=inputs,
+                first=row,
+            )
             for row, count in enumerate(unknown)
         ]
 
@@ -142,7 +152,7 @@ class Version:
                 yield
             parts.append(part())
         outputs = _whole(parts)
-        reply = Reply(unknown, answers(outputs, self._preprocessing))
+        reply = Reply(unknown, answers(outputs, self._preprocessing), inputs=inputs)
         coverage = frame.header.get("coverage")
         if coverage is not None:
             return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
@@ -354,10 +364,15 @@ def load_version(
             module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         with checkpoint.from_chunks(weights) as tensors:
             checkpoint.load_model(module, tensors)
+    host_bytes = weight_bytes + inherited + strings
     if not memory_budget:
-        return LoadedModel(preprocessing, module, weight_bytes + inherited + strings)
-    assert profile is not None
-    return BudgetedModel(preprocessing, module, memory_budget, profile, weight_bytes + inherited + strings, device)
+        version: Version = LoadedModel(preprocessing, module, host_bytes)
+    else:
+        assert profile is not None
+        version = BudgetedModel(preprocessing, module, memory_budget, profile, host_bytes, device)
+    with contextlib.suppress(DataError):  # without usable statistics it predicts all the same
+        version.reference = Reference.from_json(header.get("reference"), preprocessing)
+    return version
 
 
 Model = Version | BaseModel

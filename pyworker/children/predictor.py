@@ -11,6 +11,8 @@ Within a memory budget a version predicts on the device that the supervisor says
 measured for it before (DEVICE). If an accelerator fails, nothing works on it in this process any more: the predictor
 answers the request with the cause and ends, and the supervisor starts another one.
 
+A share of the rows is counted into histograms, after they have been answered (drift_counts.py).
+
 A session cannot disturb others: a request that is wrong is answered with ERROR, a stream that is not frames is closed,
 and a session that does not read its answers is not read from. Work that does not depend on a row is done when a model
 is loaded.
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from pyworker import child
+from pyworker.children.drift_counts import DriftCounts
 from pyworker.children.loaded_models import Model, Reply
 from pyworker.children.model_cache import Key
 from pyworker.children.model_thread import SWITCH_S, Deliveries, Result
@@ -71,7 +74,8 @@ class Predictor:
     def __init__(self, supervisor: Connection, cache_bytes: int, listener: socket.socket) -> None:
         self._supervisor = supervisor
         self._deliveries = Deliveries()
-        events = Events(self._resume_waiting, self._refuse, self._error_header)
+        self._drift = DriftCounts(supervisor)
+        events = Events(self._resume_waiting, self._refuse, self._drift.set_rate, self._error_header)
         self._models = ServedModels(supervisor, cache_bytes, self._deliveries, events)
         self._listener = listener
         self._sessions: dict[int, Session] = {}
@@ -101,6 +105,7 @@ class Predictor:
             self._answer_at_once()
             if self._failure is not None:
                 raise self._failure
+            self._drift.report_if_due()
 
     def _events(self) -> list[tuple[int, int]]:
         """Return the next events, or none if there is something to compute.
@@ -116,7 +121,7 @@ class Predictor:
             if events:
                 return events
             os.sched_yield()  # the session may be waiting for this very core
-        events = self._epoll.poll()
+        events = self._epoll.poll(self._drift.seconds_left())
         self._soon = time.perf_counter_ns() - started < SPIN_NS
         return events
 
@@ -198,7 +203,7 @@ class Predictor:
         elif frame.type == FrameType.PREDICT and model.at_once(frame):
             self._at_once.append((session, frame, model))
         else:
-            done = partial(self._computed, session, frame)
+            done = partial(self._computed, session, frame, model)
             self._models.compute(key, model, _steps(model, frame), done, lambda: not session.closed)
 
     def _greet(self, session: Session, frame: Frame) -> None:
@@ -219,12 +224,12 @@ class Predictor:
         for model, requests in asked.items():
             replies = model.replies([frame for _, frame in requests])
             for (session, frame), reply in zip(requests, replies, strict=True):
-                self._answer(session, frame, reply)
+                self._answer(session, frame, reply, model)
 
-    def _computed(self, session: Session, frame: Frame, result: Result) -> None:
-        self._answer(session, frame, result.value if result.error is None else result.error)
+    def _computed(self, session: Session, frame: Frame, model: Model, result: Result) -> None:
+        self._answer(session, frame, result.value if result.error is None else result.error, model)
 
-    def _answer(self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception) -> None:
+    def _answer(self, session: Session, frame: Frame, reply: Reply | tuple[Any, ...] | Exception, model: Model) -> None:
         """Answer the session's first request, and continue with the next one."""
         if isinstance(reply, Exception):
             answer = FrameType.ERROR, frame.job, self._error_header(reply)
@@ -236,6 +241,7 @@ class Predictor:
             elif isinstance(reply, Reply):
                 buffers = (_INT64.pack(reply.unknown), *reply.answers, *reply.extras)
                 self._send(session, FrameType.PREDICTION, frame.job, None, buffers)
+                self._drift.see(frame, reply, model)
             else:
                 self._send(session, FrameType.EMBEDDING, frame.job, None, reply)
             session.requests.popleft()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pg_tensile.execution.data.dataset import Dataset
+from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 
 State = tuple[bytes, dict[str, Any]]  # of a checkpoint: its safetensors file and meta
@@ -18,6 +19,7 @@ class Prepared(NamedTuple):
 
     fitted: FittedPreprocessing
     dataset: Dataset
+    reference: Reference
 
 
 class Begun(NamedTuple):

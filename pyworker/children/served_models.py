@@ -44,12 +44,14 @@ class Arriving(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What the predictor is told: a model is there; one is refused, with the header of an ERROR frame.
+    """What the predictor is told: a model is there; one is refused, with the header of an ERROR frame; another share of
+    the rows counts for drift.
 
     `error_header` makes that header of an exception."""
 
     loaded: Callable[[Key], None]
     refused: Callable[[Key, dict[str, Any]], None]
+    sampled: Callable[[float], None]
     error_header: Callable[[Exception], dict[str, Any]]
 
 
@@ -97,6 +99,8 @@ class ServedModels:
             self._events.refused(model_key(frame), frame.header["error"])
         elif frame.type == FrameType.DEVICE:
             self._describe(frame.header["name"], frame.header["profiles"])
+        elif frame.type == FrameType.DRIFT:
+            self._events.sampled(frame.header["rate"])
         elif frame.type == FrameType.MODEL:
             self._arriving = Arriving(model_key(frame), frame.header, StateReader(), [])
         elif frame.type == FrameType.STATE and self._arriving is not None:

@@ -172,7 +172,7 @@ class TrainingRun:
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""
-        from pg_tensile.execution.training.uncertainty import derive
+        from pg_tensile.execution.training.uncertainty import derive, with_validation
 
         assert self._memory is not None
         fitted = prepared.fitted
@@ -186,6 +186,7 @@ class TrainingRun:
             "metrics": outcome.metrics,
             "fingerprint": prepared.dataset.fingerprint,
             "training": derived.notes | self._training(outcome) | {"split": split},
+            "reference": with_validation(prepared.reference, derived.preprocessing, outcome.validation).to_json(),
         }
         self._channel.send(FrameType.VERSION, version)
 

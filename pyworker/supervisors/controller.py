@@ -25,6 +25,10 @@ SOON = 0.1  # seconds before a schedule that is due is looked at again
 ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
 FREE_CRASHES = 3  # attempts that restarts of the server may cost a job before they count as its fault
 RETENTION_PAUSE = 30.0  # seconds between two deletions of expired jobs
+SCHEDULES = (  # name, function that returns those that are due, function that runs one
+    ("schedule", "tensile._due_schedules()", "tensile._run_schedule(int8)"),
+    ("evaluation", "tensile._due_evaluations()", "tensile._run_evaluation(int8)"),
+)
 NO_WORKER = "no background worker is free (max_worker_processes)"
 NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
 
@@ -88,18 +92,22 @@ class Controller:
     # -- schedules ----------------------------------------------------------------------------------------------------
 
     def _run_schedules(self) -> None:
-        """Submit the trainings that are due; an error of one must not keep jobs from being launched."""
-        due = self._server.rows("SELECT schedule FROM tensile._due_schedules()")
-        self._server.commit()
-        for row in due:
-            try:
-                self._server.call("tensile._run_schedule(int8)", row["schedule"])
-                self._server.commit()
-            except self._server.plpy.SPIError as error:
-                self._server.rollback()
-                if not self._server.installed():
-                    raise
-                self._server.log_once(f"schedule {row['schedule']} cannot be run: {error}")
+        """Submit the trainings and evaluations that are due; an error of one must not keep jobs from being launched."""
+        for name, due, run in SCHEDULES:
+            rows = self._server.rows(f"SELECT schedule FROM {due}")
+            self._server.commit()
+            for row in rows:
+                self._run_schedule(f"{name} {row['schedule']}", run, row["schedule"])
+
+    def _run_schedule(self, name: str, run: str, schedule: int) -> None:
+        try:
+            self._server.call(run, schedule)
+            self._server.commit()
+        except self._server.plpy.SPIError as error:
+            self._server.rollback()
+            if not self._server.installed():
+                raise
+            self._server.log_once(f"{name} cannot be run: {error}")
 
     # -- launching ----------------------------------------------------------------------------------------------------
 
@@ -143,9 +151,11 @@ class Controller:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def _delete_expired(self) -> None:
+        """Delete ended jobs and counts of predicted rows that have expired, from time to time."""
         if time.monotonic() < self._deletion_after:
             return
         self._server.call("tensile._forget_jobs()")
+        self._server.call("tensile._forget_drift()")
         self._server.commit()
         self._deletion_after = time.monotonic() + RETENTION_PAUSE
 

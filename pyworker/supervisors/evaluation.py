@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyworker.supervisors.child_process import Child
-from pyworker.supervisors.failures import Failure, failure_of_frame
+from pyworker.supervisors.failures import Failure, Stopped, failure_of_frame, failure_of_sql
+from pyworker.supervisors.job.spec import session_spec
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError
+
+TICK = 1.0  # seconds between two checks of the job
 
 
 class Result:
@@ -59,3 +63,78 @@ async def send_version(server: Server, child: Child, spec: dict[str, Any], weigh
         del chunk
         await drain(child, result)
         seq += 1
+
+
+class Executors:
+    """Executors of a worker, each of which evaluates a version on the same rows."""
+
+    def __init__(self, server: Server, threads: int, timeout: float) -> None:
+        self._server = server
+        self._threads = threads
+        self._timeout = timeout
+
+    async def run(
+        self,
+        specs: Sequence[dict[str, Any]],
+        weights: str,
+        feed: Callable[[list[int]], None],
+        check_job: Callable[[], None],
+    ) -> list[Result]:
+        """Return the result for each of the versions that `specs` describe.
+
+        `weights` is the SQL function that returns a chunk of a version; `feed` sends the rows to sockets, and
+        `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError, Stopped."""
+        server = self._server
+        runs = [
+            (Child(server, "executor", threads=self._threads, timeout=self._timeout, forked=True), Result())
+            for _ in specs
+        ]
+        try:
+            for (child, result), spec in zip(runs, specs, strict=True):
+                await child.start()
+                await send_version(server, child, session_spec(server, spec, self._threads), weights, result)
+            await server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
+            check_job()
+            await self._feed(feed, runs)
+            for child, result in runs:
+                while not result.complete:
+                    if server.stopping:
+                        raise Stopped
+                    result.add(await child.receive(TICK))
+                    check_job()
+        finally:
+            for child, _ in runs:
+                await child.close()
+        return [result for _, result in runs]
+
+    async def _feed(self, feed: Callable[[list[int]], None], runs: list[tuple[Child, Result]]) -> None:
+        """Send the rows of the query to all executors.
+
+        If one dies meanwhile, its error or death is raised, not the broken connection that the query saw."""
+        plpy = self._server.plpy
+        try:
+            for child, result in runs:
+                await drain(child, result)
+            feed([child.fd for child, _ in runs])
+            self._server.commit()
+        except plpy.spiexceptions.QueryCanceled:
+            raise
+        except plpy.SPIError as error:
+            self._server.rollback()
+            failure = failure_of_sql(error)
+            if failure.sqlstate.startswith("08"):
+                for child, result in runs:
+                    while (frame := await child.receive(TICK)) is not None:
+                        result.add(frame)
+            raise failure from None
+        for child, _ in runs:
+            child.restart_timeout()
+
+
+def metrics(result: Result) -> dict[str, float | None]:
+    """Return the metrics of all rows in a result of evaluate_model; None: not defined."""
+    return {
+        name: None if value is None else float(value)
+        for group, name, label, _, quantile, value in result.rows
+        if group is None and label is None and quantile is None
+    }

@@ -5,7 +5,8 @@ growing pause, when it dies. Weights are read and sent chunk by chunk, so that n
 process: a version never changes, it can only be deleted, and if that happens in between, the predictor is sent the
 error. The socket's file is removed when the predictor ends.
 
-It writes no table, because it also runs on a standby: the list of loaded models is in shared memory.
+It also runs on a standby, where it writes no table: the list of loaded models is in shared memory, and no row is
+counted for drift. Elsewhere it stores the counts that the predictor sends (DRIFT).
 
 A model predicts on the CPU or, within a memory budget, on the device of jobs (pg_tensile.device), which the predictor
 resolves on request (DEVICE). Its memory is reserved before it is sent (device_memory.py): the bytes of its weights, or
@@ -38,11 +39,11 @@ IDLE = 30.0
 SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
 HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
-    "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
+    "SELECT architecture, preprocessing, reference, weight_bytes FROM tensile.model_versions"
     " WHERE id = $1 AND weight_bytes IS NOT NULL"
 )
 BASE_QUERY = (
-    "SELECT architecture, 'null' AS preprocessing, 0 AS weight_bytes FROM tensile.models"
+    "SELECT architecture, 'null' AS preprocessing, NULL AS reference, 0 AS weight_bytes FROM tensile.models"
     " WHERE tensile._base_number(id, architecture) = $1"
 )
 NOT_COMMITTED = ("55000", "this model is registered by a transaction that goes on", "Commit it, then embed texts.")
@@ -73,6 +74,7 @@ class Inference:
         self._memories = {HOST: self._host}  # by device
         self._chosen: dict[str, Chosen] = {}  # by value of pg_tensile.device
         self._described: dict[str, Any] | None = None  # header of the DEVICE frame that has come
+        self._drift_rate = 0.0  # that the predictor knows
         self._arriving: dict[tuple[int, int], tuple[DeviceMemory, int]] = {}  # device and bytes, while it is loaded
 
     async def run(self) -> None:
@@ -112,7 +114,9 @@ class Inference:
         return pause
 
     async def _serve(self) -> None:
+        self._drift_rate = 0.0
         while not self._server.stopping:
+            self._send_drift_rate()
             frame = await self._child.receive(IDLE)
             if frame is not None:
                 self._handle(frame)
@@ -136,10 +140,30 @@ class Inference:
             self._publish_loaded(frame.header["models"])
         elif frame.type == FrameType.DEVICE:
             self._described = frame.header
+        elif frame.type == FrameType.DRIFT:
+            self._keep_drift(frame)
         elif frame.type == FrameType.ERROR:
             raise failure_of_frame(frame.header)
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
+
+    def _send_drift_rate(self) -> None:
+        """Tell the predictor which share of the rows counts, if that has changed."""
+        rate = self._server.call("tensile._drift_rate()")
+        self._server.commit()
+        if rate != self._drift_rate:
+            self._drift_rate = rate
+            self._child.queue(FrameType.DRIFT, header={"rate": rate})
+
+    def _keep_drift(self, frame: Frame) -> None:
+        """Store counts of rows. Those that cannot be stored are lost: predictions go on."""
+        try:
+            counts = frame.buffers[0].cast("q").tolist()
+            self._server.call("tensile._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)
+            self._server.commit()
+        except self._server.plpy.SPIError as error:
+            self._server.rollback()
+            self._server.log_once(f"counts of predicted rows cannot be stored: {error}")
 
     def _forget_arriving(self, version: int, memory_budget: int) -> None:
         """Count a model as arriving no more, if it did: it has been loaded, or could not be."""
@@ -163,7 +187,7 @@ class Inference:
             refuse(*(DELETED if version > 0 else NOT_COMMITTED))
             return
         weight_bytes = int(rows[0]["weight_bytes"])
-        header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
+        header = {key: json.loads(rows[0][key] or "null") for key in ("architecture", "preprocessing", "reference")}
         size = memory_budget or weight_bytes + self._folder_bytes(header)
         memory, profile = self._host, None
         if memory_budget:

@@ -6,6 +6,7 @@ then listening: the trace goes to the catalogue, where the scheduler finds it (`
 makes for it to the executor (job/memory.py), progress to shared memory (job/progress.py), metrics and checkpoints to
 the catalogue, and at the end the weights, chunk by chunk, to a version of the model that becomes complete together with
 `finished` (job/results.py, job/end.py). A calibration is a job without data: its result is a device's latency models.
+An evaluation trains nothing (job/evaluation.py).
 
 The process runs as the role that submitted the job throughout; the bookkeeping functions identify the job by the
 process. Standard library only.
@@ -20,6 +21,7 @@ import traceback
 from typing import Any
 
 from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.evaluation import Executors
 from pyworker.supervisors.failures import (
     CancelRequest,
     ChildDied,
@@ -30,6 +32,7 @@ from pyworker.supervisors.failures import (
     failure_of_sql,
 )
 from pyworker.supervisors.job.end import CANCELLED, JobEnd
+from pyworker.supervisors.job.evaluation import Evaluation
 from pyworker.supervisors.job.gate import Gate
 from pyworker.supervisors.job.memory import JobMemory
 from pyworker.supervisors.job.progress import report_progress
@@ -80,7 +83,9 @@ class Worker:
         self._memory = JobMemory(server, self._child, waiting, job, row["options"], timeout)
         self._ranks = JobRanks(server, waiting, row["options"])
         self._results = JobResults(server, self._child, job, row)
-        self._gate = Gate(server, row, self._threads, timeout)
+        executors = Executors(server, self._threads, timeout)
+        self._gate = Gate(server, row, executors)
+        self._evaluation = Evaluation(server, row, executors)
         self._done: dict[str, Any] | None = None  # header of DONE, once only the comparison at the gate is left
         self._end = JobEnd(server)
 
@@ -135,6 +140,9 @@ class Worker:
             await self._child.close()
 
     async def _attempt(self) -> None:
+        if self._row["kind"] == "evaluate":
+            await self._evaluate()
+            return
         if self._done is not None:
             await self._pass_gate(self._done)
             return
@@ -158,6 +166,14 @@ class Worker:
         warning = await self._gate.decide(self._check_job)
         warnings = [*(done.get("warnings") or []), *([] if warning is None else [warning])]
         self._end.finish(done | {"warnings": warnings})
+
+    async def _evaluate(self) -> None:
+        """Run a job of a schedule of evaluations."""
+        self._done = {}  # there is nothing to train
+        self._server.check_version()
+        self._report({"phase": "evaluating"})
+        await self._evaluation.run(self._check_job)
+        self._end.finish({})
 
     def _send_job(self) -> None:
         models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")

@@ -61,6 +61,8 @@ CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb, s
 CREATE FUNCTION tensile._gate_feed(fd int, previous_fd int, version bigint, previous bigint, query text,
                                    settings jsonb) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_gate_feed';
+CREATE FUNCTION tensile._evaluation_feed(fd int, version bigint, query text, settings jsonb) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_evaluation_feed';
 
 -- Scheduler and predictor
 CREATE FUNCTION tensile._publish_plan(job bigint, events bytea, planned_bytes bigint, granted_bytes bigint,

@@ -10,6 +10,7 @@ CREATE TABLE tensile.schedules (
     every        interval CHECK (every OPERATOR(pg_catalog.>) '0'),
     rows         bigint CHECK (rows OPERATOR(pg_catalog.>) 0),
     source       regclass,
+    drift        float8 CHECK (drift OPERATOR(pg_catalog.>) 0),
     arguments    jsonb NOT NULL,
     settings     jsonb NOT NULL,
     created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
@@ -20,7 +21,8 @@ CREATE TABLE tensile.schedules (
     sqlstate     text,
     error        text,
     hint         text,
-    CHECK (every IS NOT NULL OR rows IS NOT NULL),
+    last_reason  text,
+    CHECK (every IS NOT NULL OR rows IS NOT NULL OR drift IS NOT NULL),
     CHECK ((rows IS NULL) OPERATOR(pg_catalog.=) (source IS NULL)),
     CHECK ((every IS NULL) OPERATOR(pg_catalog.=) (next_run IS NULL))
 );
@@ -33,6 +35,8 @@ COMMENT ON COLUMN tensile.schedules.owner_name IS 'name of the role that has cal
 COMMENT ON COLUMN tensile.schedules.every IS 'time between two trainings; null: not by time';
 COMMENT ON COLUMN tensile.schedules.rows IS 'number of new rows that cause a training; null: not by rows';
 COMMENT ON COLUMN tensile.schedules.source IS 'table whose new rows count';
+COMMENT ON COLUMN tensile.schedules.drift IS
+    'drift of the deployed version above which it is trained again; null: not by drift';
 COMMENT ON COLUMN tensile.schedules.arguments IS 'arguments of train_model';
 COMMENT ON COLUMN tensile.schedules.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called schedule_training';
@@ -44,3 +48,4 @@ COMMENT ON COLUMN tensile.schedules.last_run IS 'time at which a training was la
 COMMENT ON COLUMN tensile.schedules.last_job IS 'job of the last training; null: none yet, or it was refused';
 COMMENT ON COLUMN tensile.schedules.sqlstate IS 'SQLSTATE of the last refusal; null: the last training was submitted';
 COMMENT ON COLUMN tensile.schedules.error IS 'message of the last refusal';
+COMMENT ON COLUMN tensile.schedules.last_reason IS 'reason for which the last training was due';

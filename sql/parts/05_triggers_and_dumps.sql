@@ -23,6 +23,8 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.models
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.evaluation_schedules
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.schedules
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
@@ -42,7 +44,13 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weig
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.deployments', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.drift_counts',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.drift_alarms',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.schedules', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
@@ -55,4 +63,6 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.deployments_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.schedules_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');

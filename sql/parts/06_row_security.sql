@@ -7,6 +7,10 @@ ALTER TABLE tensile.model_versions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_weights ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.deployments ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.schedules ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.drift_counts ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.drift_alarms ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.evaluation_schedules ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.evaluations ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
@@ -49,6 +53,20 @@ CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.schedules FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.drift_counts FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
+            WHERE v.id OPERATOR(pg_catalog.=) drift_counts.version
+              AND (tensile._owned(m.owner, m.owner_name)
+                   OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));
+CREATE POLICY visible ON tensile.drift_alarms FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
+            WHERE v.id OPERATOR(pg_catalog.=) drift_alarms.version
+              AND (tensile._owned(m.owner, m.owner_name)
+                   OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));
+CREATE POLICY visible ON tensile.evaluation_schedules FOR SELECT USING (
+    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.evaluations FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 CREATE POLICY visible ON tensile.epochs FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
@@ -92,7 +110,8 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
 
 -- USAGE on the schema and the policies above limit access.
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
-    tensile.deployments, tensile.schedules,
+    tensile.deployments, tensile.schedules, tensile.drift_counts, tensile.drift_alarms,
+    tensile.evaluation_schedules, tensile.evaluations,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,

@@ -25,6 +25,8 @@ BEGIN
         UPDATE tensile.deployments d SET ended_at = moment WHERE d.model = m.id AND d.ended_at IS NULL
             RETURNING d.id INTO current;
         UPDATE tensile.models o SET deployed_version = _deploy.version, updated_at = moment WHERE o.id = m.id;
+        DELETE FROM tensile.drift_alarms a USING tensile.model_versions v
+            WHERE v.id = a.version AND v.model = m.id AND v.version <> _deploy.version;
     END IF;
     INSERT INTO tensile.deployments (model, version, decision, reason, job, decided_by, decided_at, ended_at, metric,
                                      value, previous_version, previous_value, follows)

@@ -100,7 +100,7 @@ $$;
 -- Add a version of the job's model, which is not visible yet: its weights follow in chunks, each in its own
 -- transaction, and it is complete when the job has finished. Any other end of the attempt deletes it.
 CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text,
-                                     training jsonb DEFAULT NULL) RETURNS bigint
+                                     training jsonb DEFAULT NULL, reference jsonb DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -110,9 +110,10 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile.jobs WHERE id = tensile._my_job();
     m := tensile._trained_model(j);
-    INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training)
+    INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training,
+                                        reference)
         VALUES (m.id, tensile._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows,
-                _job_version.training)
+                _job_version.training, _job_version.reference)
         RETURNING id INTO result;
     UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;
     RETURN result;

@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Schedules: training again by time and by new rows
+-- Schedules: training again by time, by new rows and by drift
 ------------------------------------------------------------------------------------------------------------------------
 
 -- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
@@ -7,7 +7,7 @@ CREATE FUNCTION tensile._schedule_training(caller oid, model text, query text, t
                                            optimizer text, learning_rate float8, validation float8, seed bigint,
                                            policy text, memory_budget text, priority int, options jsonb, split_by text,
                                            validation_query text, max_time interval, every interval, rows bigint,
-                                           source regclass, search_path text, arrays text[])
+                                           source regclass, drift float8, search_path text, arrays text[])
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
@@ -17,19 +17,18 @@ DECLARE
                                                   max_time, arrays);
     schedule bigint;
 BEGIN
-    PERFORM tensile._parse_budget(memory_budget), tensile._check_schedule(caller, every, rows, source);
+    PERFORM tensile._parse_budget(memory_budget), tensile._check_schedule(caller, every, rows, source, drift);
     IF m.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
     PERFORM tensile._store_architecture(caller, m);
-    INSERT INTO tensile.schedules (model, owner_name, every, rows, source, next_run, counted_rows, settings, arguments)
+    INSERT INTO tensile.schedules (model, owner_name, every, rows, source, drift, next_run, counted_rows, settings,
+                                   arguments)
         VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,
-                _schedule_training.source, clock_timestamp() + _schedule_training.every,
+                _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
                 tensile._inserted_rows(_schedule_training.source),
-                jsonb_build_object('search_path', _schedule_training.search_path, 'TimeZone',
-                                   current_setting('TimeZone'), 'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')),
+                tensile._session_settings(_schedule_training.search_path),
                 jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
                                    'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
                                    'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
@@ -45,7 +44,8 @@ BEGIN
     RETURN schedule;
 END $$;
 
-CREATE FUNCTION tensile._check_schedule(caller oid, every interval, rows bigint, source regclass) RETURNS void
+CREATE FUNCTION tensile._check_schedule(caller oid, every interval, rows bigint, source regclass, drift float8)
+    RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -53,12 +53,13 @@ DECLARE
     message text;
     hint text;
 BEGIN
-    IF every IS NULL AND rows IS NULL THEN
-        message := 'a schedule needs a time or a number of rows';
-        hint := 'For example every => ''1 day'', or rows => 10000 with source => ''orders''.';
-    ELSIF NOT (every >= '1 second' AND extract(epoch FROM every)::float8 <= 3.2e9) THEN
-        message := format('every is out of range: %s', every);
-        hint := 'Use a time from 1 second to 100 years, such as ''1 day''.';
+    PERFORM tensile._check_every(every);
+    IF every IS NULL AND rows IS NULL AND drift IS NULL THEN
+        message := 'a schedule needs a time, a number of rows or a drift';
+        hint := 'For example every => ''1 day'', rows => 10000 with source => ''orders'', or drift => 0.2.';
+    ELSIF NOT (drift > 0 AND drift <= 10) THEN -- NaN is greater than all numbers
+        message := format('drift is out of range: %s', drift);
+        hint := 'Use a number above 0, up to 10, such as 0.2.';
     ELSIF rows < 1 THEN
         message := format('rows is out of range: %s', rows);
         hint := 'Use the number of new rows that are worth a training.';
@@ -78,6 +79,41 @@ BEGIN
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._check_every(every interval) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT (every >= '1 second' AND extract(epoch FROM every)::float8 <= 3.2e9) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('every is out of range: %s', every),
+            HINT = 'Use a time from 1 second to 100 years, such as ''1 day''.';
+    END IF;
+END $$;
+
+-- Settings of this session with which the query of a schedule is to run
+CREATE FUNCTION tensile._session_settings(search_path text) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_build_object('search_path', $1, 'TimeZone', current_setting('TimeZone'),
+                              'DateStyle', current_setting('DateStyle'),
+                              'IntervalStyle', current_setting('IntervalStyle'))
+$$;
+
+-- Raise an error unless the role of a schedule exists and may execute the public function of that name.
+CREATE FUNCTION tensile._check_schedule_owner(owner oid, owner_name name, function name) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner AND r.rolname = owner_name) THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+            MESSAGE = format('role "%s" was dropped or renamed', owner_name),
+            HINT = 'Another role has to make the schedule: remove this one, then schedule again.';
+    ELSIF NOT tensile._may_execute(owner, function) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for function %s', function),
+            HINT = format('Grant it to the schedule''s owner: GRANT tensile_user TO %I.', owner_name);
     END IF;
 END $$;
 
@@ -110,23 +146,48 @@ END $$;
 CREATE FUNCTION tensile._due_schedules() RETURNS TABLE (schedule bigint)
     LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.id FROM tensile.schedules s CROSS JOIN LATERAL tensile._inserted_rows(s.source) i (inserted)
-    WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
-      AND (s.next_run <= clock_timestamp()
-           OR s.source IS NOT NULL AND (
-               i.inserted IS NULL AND s.counted_rows IS NOT NULL -- the table is gone: report it once
-               OR i.inserted - CASE WHEN i.inserted < s.counted_rows THEN 0 ELSE s.counted_rows END >= s.rows))
+    SELECT s.id FROM tensile.schedules s
+    WHERE CASE WHEN EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL) THEN false
+               ELSE tensile._due_reason(s) IS NOT NULL END
     ORDER BY s.next_run, s.id
 $$;
 
--- Milliseconds until the next training by time; null if there is none
+-- The reason for which a training of the schedule is due; null: it is not. After a training, drift is that of rows
+-- predicted since, and causes another one after a 24th of pg_tensile.drift_window at the earliest, so that a model that
+-- cannot become better is not trained all the time.
+CREATE FUNCTION tensile._due_reason(s tensile.schedules) RETURNS text
+    LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    inserted bigint := tensile._inserted_rows(s.source);
+    most record;
+BEGIN
+    IF s.next_run <= clock_timestamp() THEN
+        RETURN 'time';
+    ELSIF s.source IS NOT NULL AND inserted IS NULL AND s.counted_rows IS NOT NULL THEN -- report it once
+        RETURN 'the source was dropped';
+    END IF;
+    inserted := inserted - CASE WHEN inserted < s.counted_rows THEN 0 ELSE s.counted_rows END;
+    IF inserted >= s.rows THEN
+        RETURN format('%s new rows', inserted);
+    ELSIF s.drift IS NULL
+            OR s.last_run > clock_timestamp() - current_setting('pg_tensile.drift_window')::interval / 24 THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO most FROM tensile._most_drifted(s.model, greatest(s.last_run, tensile._drift_begin()));
+    RETURN CASE WHEN most.psi > s.drift THEN format('drift %s of "%s"', round(most.psi::numeric, 2), most.column_name) END;
+END $$;
+
+-- Milliseconds until the next training by time, or the next evaluation; null if there is none
 CREATE FUNCTION tensile._schedule_delay_ms() RETURNS int
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (1000 * min(least(greatest(extract(epoch FROM s.next_run - clock_timestamp()), 0), 3600)))::int
-    FROM tensile.schedules s
-    WHERE s.next_run IS NOT NULL
-      AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+    SELECT (1000 * min(least(greatest(extract(epoch FROM n.next_run - clock_timestamp()), 0), 3600)))::int
+    FROM (SELECT s.next_run FROM tensile.schedules s
+          WHERE s.next_run IS NOT NULL
+            AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+          UNION ALL
+          SELECT e.next_run FROM tensile.evaluation_schedules e WHERE NOT tensile._evaluates(e.last_job)) n
 $$;
 
 -- The first time after now that is a whole number of intervals after `start`
@@ -152,13 +213,15 @@ CREATE FUNCTION tensile._run_schedule(schedule bigint) RETURNS void
 AS $$
 DECLARE
     s tensile.schedules;
+    reason text;
     text_of_error text;
     text_of_hint text;
     code text;
     submitted bigint;
 BEGIN
     SELECT * INTO s FROM tensile.schedules o WHERE o.id = schedule FOR UPDATE;
-    IF NOT FOUND THEN
+    reason := tensile._due_reason(s);
+    IF reason IS NULL THEN -- the schedule was removed or changed
         RETURN;
     END IF;
     BEGIN
@@ -175,7 +238,7 @@ BEGIN
             END IF;
     END;
     UPDATE tensile.schedules o
-        SET last_run = clock_timestamp(), last_job = submitted, sqlstate = code, error = text_of_error,
+        SET last_run = clock_timestamp(), last_reason = reason, last_job = submitted, sqlstate = code, error = text_of_error,
             hint = nullif(text_of_hint, ''), next_run = tensile._next_run(s.created_at, s.every),
             counted_rows = tensile._inserted_rows(s.source)
         WHERE o.id = s.id;
@@ -188,16 +251,10 @@ DECLARE
     a record;
     job bigint;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = s.owner AND r.rolname = s.owner_name) THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-            MESSAGE = format('role "%s" was dropped or renamed', s.owner_name),
-            HINT = 'Another role has to schedule the training: unschedule_training, then schedule_training.';
-    ELSIF s.source IS NOT NULL AND tensile._inserted_rows(s.source) IS NULL THEN
+    PERFORM tensile._check_schedule_owner(s.owner, s.owner_name, 'train_model');
+    IF s.source IS NOT NULL AND tensile._inserted_rows(s.source) IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
             HINT = 'Schedule the training again with another source.';
-    ELSIF NOT tensile._may_execute(s.owner, 'train_model') THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied for function train_model',
-            HINT = format('Grant it to the schedule''s owner: GRANT tensile_user TO %I.', s.owner_name);
     END IF;
     SELECT * INTO a FROM jsonb_to_record(s.arguments) AS r (
         query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,

@@ -5,7 +5,7 @@
 -- with spaces to a multiple of 8), the tensors. "__metadata__" in the header has
 --     format          "pg_tensile"
 --     format_version  "1"
---     description     JSON: name, description, architecture, preprocessing, metrics, rows, training, pg_tensile
+--     description     JSON: name, description, architecture, preprocessing, metrics, rows, training, reference, pg_tensile
 --     sha256          of the header, with 64 zeros in the place of this hash, and the SHA-256 of the tensors behind it
 -- All JSON is the text of a jsonb, so that equal models have equal bytes, in every database.
 ------------------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ CREATE FUNCTION tensile._description(v tensile.model_versions) RETURNS jsonb
 AS $$
     SELECT jsonb_build_object('name', m.name, 'description', m.description, 'architecture', v.architecture,
                               'preprocessing', v.preprocessing, 'metrics', v.metrics, 'rows', v.rows,
-                              'training', v.training, 'pg_tensile', tensile._version())
+                              'training', v.training, 'reference', v.reference, 'pg_tensile', tensile._version())
     FROM tensile.models m WHERE m.id = v.model
 $$;
 
@@ -215,6 +215,7 @@ DECLARE
 BEGIN
     FOR key, types IN VALUES ('architecture', ARRAY['object']), ('preprocessing', ARRAY['object']),
             ('metrics', ARRAY['object', 'null']), ('training', ARRAY['object', 'null']),
+            ('reference', ARRAY['object', 'null', 'missing']), -- older files have none
             ('rows', ARRAY['number', 'null']), ('description', ARRAY['string', 'null']) LOOP
         IF coalesce(jsonb_typeof(description->key), 'missing') <> ALL (types) THEN
             PERFORM tensile._refuse_file(format('its description has no usable "%s"', key));
@@ -239,7 +240,7 @@ CREATE FUNCTION tensile._description_like(v tensile.model_versions) RETURNS json
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._description($1) || jsonb_build_object(
-        'description', NULL, 'metrics', NULL, 'rows', NULL, 'training', NULL,
+        'description', NULL, 'metrics', NULL, 'rows', NULL, 'training', NULL, 'reference', NULL,
         'preprocessing', $1.preprocessing - '{calibration,conformal,rows}'::text[])
 $$;
 
@@ -271,10 +272,11 @@ BEGIN
 
     PERFORM tensile._insert_model(caller, name, description->'architecture', NULL, description->>'description');
     m := tensile._own_model(caller, name);
-    INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, metrics, rows, training)
+    INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, metrics, rows, training,
+                                        reference)
         VALUES (m.id, tensile._next_version(m.id), description->'preprocessing'->>'task', description->'preprocessing',
                 description->'architecture', nullif(description->'metrics', 'null'), (description->>'rows')::bigint,
-                nullif(description->'training', 'null'))
+                nullif(description->'training', 'null'), nullif(description->'reference', 'null'))
         RETURNING * INTO v;
     INSERT INTO tensile.model_weights (version, seq, data)
         SELECT v.id, 0, tensile._file_header(header - '__metadata__')
@@ -290,7 +292,7 @@ BEGIN
     UPDATE tensile.models SET updated_at = clock_timestamp() WHERE id = m.id RETURNING * INTO m;
     PERFORM tensile._drop_old_versions(m);
     RETURN tensile._evaluation_spec(v.id, NULL, jsonb_build_object(
-        'kind', 'import_model', 'memory_budget', 0, 'number', v.version));
+        'kind', 'import_model', 'memory_budget', 0, 'number', v.version, 'reference', v.reference));
 END $$;
 
 CREATE FUNCTION @extschema@.export_model(model text, version int DEFAULT NULL, format text DEFAULT 'tensile')

@@ -220,7 +220,7 @@ CREATE VIEW tensile.schedule_status WITH (security_invoker = true) AS
            s.last_run, s.last_job,
            CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE j.state END AS last_state, j.version AS last_version,
            d.decision, coalesce(s.sqlstate, j.sqlstate) AS last_sqlstate, coalesce(s.error, j.error) AS last_error,
-           coalesce(s.hint, j.hint) AS last_hint
+           coalesce(s.hint, j.hint) AS last_hint, s.drift, s.last_reason
     FROM tensile.schedules s LEFT JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) s.model
          LEFT JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.last_job
          LEFT JOIN tensile.deployments d ON d.job OPERATOR(pg_catalog.=) j.id
@@ -244,6 +244,10 @@ COMMENT ON COLUMN tensile.schedule_status.decision IS 'deployed or kept, as in d
 COMMENT ON COLUMN tensile.schedule_status.last_sqlstate IS 'SQLSTATE of the refusal, or of the job''s failure';
 COMMENT ON COLUMN tensile.schedule_status.last_error IS 'message of the refusal, or of the job''s failure';
 COMMENT ON COLUMN tensile.schedule_status.last_hint IS 'hint of the refusal, or of the job''s failure';
+COMMENT ON COLUMN tensile.schedule_status.drift IS
+    'drift of the deployed version above which it is trained again; null: not by drift';
+COMMENT ON COLUMN tensile.schedule_status.last_reason IS
+    'reason for which the last training was due: time, a number of new rows, or a drift';
 
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories

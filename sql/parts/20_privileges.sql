@@ -8,7 +8,8 @@
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._base_number(bigint, jsonb),
-    tensile._inserted_rows(regclass), tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
+    tensile._inserted_rows(regclass), tensile._drift(bigint, timestamptz), tensile._drift_limits(),
+    tensile._drift_begin(), tensile._psi(bigint[], bigint[]), tensile._ks(bigint[], bigint[]), tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),
@@ -32,8 +33,10 @@ GRANT EXECUTE ON FUNCTION
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8, text[], text),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
-    tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._job_version(text, jsonb, jsonb, text, jsonb, jsonb), tensile._job_weights(bigint, int, bytea),
     tensile._job_start_weights(int), tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
+    tensile._job_evaluation(), tensile._job_evaluation_weights(bigint, int), tensile._job_evaluated(bigint, bigint, jsonb),
+    tensile._evaluation_feed(int, bigint, text, jsonb),
     tensile._job_decide(bigint, text, float8, float8, text, text),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
     tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)
@@ -46,6 +49,7 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
     @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.schedule_evaluation, @extschema@.unschedule_evaluation,
     @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
@@ -64,6 +68,7 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
     @extschema@.drop_version, @extschema@.set_model_retention, @extschema@.export_model, @extschema@.import_model,
     @extschema@.train_model, @extschema@.schedule_training, @extschema@.unschedule_training,
+    @extschema@.schedule_evaluation, @extschema@.unschedule_evaluation,
     @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
     @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -510,3 +511,24 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
         assert answer.state not in ("finished", "failed", "cancelled")
         answer.cancel()
         assert answer.wait(progress=False, timeout=60) == "cancelled"
+
+
+def test_schedules_drift_and_evaluations(client: Client, trained: int) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "max_time": timedelta(hours=1)}
+    assert client.schedule_training(MODEL, QUERY, TARGET, every="1 day", drift=0.3, **settings) > 0
+    assert client.schedule_evaluation(MODEL, QUERY, timedelta(days=1), metric="accuracy") > 0
+    schedules = client.schedules()
+    assert schedules.loc[MODEL, "drift"] == 0.3 and schedules.loc[MODEL, "every"] == "1 day"
+    assert client.unschedule_training(MODEL) and client.unschedule_evaluation(MODEL)
+    assert not client.unschedule_training(MODEL) and not client.unschedule_evaluation(MODEL)
+    assert client.schedules().empty and client.evaluations(MODEL).empty
+    with pytest.raises(ServerError, match="drift is out of range"):
+        client.schedule_training(MODEL, QUERY, TARGET, drift=-1)
+    with pytest.raises(ArgumentError, match='schedule_training has no argument "epoch"'):
+        client.schedule_training(MODEL, QUERY, TARGET, drift=1, epoch=1)
+    with pytest.raises(ArgumentError, match="source"):
+        client.schedule_training(MODEL, QUERY, TARGET, rows=1, source=1)  # type: ignore[arg-type]
+    client.connection.execute("SELECT * FROM tensile.drift_counts")
+    found = client.drift()
+    assert list(found.columns) == ["kind", "rows", "since", "psi", "ks", "threshold", "drifted"]
+    assert client.drift("none").empty

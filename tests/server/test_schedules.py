@@ -125,7 +125,7 @@ def test_new_rows_cause_a_training(db: Connection, wait_until: Wait, partitioned
 @pytest.mark.parametrize(
     ("arguments", "sqlstate", "message", "hint"),
     [
-        ({}, "22023", "a schedule needs a time or a number of rows", "every =>"),
+        ({}, "22023", "a schedule needs a time, a number of rows or a drift", "every =>"),
         ({"every": "0 s"}, "22023", "every is out of range: 00:00:00", "1 second"),
         ({"every": "-1 day"}, "22023", "every is out of range: -1 days", "1 second"),
         ({"every": "1 ms"}, "22023", "every is out of range", "1 second"),

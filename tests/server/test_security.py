@@ -30,6 +30,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
+    *("_drift", "_drift_begin", "_drift_limits", "_psi", "_ks"),
     "_materialize_predictions",
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
@@ -45,6 +46,10 @@ WORKERS_ONLY = {
     "_take_interrupt": "",
     "_process": "",
     "_gate_feed": "0, 0, 1, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
+    "_evaluation_feed": "0, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
+    "_job_evaluation": "",
+    "_job_evaluation_weights": "1, 0",
+    "_job_evaluated": "1, 1, '{}'",
     "_job_start_weights": "0",
     "_job_gate": "",
     "_job_gate_weights": "1, 0",

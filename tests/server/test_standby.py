@@ -63,7 +63,7 @@ def fork_socket(server: TestCluster) -> Path:
 @pytest.fixture
 def pair(fresh_cluster: Callable[..., TestCluster], clusters_folder: Path) -> Iterator[tuple[TestCluster, TestCluster]]:
     """A primary with a trained model, and a standby that streams from it."""
-    primary = fresh_cluster()
+    primary = fresh_cluster({"pg_tensile.drift_sample_rate": 1})
     standby = TestCluster(clusters_folder / f"{primary.folder.name}s")
     standby._make_folder()
     TestCluster.live.append(standby)
@@ -99,6 +99,10 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2402
         kinds = "SELECT backend_type FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%' ORDER BY 1"
         assert [kind for (kind,) in down.execute(kinds)] == ["pg_tensile inference", "pg_tensile launcher"]
+        counted = "SELECT sum(rows) FROM tensile.drift_counts"
+        wait_until(lambda: value(up, counted) == 1200)  # none of the standby's
+        catch_up(up, down, wait_until)
+        assert value(down, counted) == 1200 and value(down, "SELECT tensile._drift_rate()") == 0
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             submit(down, "m")
         exported = "SELECT export_model('m')"
@@ -134,6 +138,13 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         assert third not in (first, second) and third == answers(other)
         assert answers(up) == second
         wait_until(lambda: ("m", 3) in {row[:2] for row in down.execute(loaded)})
+
+        def counts() -> bool:
+            """Predict; return whether rows of the new version are counted since the standby was promoted."""
+            answers(down)
+            return bool(value(down, "SELECT count(*) FROM tensile.drift WHERE version = 3"))
+
+        wait_until(counts)
 
 
 def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(

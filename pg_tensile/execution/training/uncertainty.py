@@ -1,4 +1,6 @@
-"""Calibration of a classifier's probabilities, or scores of a regression's intervals, from its validation rows."""
+"""What follows from validation rows: calibration of a classifier's probabilities, scores of a regression's intervals,
+and the histogram of predictions.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from pg_tensile.execution.data import calibration
-from pg_tensile.execution.data.answers import spread
+from pg_tensile.execution.data.answers import answers, spread
 from pg_tensile.execution.data.conformal import Conformal
+from pg_tensile.execution.data.drift import Reference, with_predictions
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 
 
@@ -40,3 +43,10 @@ def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calib
         return Derived(preprocessing, {})
     kept = fit.calibration if fit.improves else None
     return Derived(replace(preprocessing, calibration=kept), {"calibration": fit.to_json()})
+
+
+def with_validation(reference: Reference, preprocessing: Preprocessing, validation: Mapping[str, Tensor]) -> Reference:
+    """Return the reference with the predictions for the validation rows, if there are any; arguments as in `derive`."""
+    if not validation:
+        return reference
+    return with_predictions(reference, preprocessing, answers(validation["outputs"].double().numpy(), preprocessing))

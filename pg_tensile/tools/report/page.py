@@ -201,6 +201,7 @@ def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("fingerprint of the rows", job["fingerprint"]),
         ("attempts", job["attempts"]),
         ("version of the model that it made", job["version"]),
+        *([("most drift of rows that it predicts", job["drift"])] if job.get("drift") else []),
         *((name, job[name] and moment(job[name])) for name in dates),
     ]
 

@@ -24,12 +24,19 @@ KEYS = {
 
 
 def header(state: ViewState, width: int) -> list[Text]:
-    """Return the header line, and the alarm below it, if any."""
+    """Return the header line, and the alarm and the line about drift below it, if any."""
     clock = time.strftime("%H:%M:%S", time.localtime(state.snapshot.at))
     right = f"{len(state.running)} running, {len(state.queue)} waiting  {clock}"
     title = fit(f"pg-tensile top  {state.where}", width - len(right) - 2)
     alarm = wrap(state.alarm, width, 2) if state.alarm else []
-    return [Text.assemble((title, "bold"), "  ", right), *(Text(text, style="bold red") for text in alarm)]
+    lines = [Text.assemble((title, "bold"), "  ", right), *(Text(text, style="bold red") for text in alarm)]
+    return [*lines, Text(drift(state, width), style="yellow")] if state.snapshot.drifted else lines
+
+
+def drift(state: ViewState, width: int) -> str:
+    """Return the line about models whose predicted rows have drifted from their training rows, the worst first."""
+    found = [f"{item.model} {item.psi:.2f} of {item.column_name}" for item in state.snapshot.drifted]
+    return join([f"drift: {printable(found[0])}", *map(printable, found[1:])], width)
 
 
 def footer(state: ViewState, width: int) -> Text:

@@ -41,7 +41,13 @@ SNAPSHOT = """
                      JOIN tensile.jobs j ON j.id = p.job
                      LEFT JOIN tensile.traces t ON t.job = p.job
                      LEFT JOIN tensile.footprints f ON f.job = p.job
-                ORDER BY p.job) o) AS jobs
+                ORDER BY p.job) o) AS jobs,
+           (SELECT json_agg(a) FROM (
+                SELECT left(m.name, 200) AS model, v.version, d.column_name, d.psi, d.threshold,
+                       extract(epoch FROM d.at)::float8 AS at
+                FROM tensile.drift_alarms d JOIN tensile.model_versions v ON v.id = d.version
+                     JOIN tensile.models m ON m.id = v.model AND m.deployed_version = v.version
+                ORDER BY d.psi DESC, m.name) a) AS drifted
 """
 EPOCHS = """
     SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
@@ -131,12 +137,25 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Drift:
+    """A deployed version whose predicted rows have drifted from its training rows, and the column that has most."""
+
+    model: str
+    version: int
+    column_name: str
+    psi: float
+    threshold: float
+    at: float  # when the threshold was exceeded, in seconds since 1970
+
+
+@dataclass(frozen=True)
 class Snapshot:
     at: float  # the server's clock, seconds since 1970
     ageing_s: float | None  # seconds of waiting that raise the priority by one
     sees_all: bool  # whether it has the jobs of all roles
     devices: tuple[Device, ...]
     jobs: tuple[Job, ...]  # by number
+    drifted: tuple[Drift, ...] = ()
 
     def queue(self) -> list[Job]:
         """Return the waiting jobs, in the order in which they would be started now."""
@@ -176,6 +195,7 @@ def read(connection: Connection) -> Snapshot:
         row["sees_all"],
         tuple(Device(**_finite(values)) for values in row["devices"] or ()),
         tuple(Job(**_finite(values)) for values in row["jobs"] or ()),
+        tuple(Drift(**values) for values in row["drifted"] or ()),
     )
 
 

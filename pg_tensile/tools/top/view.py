@@ -1,6 +1,6 @@
 """The view: a pure function from the state to lines of text for a terminal of a given size.
 
-    header      the server, numbers of jobs, the server's time; an alarm below it
+    header      the server, numbers of jobs, the server's time; below it an alarm, and models that have drifted
     devices     memory granted, the link, the load by others
     running     a line for each job with an executor
     queue       the waiting jobs, the next one first, with reasons

@@ -74,8 +74,8 @@ class JobResults:
         if self._version is not None:
             raise ProtocolError("a second VERSION frame")
         self._report_saving()
-        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training"))
-        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb)", *values)
+        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training", "reference"))
+        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb,jsonb)", *values)
         self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:

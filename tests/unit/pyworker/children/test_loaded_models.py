@@ -44,7 +44,7 @@ def regression() -> Version:
 
 def test_bounds_come_with_predictions(regression: Version) -> None:
     scores = Conformal(9, tuple(np.arange(1.0, 10.0).tolist()))
-    answers, (lower, upper) = reply(regression, [1, 2, 3], {"coverage": 0.5}, conformal=scores)[1:]
+    answers, (lower, upper) = reply(regression, [1, 2, 3], {"coverage": 0.5}, conformal=scores)[1:3]
     std = regression.preprocessing.target.std
     np.testing.assert_allclose(answers.prediction - lower, 5.0 * std)
     np.testing.assert_allclose(upper - answers.prediction, 5.0 * std)
@@ -58,7 +58,7 @@ def test_attributions_fit_the_prediction_of_every_architecture(
     regression: Version, rows: Any, architecture: dict[str, Any]
 ) -> None:
     version = regression if rows is None else Version(rows, architecture)
-    answers, (attributions,) = reply(version, [5], {"explain": True})[1:]
+    answers, (attributions,) = reply(version, [5], {"explain": True})[1:3]
     assert len(attributions) == len(version.preprocessing.features)
     assert np.isfinite(attributions).all() and np.abs(attributions).max() > 1e-6
     assert (answers.prediction == reply(version, [5]).answers.prediction).all()

@@ -1,0 +1,44 @@
+"""The evaluation of a deployed version for a schedule: a job without an executor of its own that trains.
+
+An executor evaluates the rows of the query, which runs once, as the role that has made the schedule (csrc/gate.c).
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pyworker.supervisors.evaluation import Executors, metrics
+from pyworker.supervisors.failures import Failure
+from pyworker.supervisors.server import Server
+
+
+class Evaluation:
+    """Evaluates for this process's job; `row` is what `_job_begin` returned."""
+
+    def __init__(self, server: Server, row: dict[str, Any], executors: Executors) -> None:
+        self._server = server
+        self._row = row
+        self._executors = executors
+
+    async def run(self, check_job: Callable[[], None]) -> None:
+        """Store the values, in a transaction that the caller ends by finishing the job.
+
+        `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError."""
+        server, row = self._server, self._row
+        text = server.call("tensile._job_evaluation()")
+        server.commit()
+        if text is None:
+            raise Failure("42704", "the model or its schedule was dropped", hint="Schedule the evaluation again.")
+        spec = json.loads(text)
+        rows = 0
+
+        def feed(fds: list[int]) -> None:
+            nonlocal rows
+            values = (fds[0], spec["version"], row["query"], row["settings"])
+            rows = server.call("tensile._evaluation_feed(int4,int8,text,jsonb)", *values)
+
+        (result,) = await self._executors.run([spec], "tensile._job_evaluation_weights", feed, check_job)
+        server.call("tensile._job_evaluated(int8,int8,jsonb)", spec["version"], rows, metrics(result))
