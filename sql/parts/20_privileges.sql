@@ -33,6 +33,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._training_sources(text, jsonb, text), tensile._job_sources(bigint, jsonb),
     tensile._job_start_weights(int), tensile._job_gate(), tensile._job_gate_weights(bigint, int), tensile._gate_feed(int, int, bigint, bigint, text, jsonb),
     tensile._job_decide(bigint, text, float8, float8, text, text),
     tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
@@ -52,7 +53,7 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
     @extschema@.predict_rows, @extschema@.materialize_predictions, @extschema@.embed, @extschema@.embed_rows,
-    @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.evaluate_model, @extschema@.feature_importance, @extschema@.models_of_table,
     @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
@@ -70,7 +71,7 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
     @extschema@.predict_rows, @extschema@.materialize_predictions, @extschema@.embed, @extschema@.embed_rows,
-    @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.evaluate_model, @extschema@.feature_importance, @extschema@.models_of_table,
     @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)

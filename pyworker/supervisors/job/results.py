@@ -29,6 +29,7 @@ class JobResults:
         self._states = StateReader()
         self._most_bytes = server.number("pg_tensile.max_state_size") << 20
         self._version: int | None = None  # id of the model's version
+        self.sources: list[dict[str, Any]] = []  # relations and columns that the rows were read from
         self._complete = False  # the version has all of its weights
         self._latency_models: list[memoryview] = []
         self._calibration: dict[str, Any] = {}  # meta of the latency models
@@ -76,6 +77,7 @@ class JobResults:
         self._report_saving()
         values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training"))
         self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb)", *values)
+        self._server.call("tensile._job_sources(int8,jsonb)", self._version, self.sources)
         self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:
