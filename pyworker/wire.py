@@ -65,6 +65,7 @@ class FrameType(IntEnum):
     DEVICE = 26
     EMBED = 27
     EMBEDDING = 28
+    QUERY = 29
     SCHEDULE = 30
     SCHEDULED = 31
     SEARCH = 32

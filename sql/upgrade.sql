@@ -143,6 +143,9 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.schedules
 SELECT pg_catalog.pg_extension_config_dump('tensile.schedules', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.schedules_id_seq', '');
 
+-- Queries for predictions, derived from training queries
+ALTER TABLE tensile.model_versions ADD prediction_query jsonb;
+
 -- Lineage: what versions were trained on
 CREATE TABLE tensile._version_sources (
     version       bigint REFERENCES tensile.model_versions ON DELETE CASCADE,

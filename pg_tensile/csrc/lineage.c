@@ -13,19 +13,21 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/sysattr.h"
 #include "catalog/pg_class.h"
 #include "fmgr.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/parsenodes.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "convert.h"
-#include "feed.h"
 #include "process.h"
 #include "query.h"
 
@@ -110,13 +112,28 @@ is_read(const Source *source, AttrNumber number)
 		bms_is_member(InvalidAttrNumber - FirstLowInvalidHeapAttributeNumber, source->columns);
 }
 
+static int
+number_of_columns(Oid relation)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+	int			number = 0;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		number = ((Form_pg_class) GETSTRUCT(tuple))->relnatts;
+		ReleaseSysCache(tuple);
+	}
+	return number;
+}
+
 static void
 append_columns(StringInfo json, const Source *source)
 {
+	int			count = number_of_columns(source->relation);
 	const char *separator = "";
 
 	appendStringInfoString(json, "[");
-	for (AttrNumber number = 1; number <= get_relnatts(source->relation); number++)
+	for (AttrNumber number = 1; number <= count; number++)
 	{
 		/* A dropped column has no type. */
 		if (!is_read(source, number) || !OidIsValid(get_atttype(source->relation, number)))
@@ -154,26 +171,6 @@ append_sources(StringInfo json, const char *sql, const char *purpose)
 	}
 }
 
-typedef struct Lineage
-{
-	const char *query;
-	const char *validation_query;
-	StringInfoData json;
-} Lineage;
-
-static int64
-describe_sources(void *argument)
-{
-	Lineage    *lineage = argument;
-
-	appendStringInfoString(&lineage->json, "[");
-	append_sources(&lineage->json, lineage->query, "training");
-	if (lineage->validation_query != NULL)
-		append_sources(&lineage->json, lineage->validation_query, "validation");
-	appendStringInfoString(&lineage->json, "]");
-	return 0;
-}
-
 /*
  * tensile._training_sources(query, settings, validation_query) -> [{"purpose",
  * "relation", "schema", "name", "kind", "columns"}]; the last argument may be
@@ -182,14 +179,20 @@ describe_sources(void *argument)
 Datum
 tensile_training_sources(PG_FUNCTION_ARGS)
 {
-	Lineage		lineage = {0};
+	int			nest_level;
+	StringInfoData json;
 
 	tensile_require_process(TENSILE_WORKER);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		PG_RETURN_NULL();
-	lineage.query = tensile_text_argument(fcinfo, 0);
-	lineage.validation_query = tensile_text_argument(fcinfo, 2);
-	initStringInfo(&lineage.json);
-	(void) tensile_feed_in_worker(PG_GETARG_JSONB_P(1), describe_sources, &lineage);
-	PG_RETURN_TEXT_P(cstring_to_text_with_len(lineage.json.data, lineage.json.len));
+	nest_level = NewGUCNestLevel();
+	tensile_apply_settings(PG_GETARG_JSONB_P(1));
+	initStringInfo(&json);
+	appendStringInfoString(&json, "[");
+	append_sources(&json, tensile_text_argument(fcinfo, 0), "training");
+	if (!PG_ARGISNULL(2))
+		append_sources(&json, tensile_text_argument(fcinfo, 2), "validation");
+	appendStringInfoString(&json, "]");
+	AtEOXact_GUC(false, nest_level);
+	PG_RETURN_TEXT_P(cstring_to_text_with_len(json.data, json.len));
 }

@@ -315,6 +315,8 @@ class Worker:
                 results.begin_version(frame.header)
             case FrameType.LATENCY:
                 results.keep_latency(frame)
+            case FrameType.QUERY:
+                results.derived = frame.header
             case FrameType.SETTINGS:
                 results.keep_settings(frame)
             case FrameType.CHOICE:

@@ -42,6 +42,7 @@ CREATE TABLE tensile.model_versions (
     weight_bytes  bigint,
     created_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     training      jsonb,
+    prediction_query jsonb,
     UNIQUE (model, version)
 );
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
@@ -59,6 +60,9 @@ COMMENT ON COLUMN tensile.model_versions.weight_bytes IS
 COMMENT ON COLUMN tensile.model_versions.training IS
     'settings and course of the training: {"batch_size", "learning_rate", "epochs", "stopped"}; "stopped" is the '
     'reason for its end: epochs, early_stopping or max_time';
+COMMENT ON COLUMN tensile.model_versions.prediction_query IS
+    'query of predict_rows without one, derived from the training query: {"query", "template", "source", "reason", '
+    '"settings"}; "template" reads tensile_source in place of "source"; "reason": why "query" or "template" is null';
 
 CREATE TABLE tensile.model_weights (
     version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,

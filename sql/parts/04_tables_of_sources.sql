@@ -2,8 +2,8 @@
 -- Tables: what versions were trained on
 ------------------------------------------------------------------------------------------------------------------------
 
--- A row for each relation that a query of the version has read. The OID finds it when it was renamed, the name when it was
--- created again or restored; no foreign key keeps it from being dropped.
+-- A row for each relation that a query of the version has read. The OID finds it when it was renamed, the name when it
+-- was created again or restored; nothing keeps it from being dropped.
 CREATE TABLE tensile._version_sources (
     version       bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
     purpose       text CHECK (purpose OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),

@@ -16,7 +16,8 @@ CREATE VIEW tensile.model_sources WITH (security_invoker = true) AS
              ON c.oid IS NULL AND e.nspname OPERATOR(pg_catalog.=) s.schema_name
                 AND d.relname OPERATOR(pg_catalog.=) s.relation_name;
 COMMENT ON VIEW tensile.model_sources IS
-    'tables, views and columns that each version was trained on; what functions read is not known; visible as the model is';
+    'tables, views and columns that each version was trained on; what functions read is not known; visible as the model '
+    'is';
 COMMENT ON COLUMN tensile.model_sources.purpose IS 'training, or validation: the query that has read it';
 COMMENT ON COLUMN tensile.model_sources.relation IS
     'the table or view; null: it was dropped, or after a restore there is none of that name';
@@ -28,7 +29,7 @@ COMMENT ON COLUMN tensile.model_sources.columns IS
     'names, at the time of the training, of the columns that the query reads, in any place';
 
 CREATE FUNCTION @extschema@.models_of_table(relation regclass)
-    RETURNS TABLE (model text, version int, deployed bool, scheduled bool, source regclass, columns name[])
+    RETURNS TABLE (model text, version int, deployed bool, scheduled bool, trained_on regclass, columns name[])
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     -- The relation and what has rows of it: partitioned tables, parents, views and materialized views
