@@ -160,7 +160,7 @@ CREATE TABLE tensile._version_sources (
 CREATE INDEX version_sources_of_relation ON tensile._version_sources (relation);
 ALTER TABLE tensile._version_sources ENABLE ROW LEVEL SECURITY;
 CREATE POLICY visible ON tensile._version_sources FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version));
+    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
 CREATE FUNCTION tensile._resolve_source() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

@@ -81,6 +81,7 @@ class Kind(NamedTuple):
     what: str
 
 
+TABLE = Kind("regclass", _text, "the name of a table, as a str")
 TEXT = Kind("text", _text, "a str")
 FLAG = Kind("bool", _flag, "True or False")
 INT4, INT8 = (Kind(name, _integer, "a whole number") for name in ("int4", "int8"))
@@ -98,6 +99,7 @@ ARGUMENTS = {
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
     **dict.fromkeys(("split_by", "validation_query", "reason"), TEXT),
     "max_time": INTERVAL,
+    "source": TABLE,
     "memory_budget": SIZE,
     "keep_versions": OPTIONAL_INT4,
     "replace": FLAG,

@@ -44,7 +44,7 @@ CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
 CREATE POLICY visible ON tensile.deployments FOR SELECT USING (
     EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 CREATE POLICY visible ON tensile._version_sources FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version));
+    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
 CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));

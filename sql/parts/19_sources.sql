@@ -28,6 +28,8 @@ COMMENT ON COLUMN tensile.model_sources.kind IS
 COMMENT ON COLUMN tensile.model_sources.columns IS
     'names, at the time of the training, of the columns that the query reads, in any place';
 
+GRANT SELECT ON tensile.model_sources TO PUBLIC;
+
 CREATE FUNCTION @extschema@.models_of_table(relation regclass)
     RETURNS TABLE (model text, version int, deployed bool, scheduled bool, trained_on regclass, columns name[])
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
