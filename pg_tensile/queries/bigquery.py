@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from sqlglot import exp, parse_one
 from sqlglot.dialects.bigquery import BigQuery
+from sqlglot.parsers.bigquery import BigQueryParser
 from sqlglot.tokens import TokenType
 
 from pg_tensile.queries.dialects import POSTGRES, DialectError, check_dialect, parse, written
@@ -36,9 +37,9 @@ class TrainingInfo(exp.Expression, exp.Func):
 class _BigQueryML(BigQuery):
     """BigQuery's dialect, with the functions of a model that sqlglot does not know."""
 
-    class Parser(BigQuery.Parser):
+    class Parser(BigQueryParser):
         FUNCTION_PARSERS = {  # noqa: RUF012
-            **BigQuery.Parser.FUNCTION_PARSERS,
+            **BigQueryParser.FUNCTION_PARSERS,
             "EVALUATE": lambda self: self._parse_function_of_model(Evaluate),
             "TRAINING_INFO": lambda self: self._parse_function_of_model(TrainingInfo),
         }
@@ -79,7 +80,7 @@ class DropModel:
 class Plain:
     """Any other statement. `returns_rows`: it is a query."""
 
-    tree: exp.Expression
+    tree: exp.Expr
     read: str
     returns_rows: bool
 
@@ -103,7 +104,7 @@ def statements(script: str, read: str = "bigquery") -> Iterator[CreateModel | Dr
     yield from [_statement(tree, read) for tree in trees]
 
 
-def _statement(tree: exp.Expression, read: str) -> CreateModel | DropModel | Plain:
+def _statement(tree: exp.Expr, read: str) -> CreateModel | DropModel | Plain:
     kind = str(tree.args.get("kind") or "").upper()
     if isinstance(tree, exp.Create) and kind == "MODEL":
         return _create_model(tree, read)
@@ -116,7 +117,7 @@ def _statement(tree: exp.Expression, read: str) -> CreateModel | DropModel | Pla
     return Plain(tree, read, isinstance(tree, exp.Query))
 
 
-def _name(table: exp.Expression) -> str:
+def _name(table: exp.Expr) -> str:
     """Return the name of a model: its parts with dots between them, without quotes."""
     return ".".join(part.name for part in cast(exp.Table, table).parts)
 
@@ -145,7 +146,7 @@ class _Options:
     def take(self, name: str, kind: type | tuple[type, ...], what: str) -> Any:
         """Return and remove an option, None if it is not given. Raises DialectError if it has another type."""
         value = self.given.pop(name, None)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool) and kind is not bool):
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
             raise DialectError(f"option {name} is not {what}", f"Write {name} = {what}.")
         return value
 
@@ -196,7 +197,7 @@ KNOWN = (
 )
 
 
-def _constant(node: exp.Expression, name: str) -> Any:
+def _constant(node: exp.Expr, name: str) -> Any:
     """Return the value of an option: a string, number, truth value, or a list of them."""
     if isinstance(node, exp.Array):
         return [_constant(item, name) for item in node.expressions]
@@ -377,7 +378,7 @@ def _evaluate(call: _Call, model: Model) -> exp.Query:
         values = {name: model.metrics.get(metric) for name, metric in names.items()}
         columns = [f"{_number(_squared(name, value))} AS {_quoted(name)}" for name, value in values.items()]
         return cast(exp.Query, parse_one(f"SELECT {', '.join(columns)}", read=POSTGRES))
-    arguments = f"{_literal(call.model)}, {_literal(written(call.rows, call.read))}"
+    arguments = f"{_literal(call.model)}, {_literal(written(cast(exp.Expr, call.rows), call.read))}"
     columns = [
         f"{_power(name)} AS {_quoted(name)}".format(f"MAX(e.value) FILTER (WHERE e.metric = '{metric}')")
         for name, metric in names.items()
@@ -403,7 +404,7 @@ def _training_info(call: _Call, model: Model) -> exp.Query:
     return cast(exp.Query, parse_one(HISTORY.format(job="NULL" if model.job is None else model.job), read=POSTGRES))
 
 
-FUNCTIONS: dict[type[exp.Expression], Callable[[_Call, Model], exp.Query]] = {
+FUNCTIONS: dict[type[exp.Expr], Callable[[_Call, Model], exp.Query]] = {
     exp.Predict: _predict,
     Evaluate: _evaluate,
     TrainingInfo: _training_info,

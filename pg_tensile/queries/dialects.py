@@ -16,6 +16,7 @@ from pg_tensile.errors import TensileError
 POSTGRES = "postgres"
 DIALECTS = tuple(sorted(dialect.value for dialect in sqlglot.Dialects if dialect.value))
 
+
 class DialectError(TensileError, ValueError):
     """A dialect that does not exist, or a statement that cannot be read in it or written in PostgreSQL's."""
 
@@ -39,7 +40,7 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-def parse(script: str, read: str, dialect: object = None) -> list[exp.Expression]:
+def parse(script: str, read: str, dialect: type[sqlglot.Dialect] | None = None) -> list[exp.Expr]:
     """Return the statements of a script. `dialect` reads it, if it is not `read` itself.
 
     Raises DialectError, with line and column."""
@@ -59,7 +60,7 @@ def parse(script: str, read: str, dialect: object = None) -> list[exp.Expression
     return [tree for tree in trees if tree is not None]
 
 
-def written(tree: exp.Expression, read: str) -> str:
+def written(tree: exp.Expr, read: str) -> str:
     """Return a statement in PostgreSQL's dialect. Raises DialectError."""
     if read == "bigquery":
         for table in tree.find_all(exp.Table):

@@ -104,7 +104,7 @@ def _parse(query: str) -> exp.Select:
     return tree
 
 
-def _text(tree: exp.Expression) -> str:
+def _text(tree: exp.Expr) -> str:
     return tree.sql(dialect=DIALECT, comments=False)
 
 
@@ -119,14 +119,14 @@ def _column(node: exp.Column) -> Column:
     return Column(None if table is None else folded(table), folded(node.this))
 
 
-def _columns(node: exp.Expression) -> Iterator[Column]:
+def _columns(node: exp.Expr) -> Iterator[Column]:
     """Yield the columns that are named in a part of a query; of `t.*` none."""
     for found in node.find_all(exp.Column):
         if not isinstance(found.this, exp.Star):
             yield _column(found)
 
 
-def _conjuncts(node: exp.Expression) -> Iterator[exp.Expression]:
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the conditions that AND connects."""
     inner = node.unnest()
     if isinstance(inner, exp.And):
@@ -136,7 +136,7 @@ def _conjuncts(node: exp.Expression) -> Iterator[exp.Expression]:
         yield node
 
 
-def _output_name(item: exp.Expression) -> str | None:
+def _output_name(item: exp.Expr) -> str | None:
     """Return the name of a column of the result; None if only the server knows it."""
     if isinstance(item, exp.Alias):
         return folded(item.args["alias"])
@@ -179,7 +179,7 @@ class _Training:
 
     # -- the target ---------------------------------------------------------------------------------------------------
 
-    def _find_target(self, target: str) -> exp.Expression | None:
+    def _find_target(self, target: str) -> exp.Expr | None:
         """Return the item of the select list that is the target; None: it is one of the columns of a star."""
         items = [item for item in self._select.expressions if not item.is_star]
         names = [_output_name(item) for item in items]
@@ -199,13 +199,14 @@ class _Training:
         mentioned = [Column(None, self._target)] if self._target_item is None else _columns(self._target_item)
         return [column for column in mentioned if not any(column.may_be(other) for other in needed)]
 
-    def _others(self) -> list[exp.Expression]:
+    def _others(self) -> list[exp.Expr]:
         return [item for item in self._select.expressions if item is not self._target_item]
 
-    def _is_own(self, node: exp.Expression, aliases: Iterable[str] = ()) -> bool:
+    def _is_own(self, node: exp.Expr, aliases: Iterable[str] = ()) -> bool:
         """Return whether a part of the query names a column that only the target needs, or a table of `aliases`."""
         return any(
-            column.table in aliases or any(column.may_be(own) for own in self._own) for column in _columns(node)
+            (column.table is not None and column.table in aliases) or any(column.may_be(own) for own in self._own)
+            for column in _columns(node)
         )
 
     # -- what it needs ------------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class _Training:
             return None
         alias = _alias(table)
         own = [] if self._target_item is None else [self._target_item]
-        elsewhere: list[exp.Expression] = [*self._others()] + [other for other in self._joins() if other is not join]
+        elsewhere: list[exp.Expr] = [*self._others()] + [other for other in self._joins() if other is not join]
         elsewhere += [part for name in ("group", "windows") if (part := self._select.args.get(name))]
         named = {column.table for part in own for column in _columns(part)}
         if alias not in named or any(_names_table(part, alias) for part in elsewhere):
@@ -261,9 +262,11 @@ class _Training:
             if adds_rows or numbers or self._is_target(group):
                 raise Underivable("the groups of the training query depend on the target")
         if adds_rows and any(item.find(exp.Window, exp.AggFunc) for item in self._others()):
-            raise Underivable("a feature is computed from several rows, which are others without the target's conditions")
+            raise Underivable(
+                "a feature is computed from several rows, which are others without the target's conditions"
+            )
 
-    def _is_target(self, node: exp.Expression) -> bool:
+    def _is_target(self, node: exp.Expr) -> bool:
         return self._is_own(node) or any(column == Column(None, self._target) for column in _columns(node))
 
     def _drop_order(self, aliases: Iterable[str]) -> None:
@@ -284,7 +287,7 @@ class _Training:
             return
         named = {_output_name(item) for item in self._others() if not item.is_star}
         table = self._stars[0].args.get("table") if len(self._stars) == 1 else None
-        columns: list[exp.Expression] = [
+        columns: list[exp.Expr] = [
             exp.column(exp.to_identifier(name, quoted=True), table=None if table is None else table.copy())
             for name in self._features
             if name not in named
@@ -313,7 +316,7 @@ def _alias(table: exp.Table) -> str:
     return folded(table.this if alias is None else alias.this)
 
 
-def _names_table(node: exp.Expression, alias: str) -> bool:
+def _names_table(node: exp.Expr, alias: str) -> bool:
     """Return whether a part of a query names the table: a column, a whole row, or `t.*`."""
     for column in node.find_all(exp.Column):
         table = column.args.get("table")

@@ -119,7 +119,7 @@ def test_evaluations(run: Callable[..., Any], conn: Connection) -> None:
     )
     assert status == 0
     given, of_training = (rows(part)[0] for part in out.split("\n\n"))
-    scores = dict(
+    scores: dict[str, float] = dict(
         conn.execute(
             "SELECT metric, value FROM evaluate_model('ds.delay', 'TABLE ds.flights') WHERE quantile IS NULL"
         ).fetchall()

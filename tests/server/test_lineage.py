@@ -107,9 +107,8 @@ def dependents(conn: Connection, table: str) -> dict[str, list[str]]:
 
 def derived(conn: Connection, model: str) -> dict[str, Any]:
     """Return the query for predictions of the model's version, with its reason."""
-    sql = (
-        "SELECT prediction_query FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model WHERE m.name = %s"
-    )
+    of_model = "model = (SELECT id FROM tensile.models WHERE name = %s)"
+    sql = f"SELECT prediction_query FROM tensile.model_versions WHERE {of_model}"
     return dict(value(conn, sql, model))
 
 
@@ -149,7 +148,9 @@ def test_the_models_of_a_table(conn: Connection) -> None:
     assert dependents(conn, "air.short") == {"view": ["carrier", "delay", "distance"]}
     assert dependents(conn, "air.first") == {"parted": ["x", "y"]}  # by way of its partitioned table
     assert dependents(conn, "tensile.models") == {}
-    row = conn.execute("SELECT version, deployed, scheduled, trained_on::text FROM models_of_table('air.days')").fetchone()
+    row = conn.execute(
+        "SELECT version, deployed, scheduled, trained_on::text FROM models_of_table('air.days')"
+    ).fetchone()
     assert row == (1, True, False, "air.days")
     assert conn.execute("SELECT * FROM models_of_table(NULL)").fetchall() == []
 
@@ -262,9 +263,11 @@ def test_the_query_runs_with_the_rights_of_its_caller(server: Any, conn: Connect
         conn.execute("REVOKE SELECT ON air.flights FROM PUBLIC")
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="flights"):
             predicted(mallory, "plain")
-    with server.connect(user="alice") as alice:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="flights"):
-            predicted(alice, "calling")
+    with (
+        server.connect(user="alice") as alice,
+        pytest.raises(psycopg.errors.InsufficientPrivilege, match="flights"),
+    ):
+        predicted(alice, "calling")
     conn.execute("GRANT SELECT ON air.flights TO PUBLIC")
 
 

@@ -147,6 +147,8 @@ class _Runner:
         if row is None:
             raise ServerError(f'model "{model}" does not exist', "tensile.models lists those that you may use.")
         if row["deployed_version"] is None:
-            raise ServerError(f'model "{model}" has no deployed version', "Train it, or wait until its job has finished.")
+            raise ServerError(
+                f'model "{model}" has no deployed version', "Train it, or wait until its job has finished."
+            )
         labels = () if row["task"] == "regression" else tuple(row["labels"])
         return Model(row["target"], labels, row["metrics"] or {}, row["job"])

@@ -85,8 +85,13 @@ def test_options_become_arguments() -> None:
     assert statement.architecture == {"type": "mlp", "hidden": [8, 4], "activation": "tanh", "dropout": 0.1}
     job = {"task": "regression", "weight_decay": 0.5, "early_stopping": {"patience": 0}}
     assert statement.arguments == {
-        **{"epochs": 7, "learning_rate": 0.01, "batch_size": 32, "optimizer": "sgd", "validation": 0.3},
-        **{"split_by": "a", "options": job},
+        "epochs": 7,
+        "learning_rate": 0.01,
+        "batch_size": 32,
+        "optimizer": "sgd",
+        "validation": 0.3,
+        "split_by": "a",
+        "options": job,
     }
     assert (statement.target, statement.replace, statement.if_not_exists) == ("label", False, False)
 
@@ -102,7 +107,8 @@ def test_defaults_are_left_to_the_server() -> None:
 def test_names_and_words_of_create_model() -> None:
     first, second, third = statements(
         "CREATE OR REPLACE MODEL `p.ds.m` OPTIONS(model_type='LINEAR_REG', input_label_cols=['y']) AS (SELECT 1 AS y);"
-        "CREATE MODEL IF NOT EXISTS ds.m OPTIONS(model_type='LINEAR_REG') AS SELECT 1 AS label; DROP MODEL IF EXISTS ds.m"
+        "CREATE MODEL IF NOT EXISTS ds.m OPTIONS(model_type='LINEAR_REG') AS SELECT 1 AS label;"
+        "DROP MODEL IF EXISTS ds.m"
     )
     assert isinstance(first, CreateModel) and (first.model, first.target, first.replace) == ("p.ds.m", "y", True)
     assert isinstance(second, CreateModel) and (second.model, second.if_not_exists) == ("ds.m", True)
@@ -120,7 +126,10 @@ def test_names_and_words_of_create_model() -> None:
         (REGRESSOR.format(", input_label_cols = ['a', 'b']"), "option input_label_cols is not a list of one column"),
         (REGRESSOR.format(", optimizer = 'FTRL'"), "optimizer 'FTRL' is not supported"),
         (REGRESSOR.format(", data_split_method = 'CUSTOM'"), "data_split_method 'CUSTOM' is not supported"),
-        (REGRESSOR.format(", data_split_method = 'SEQ'"), "data_split_col and the data_split_method SEQ need each other"),
+        (
+            REGRESSOR.format(", data_split_method = 'SEQ'"),
+            "data_split_col and the data_split_method SEQ need each other",
+        ),
         (REGRESSOR.format("").replace("LINEAR_REG", "KMEANS"), "model_type 'KMEANS' is not supported"),
         ("CREATE MODEL m OPTIONS(model_type='LINEAR_REG')", "CREATE MODEL m has no query"),
         ("CREATE MODEL m AS SELECT 1 AS label", "CREATE MODEL has no model_type"),
