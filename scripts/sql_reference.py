@@ -130,8 +130,8 @@ ARGUMENTS = {
     "scheduled": "true if a schedule trains the model",
     "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads, and"
     " equal importances",
-    "source": "table whose new rows count; of `predict_rows`: table or view that is read in place of the first one of the"
-    " training query; null: that one",
+    "source": "table whose new rows count; of `predict_rows`: table or view that is read in place of the first one of"
+    " the training query; null: that one",
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
