@@ -164,11 +164,11 @@ def test_evaluations_and_histories() -> None:
 
 
 def test_functions_with_settings_or_without_rows_are_refused() -> None:
-    for settings in ("TABLE t, STRUCT(0.5 AS threshold)", "STRUCT(0.5 AS threshold)"):
-        with pytest.raises(DialectError, match="STRUCT"):
-            query(f"SELECT * FROM ML.PREDICT(MODEL price, {settings})")
-    with pytest.raises(DialectError, match="line 1"):
-        query("SELECT * FROM ML.PREDICT(MODEL price)")
+    with pytest.raises(DialectError, match="STRUCT"):
+        query("SELECT * FROM ML.PREDICT(MODEL price, TABLE t, STRUCT(0.5 AS threshold))")
+    for rows in ("", ", STRUCT(0.5 AS threshold)"):
+        with pytest.raises(DialectError, match="line 1"):
+            query(f"SELECT * FROM ML.PREDICT(MODEL price{rows})")
 
 
 def test_a_models_name_is_a_literal() -> None:
