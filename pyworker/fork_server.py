@@ -49,6 +49,8 @@ PRELOADS = (
     "pg_tensile.execution.training.trainer",
     "pg_tensile.execution.training.uncertainty",
     "pg_tensile.planning.latency.model_bytes",
+    "pg_tensile.queries.prediction",
+    "sqlglot.dialects.postgres",
     "torch.fx.experimental.symbolic_shapes",  # imported by the first fake tensor
     "torch.distributed.tensor",  # imported by the first decomposition
 )

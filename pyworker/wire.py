@@ -70,6 +70,7 @@ class FrameType(IntEnum):
     SCHEDULED = 31
     SEARCH = 32
     FOUND = 33
+    QUERY = 36
 
 
 class Frame(NamedTuple):

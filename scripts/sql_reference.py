@@ -68,6 +68,7 @@ SETTINGS = """
 
 # What an argument or a column of a result means, the same in all functions that have it
 ARGUMENTS = {
+    "columns": "names of the columns that its query reads",
     "architecture": "object with the `type` and its keys: [architectures](#architectures); null: the first"
     " `train_model` chooses one by the columns of its query",
     "batch_size": "rows per step, 1 to 10000000; null: chosen by the number of rows; 0:"
@@ -78,6 +79,7 @@ ARGUMENTS = {
     "content": "text, of which the first 65,536 characters count",
     "coverage": "probability with which the target lies in the interval, above 0 and below 1",
     "description": "description of the model, for readers",
+    "deployed": "true if predictions use the version",
     "deviation": "standard deviation of the importance over the repeats",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
     "drift": "drift of the deployed version above which a training starts, above 0 and up to 10:"
@@ -121,19 +123,23 @@ ARGUMENTS = {
     "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, the other"
     " functions as the caller",
     "reason": "reason of the caller, kept in [deployments](#tensiledeployments); null: none",
+    "relation": "table or view",
     "removed": "number of rows that the query no longer has",
     "repeats": "number of times that a feature is shuffled, 1 to 1000",
     "replace": "true: an existing model of that name gets the new architecture and keeps its versions",
     "role": "new owner of the model",
     "rows": "number of new rows that cause a training; null: not by rows",
     "row_number": "number of the query's row, from 1",
+    "scheduled": "true if a schedule trains the model",
     "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads, and"
     " equal importances",
-    "source": "table whose new rows count",
+    "source": "table whose new rows count; of `predict_rows`: table or view that is read in place of the first one of"
+    " the training query; null: that one",
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
     "timeout": "longest time to wait; null: no limit",
+    "trained_on": "relation that the query of the version reads",
     "unchanged": "number of rows whose predictions are kept",
     "upper": "upper bound of the interval",
     "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",

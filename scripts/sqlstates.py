@@ -100,6 +100,10 @@ ERRORS = {
         "`embed` got a model that is no pretrained transformer.",
         "Register one with the architecture `pretrained`.",
     ),
+    "42P01": (
+        "The table `source` of `predict_rows` was dropped meanwhile.",
+        "Name another one.",
+    ),
     "53000": (
         "No background worker is free for the predictor, no job slot for `explain_training`, `evaluate_model`,"
         " `feature_importance`, `import_model` or `export_model`, or a session has too many open files.",

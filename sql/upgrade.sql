@@ -221,6 +221,35 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations_id_seq', '');
 
+-- Queries for predictions, derived from training queries
+ALTER TABLE tensile.model_versions ADD prediction_query jsonb;
+
+-- Lineage: what versions were trained on
+CREATE TABLE tensile._version_sources (
+    version       bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
+    purpose       text CHECK (purpose OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
+    relation      oid,
+    schema_name   name,
+    relation_name name,
+    kind          text NOT NULL,
+    columns       name[] NOT NULL,
+    PRIMARY KEY (version, purpose, schema_name, relation_name)
+);
+CREATE INDEX version_sources_of_relation ON tensile._version_sources (relation);
+ALTER TABLE tensile._version_sources ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON tensile._version_sources FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
+CREATE FUNCTION tensile._resolve_source() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN NEW;
+END $$; -- replaced below
+CREATE TRIGGER resolve_source BEFORE INSERT ON tensile._version_sources
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_source();
+SELECT pg_catalog.pg_extension_config_dump('tensile._version_sources',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+
 -- The owner's functions alone call these checks.
 REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
 

@@ -11,7 +11,8 @@
 The docstring of each method names the SQL function that it calls; docs/sql.md describes them. Arguments that are None
 are left to the function's defaults. Errors are TensileErrors with message, hint and detail: ServerError if the server
 has refused the call, ConnectionLost if the connection is closed or broken, ArgumentError if an argument has a wrong
-type, TrainingFailed if a job has failed.
+type, DialectError (a ValueError, too) if a query cannot be read in the dialect `read`, TrainingFailed if a job has
+failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from psycopg import sql
 from pg_tensile.client.calls import ArgumentError, call, noted
 from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.client.connection import connect as open_connection
+from pg_tensile.client.dialects import in_postgres
 from pg_tensile.client.frames import (
     DRIFT,
     EVALUATION,
@@ -173,10 +175,12 @@ class Client:
         split_by: str | None = None,
         validation_query: str | None = None,
         max_time: timedelta | float | str | None = None,
+        read: str | None = None,
     ) -> Job:
         """Submit a job that trains the model on the rows of a query, and return at once (SQL: train_model).
 
-        `memory_budget` is a size such as "2GB", or a number of bytes; `max_time` an interval, or seconds."""
+        `memory_budget` is a size such as "2GB", or a number of bytes; `max_time` an interval, or seconds. `read` names
+        the dialect of SQL in which the queries are written, such as "snowflake"; None means the server's own."""
         settings = {
             "epochs": epochs,
             "batch_size": batch_size,
@@ -192,16 +196,16 @@ class Client:
             "validation_query": validation_query,
             "max_time": max_time,
         }
-        return Job(self._session, self._submitted("train_model", model, query, target, settings)[0])
+        return Job(self._session, self._submitted("train_model", model, query, target, settings, read)[0])
 
-    def explain(self, model: str, query: str, target: str, **settings: Any) -> str:
+    def explain(self, model: str, query: str, target: str, *, read: str | None = None, **settings: Any) -> str:
         """Return the cost and the memory plan of `train` with the same arguments, and whether the job would start
         (SQL: explain_training).
 
         The answer is lines of text, or JSON with `options={"format": "json"}`. Trains nothing. Raises ArgumentError if
         `train` does not have one of the `settings`."""
         self._check_settings("explain", settings)
-        return "\n".join(self._submitted("explain_training", model, query, target, settings))
+        return "\n".join(self._submitted("explain_training", model, query, target, settings, read))
 
     def _check_settings(self, method: str, settings: dict[str, Any]) -> None:
         for name in settings:
@@ -209,8 +213,13 @@ class Client:
                 hint = f"It has those of train: {', '.join(SETTINGS)}."
                 raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
 
-    def _submitted(self, function: str, model: str, query: str, target: str, settings: dict[str, Any]) -> list[Any]:
-        return self._session.answer(function, {"model": model, "query": query, "target": target}, settings)
+    def _submitted(
+        self, function: str, model: str, query: str, target: str, settings: dict[str, Any], read: str | None
+    ) -> list[Any]:
+        if settings.get("validation_query") is not None:
+            settings = settings | {"validation_query": in_postgres(settings["validation_query"], read)}
+        required = {"model": model, "query": in_postgres(query, read), "target": target}
+        return self._session.answer(function, required, settings)
 
     def job(self, number: int) -> Job:
         """Return the job of that number. Raises ServerError if it does not exist, or if your role may not see it."""
@@ -230,16 +239,17 @@ class Client:
         rows: int | None = None,
         source: str | None = None,
         drift: float | None = None,
+        read: str | None = None,
         **settings: Any,
     ) -> int:
         """Train the model again and again; return the id of the schedule (SQL: schedule_training).
 
         A training starts when the time `every` has passed, when the table `source` has that many new `rows`, or when
-        predicted rows have drifted by more than `drift`: whichever comes first. The `settings` are those of `train`;
-        raises ArgumentError for others."""
+        predicted rows have drifted by more than `drift`: whichever comes first. `read` and the `settings` are those of
+        `train`; raises ArgumentError for others."""
         self._check_settings("schedule_training", settings)
         when = {"every": every, "rows": rows, "source": source, "drift": drift}
-        return int(self._submitted("schedule_training", model, query, target, settings | when)[0])
+        return int(self._submitted("schedule_training", model, query, target, settings | when, read)[0])
 
     def unschedule_training(self, model: str) -> bool:
         """Remove the model's schedule (SQL: unschedule_training). Return False if it has none."""
@@ -256,13 +266,26 @@ class Client:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def predict(self, model: str, query: str, memory_budget: int | str | None = None) -> pd.DataFrame:
+    def predict(
+        self,
+        model: str,
+        query: str | None = None,
+        memory_budget: int | str | None = None,
+        *,
+        source: str | None = None,
+        read: str | None = None,
+    ) -> pd.DataFrame:
         """Return a prediction for every row of a query, in the query's order (SQL: predict_rows).
 
-        A prediction is the number, or for classes the label and its probability. The index is the number of the row,
-        from 1. `memory_budget` is the device memory that the model may take, in bytes or as '200MB'; None means the
-        model's own budget, or all that it needs."""
-        return self._table("predict_rows", PREDICTIONS, model, query, {"memory_budget": memory_budget})
+        Without a query, the rows are those of the one that was derived from the training query; `source` is the name of
+        a table that it reads in place of its own. A prediction is the number, or for classes the label and its
+        probability. The index is the number of the row, from 1. `memory_budget` is the device memory that the model may
+        take, in bytes or as '200MB'; None means the model's own budget, or all that it needs. `read` as in `train`."""
+        if query is not None and source is not None:
+            hint = "Leave one of them out: the query names its tables itself."
+            raise noted(ArgumentError("predict takes a query or a source, not both", hint))
+        optional = {"memory_budget": memory_budget, "source": source}
+        return self._table("predict_rows", PREDICTIONS, model, query, optional, read)
 
     def evaluate(
         self,
@@ -271,22 +294,32 @@ class Client:
         by: str | None = None,
         version: int | None = None,
         memory_budget: int | str | None = None,
+        *,
+        read: str | None = None,
     ) -> pd.DataFrame:
         """Return scores of the model's predictions for the rows of a query, which returns the target as well (SQL:
         evaluate_model).
 
         The index is the name of the metric; metrics that the rows do not define are NaN. With `by`, a column of the
-        query, each of its values has scores of its own."""
+        query, each of its values has scores of its own. `read` as in `train`."""
         optional = {"by": by, "version": version, "memory_budget": memory_budget}
-        return self._table("evaluate_model", EVALUATION, model, query, optional)
+        return self._table("evaluate_model", EVALUATION, model, query, optional, read)
 
     def importance(
-        self, model: str, query: str, repeats: int | None = None, metric: str | None = None, seed: int | None = None
+        self,
+        model: str,
+        query: str,
+        repeats: int | None = None,
+        metric: str | None = None,
+        seed: int | None = None,
+        *,
+        read: str | None = None,
     ) -> pd.DataFrame:
         """Return how much worse the model's predictions for the rows of a query become when the values of a feature are
-        shuffled (SQL: feature_importance). The index is the name of the feature, the most important one first."""
+        shuffled (SQL: feature_importance). The index is the name of the feature, the most important one first. `read`
+        as in `train`."""
         optional = {"repeats": repeats, "metric": metric, "seed": seed}
-        return self._table("feature_importance", IMPORTANCE, model, query, optional)
+        return self._table("feature_importance", IMPORTANCE, model, query, optional, read)
 
     def drift(self, model: str | None = None) -> pd.DataFrame:
         """Return the view tensile.drift of the model, or of all that are yours: predicted rows against the training
@@ -311,7 +344,16 @@ class Client:
         `evaluations(model)["value"].unstack().plot()` draws them."""
         return frame(EVALUATIONS, self._session.rows(EVALUATIONS_OF_MODEL, (model,)))
 
-    def _table(self, function: str, shape: Shape, model: str, query: str, optional: dict[str, Any]) -> pd.DataFrame:
-        """Return the rows of a function of a model and a query."""
-        called, parameters = call(self._session.schema, function, {"model": model, "query": query}, optional)
+    def _table(
+        self,
+        function: str,
+        shape: Shape,
+        model: str,
+        query: str | None,
+        optional: dict[str, Any],
+        read: str | None,
+    ) -> pd.DataFrame:
+        """Return the rows of a function of a model and, unless it is None, a query in the dialect `read`."""
+        required = {"model": model} if query is None else {"model": model, "query": in_postgres(query, read)}
+        called, parameters = call(self._session.schema, function, required, optional)
         return frame(shape, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

@@ -50,6 +50,18 @@
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL)
 #endif
 
+/*
+ * What a query needs of the relations that it reads: a list of its own from 16
+ * on.
+ */
+#if PG_VERSION_NUM >= 160000
+#define TensilePermission RTEPermissionInfo
+#define tensile_permissions(query) ((query)->rteperminfos)
+#else
+#define TensilePermission RangeTblEntry
+#define tensile_permissions(query) ((query)->rtable)
+#endif
+
 /* The argument run_once, always true, was removed in 18. */
 #if PG_VERSION_NUM >= 180000
 #define tensile_executor_run(desc, direction, count) ExecutorRun(desc, direction, count)

@@ -241,3 +241,15 @@ tensile_text_argument(FunctionCallInfo fcinfo, int number)
 {
 	return PG_ARGISNULL(number) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(number));
 }
+
+char *
+tensile_text_key(JsonbContainer *object, const char *key)
+{
+	JsonbValue *value = NULL;
+
+	if (JsonContainerIsObject(object))
+		value = getKeyJsonValueFromContainer(object, key, strlen(key), NULL);
+	if (value == NULL || value->type != jbvString)
+		return NULL;
+	return pnstrdup(value->val.string.val, value->val.string.len);
+}

@@ -9,6 +9,7 @@
 
 #include "fmgr.h"
 #include "utils/date.h"
+#include "utils/jsonb.h"
 
 /*
  * The name of an SQL type in frames: "int4", "text", "float4[]", ...; NULL if
@@ -59,5 +60,8 @@ extern int	tensile_text_prefix(const char *utf8, int length);
 
 /* A text argument of a function, in the server's encoding; NULL for null. */
 extern char *tensile_text_argument(FunctionCallInfo fcinfo, int number);
+
+/* The text at that key of a JSON object, or NULL, as well for other types. */
+extern char *tensile_text_key(JsonbContainer *object, const char *key);
 
 #endif

@@ -190,33 +190,6 @@ feed_query(FeedReceiver *receiver)
 }
 
 /*
- * Applies the submitter's search_path, TimeZone, ... ({"name": "value"}) for
- * the rest of this GUC nest level.
- */
-static void
-apply_settings(Jsonb *settings)
-{
-	JsonbIterator *iterator = JsonbIteratorInit(&settings->root);
-	JsonbIteratorToken token;
-	JsonbValue	value;
-	char	   *name = NULL;
-
-	while ((token = JsonbIteratorNext(&iterator, &value, true)) != WJB_DONE)
-	{
-		if (token == WJB_KEY)
-			name = pnstrdup(value.val.string.val, value.val.string.len);
-		else if (token == WJB_VALUE && value.type == jbvString && name != NULL)
-			(void) set_config_option(name, pnstrdup(value.val.string.val, value.val.string.len),
-									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION,
-									 GUC_ACTION_SAVE, true, 0, false);
-		else if (token == WJB_VALUE)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("settings of a training query must be strings")));
-	}
-}
-
-/*
  * From now on a change that may end the job interrupts the query (notify.c).
  * One that came just before, after the worker had looked at its job, has not:
  * the worker has to look again.
@@ -295,7 +268,7 @@ tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 	int			nest_level = NewGUCNestLevel();
 	volatile int64 rows = 0;
 
-	apply_settings(settings);
+	tensile_apply_settings(settings);
 	tensile_my_slot->feeding = true;
 	PG_TRY();
 	{

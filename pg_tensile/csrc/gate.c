@@ -16,6 +16,7 @@
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 
+#include "convert.h"
 #include "evaluation_rows.h"
 #include "feed.h"
 #include "model.h"
@@ -31,22 +32,6 @@ PG_FUNCTION_INFO_V1(tensile_evaluation_feed);
 
 /* ---- at submission ---- */
 
-/*
- * The text at that key, or NULL; wrong types are left to the check of the
- * options.
- */
-static const char *
-text_key(JsonbContainer *object, const char *key)
-{
-	JsonbValue *value = NULL;
-
-	if (JsonContainerIsObject(object))
-		value = getKeyJsonValueFromContainer(object, key, strlen(key), NULL);
-	if (value == NULL || value->type != jbvString)
-		return NULL;
-	return pnstrdup(value->val.string.val, value->val.string.len);
-}
-
 /* The query of the option, or NULL. */
 static const char *
 gate_query(Jsonb *options)
@@ -55,7 +40,7 @@ gate_query(Jsonb *options)
 
 	if (JB_ROOT_IS_OBJECT(options))
 		gate = getKeyJsonValueFromContainer(&options->root, "gate", strlen("gate"), NULL);
-	return gate != NULL && gate->type == jbvBinary ? text_key(gate->val.binary.data, "query") : NULL;
+	return gate != NULL && gate->type == jbvBinary ? tensile_text_key(gate->val.binary.data, "query") : NULL;
 }
 
 static bool
@@ -91,7 +76,7 @@ void
 tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *options)
 {
 	const char *sql = gate_query(options);
-	const char *weight = text_key(&options->root, "weight");
+	const char *weight = tensile_text_key(&options->root, "weight");
 	Query	   *gate;
 	ListCell   *cell;
 

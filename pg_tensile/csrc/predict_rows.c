@@ -2,7 +2,8 @@
  * predict_rows.c: predictions for every row of a query, in chunks.
  *
  * The query runs read only, as the caller, with a DestReceiver that packs its
- * rows (predict_features.c).  A full chunk is sent while the predictor computes the
+ * rows (predict_features.c).  A query that is not given is derived from the
+ * training query (prediction_query.c), and runs with the settings of that.  A full chunk is sent while the predictor computes the
  * one before, so at most two are under way.  Sending also receives
  * (predict_client_exchange), so that neither side blocks the other.
  *
@@ -32,6 +33,7 @@
 #include "owner.h"
 #include "predict_client.h"
 #include "predict_socket.h"
+#include "prediction_query.h"
 #include "predictions.h"
 #include "query.h"
 #include "wire.h"
@@ -56,6 +58,7 @@ typedef struct RowsReceiver
 } RowsReceiver;
 
 PG_FUNCTION_INFO_V1(tensile_predict_rows);
+PG_FUNCTION_INFO_V1(tensile_predict_rows_of_source);
 
 static void
 put_results(RowsReceiver *receiver, const Predictions *answer)
@@ -146,36 +149,38 @@ rows_receive(TupleTableSlot *slot, DestReceiver *self)
 }
 
 static void
-predict_query(RowsReceiver *receiver, const char *sql)
+predict_query(RowsReceiver *receiver, const PredictionQuery *prediction)
 {
 	int			nest_level = NewGUCNestLevel();
 	Query	   *query;
 
+	if (prediction->settings != NULL)
+		tensile_apply_settings(prediction->settings);
 	tensile_set_read_only();
-	query = tensile_analyze_select(sql, QUERY_NAME);
+	query = tensile_analyze_select(prediction->sql, QUERY_NAME);
+	if (prediction->settings != NULL)
+		tensile_refuse_functions_of_others(query, receiver->model);
 	(void) predict_client_connect(&receiver->client, predict_deadline());
-	tensile_run_select(query, sql, &receiver->pub);
+	tensile_run_select(query, prediction->sql, &receiver->pub);
 	finish(receiver);
 	AtEOXact_GUC(false, nest_level);
 }
 
 /*
- * predict_rows(model, query, memory_budget) -> (row_number, prediction, label,
- * probability)
+ * Predicts for the rows of the query or, without one, of that derived from the
+ * training query, over `source`.
  */
-Datum
-tensile_predict_rows(PG_FUNCTION_ARGS)
+static Datum
+predict_rows(FunctionCallInfo fcinfo, const char *query, Oid source)
 {
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	RowsReceiver receiver = {
 		.pub = tensile_dest_receiver(rows_receive, rows_startup),
 		.context = CurrentMemoryContext,
 	};
+	PredictionQuery prediction = {.sql = query};
 	const PredictModel *model;
 
-	InitMaterializedSRF(fcinfo, 0);
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
-		return (Datum) 0;
 	tensile_require_version();
 	receiver.results = result->setResult;
 	receiver.results_desc = result->setDesc;
@@ -191,11 +196,13 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 	receiver.batch = feature_batch_create(&model->features,
 										  feature_batch_capacity(&model->features),
 										  CurrentMemoryContext);
+	if (query == NULL)
+		prediction = tensile_prediction_query(model, source);
 	predict_client_init(&receiver.client, CurrentMemoryContext);
 
 	PG_TRY();
 	{
-		predict_query(&receiver, text_to_cstring(PG_GETARG_TEXT_PP(1)));
+		predict_query(&receiver, &prediction);
 	}
 	PG_FINALLY();
 	{
@@ -203,4 +210,27 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 	}
 	PG_END_TRY();
 	return (Datum) 0;
+}
+
+/*
+ * predict_rows(model, query, memory_budget) -> (row_number, prediction, label,
+ * probability)
+ */
+Datum
+tensile_predict_rows(PG_FUNCTION_ARGS)
+{
+	InitMaterializedSRF(fcinfo, 0);
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		return (Datum) 0;
+	return predict_rows(fcinfo, text_to_cstring(PG_GETARG_TEXT_PP(1)), InvalidOid);
+}
+
+/* predict_rows(model, source, memory_budget); the last two may be null */
+Datum
+tensile_predict_rows_of_source(PG_FUNCTION_ARGS)
+{
+	InitMaterializedSRF(fcinfo, 0);
+	if (PG_ARGISNULL(0))
+		return (Datum) 0;
+	return predict_rows(fcinfo, NULL, PG_ARGISNULL(1) ? InvalidOid : PG_GETARG_OID(1));
 }

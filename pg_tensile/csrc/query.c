@@ -11,6 +11,7 @@
 #include "postgres.h"
 
 #include "executor/executor.h"
+#include "miscadmin.h"
 #include "nodes/nodeFuncs.h"
 #include "parser/analyze.h"
 #include "tcop/tcopprot.h"
@@ -155,6 +156,29 @@ tensile_set_read_only(void)
 {
 	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_LOCAL, true, 0, false);
+}
+
+void
+tensile_apply_settings(Jsonb *settings)
+{
+	JsonbIterator *iterator = JsonbIteratorInit(&settings->root);
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	char	   *name = NULL;
+
+	while ((token = JsonbIteratorNext(&iterator, &value, true)) != WJB_DONE)
+	{
+		if (token == WJB_KEY)
+			name = pnstrdup(value.val.string.val, value.val.string.len);
+		else if (token == WJB_VALUE && value.type == jbvString && name != NULL)
+			(void) set_config_option(name, pnstrdup(value.val.string.val, value.val.string.len),
+									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION,
+									 GUC_ACTION_SAVE, true, 0, false);
+		else if (token == WJB_VALUE)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("settings of a training query must be strings")));
+	}
 }
 
 static void

@@ -8,6 +8,7 @@
 
 #include "nodes/parsenodes.h"
 #include "tcop/dest.h"
+#include "utils/jsonb.h"
 
 /*
  * Parses and analyses a query as the current user, and makes sure that it is
@@ -24,6 +25,12 @@ extern const char *tensile_subquery(const Query *query, const char *sql);
 
 /* Sets transaction_read_only for the rest of the current GUC nest level. */
 extern void tensile_set_read_only(void);
+
+/*
+ * Applies the search_path, TimeZone, ... with which a training query was
+ * submitted ({"name": "value"}), for the rest of the current GUC nest level.
+ */
+extern void tensile_apply_settings(Jsonb *settings);
 
 /* A DestReceiver with these callbacks; `startup` may be NULL. */
 extern DestReceiver tensile_dest_receiver(bool (*receive) (TupleTableSlot *, DestReceiver *),

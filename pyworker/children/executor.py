@@ -95,6 +95,7 @@ class Executor(TrainingRun):
         checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
         prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
+        self._derive_query(prepared)
         if profile is not None:
             self.fit(prepared, checkpoint, profile)
             return
@@ -139,6 +140,16 @@ class Executor(TrainingRun):
             self._channel.send(FrameType.SETTINGS, chosen)
         dataset = prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"])
         return Prepared(fitted, dataset, reference_of(fitted, store.blocks()))
+
+    def _derive_query(self, prepared: Prepared) -> None:
+        """Send the query for predictions that follows from the training query, which no rank has to know."""
+        query = self._spec.pop("query", None)
+        if query is None:
+            return
+        from pg_tensile.queries.prediction import derive
+
+        features = [feature.name for feature in prepared.fitted.preprocessing.features]
+        self._channel.send(FrameType.QUERY, derive(query, self._spec["target"], features).to_json())
 
     def _adopt(self, fitted: FittedPreprocessing, store: RowStore) -> FittedPreprocessing:
         """Return what was fitted, with the preprocessing of the version that training begins with, if there is one.

@@ -230,6 +230,9 @@ class Worker:
         plpy = self._server.plpy
         row = self._row
         try:
+            sources = "tensile._training_sources(text,jsonb,text)"
+            read = (row[column] for column in ("query", "settings", "validation_query"))
+            self._results.sources = json.loads(self._server.call(sources, *read))
             columns = ("query", "target", "settings", "split_by", "validation_query")
             feed = "tensile._feed(int4,text,text,jsonb,text,text)"
             rows = self._server.call(feed, self._child.fd, *(row[column] for column in columns))
@@ -328,6 +331,8 @@ class Worker:
                 results.begin_version(frame.header)
             case FrameType.LATENCY:
                 results.keep_latency(frame)
+            case FrameType.QUERY:
+                results.derived = frame.header
             case FrameType.SETTINGS:
                 results.keep_settings(frame)
             case FrameType.CHOICE:

@@ -58,6 +58,13 @@ CREATE FUNCTION tensile._flow_state(OUT waits bool, OUT late bool, OUT fault tex
 CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb, split_by text DEFAULT NULL,
                               validation_query text DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_feed';
+CREATE FUNCTION tensile._training_sources(query text, settings jsonb, validation_query text) RETURNS json
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_training_sources';
+CREATE FUNCTION tensile._same_query(query text, other text, settings jsonb) RETURNS bool
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_same_query';
+CREATE FUNCTION tensile._check_prediction_query(version bigint, training_query text, query text, settings jsonb)
+    RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_check_prediction_query';
 CREATE FUNCTION tensile._gate_feed(fd int, previous_fd int, version bigint, previous bigint, query text,
                                    settings jsonb) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_gate_feed';

@@ -43,6 +43,7 @@ CREATE TABLE tensile.model_versions (
     created_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     training      jsonb,
     reference     jsonb,
+    prediction_query jsonb,
     UNIQUE (model, version)
 );
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
@@ -63,6 +64,9 @@ COMMENT ON COLUMN tensile.model_versions.training IS
 COMMENT ON COLUMN tensile.model_versions.reference IS
     'numbers of training rows in the bins of each feature, and of validation rows in those of predictions: {"columns"}; '
     'the view drift compares predicted rows with them';
+COMMENT ON COLUMN tensile.model_versions.prediction_query IS
+    'query of predict_rows without one, derived from the training query: {"query", "template", "source", "reason", '
+    '"settings"}; "template" reads tensile_source in place of "source"; "reason": why "query" or "template" is null';
 
 CREATE TABLE tensile.model_weights (
     version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,

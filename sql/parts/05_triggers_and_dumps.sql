@@ -19,6 +19,17 @@ BEGIN
                         ELSE (SELECT oid FROM pg_roles WHERE rolname = NEW.grantee_name) END;
     RETURN NEW;
 END $$;
+-- So are those of the relations that a version was trained on.
+CREATE FUNCTION tensile._resolve_source() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.relation := (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                     WHERE n.nspname = NEW.schema_name AND c.relname = NEW.relation_name);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER resolve_source BEFORE INSERT ON tensile._version_sources
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_source();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.models
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
@@ -42,6 +53,8 @@ CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON te
 SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile._version_sources',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.deployments', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.drift_counts',

@@ -5,6 +5,7 @@
 ALTER TABLE tensile.models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_versions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_weights ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile._version_sources ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.deployments ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.schedules ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.drift_counts ENABLE ROW LEVEL SECURITY;
@@ -46,6 +47,8 @@ CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 CREATE POLICY visible ON tensile.deployments FOR SELECT USING (
     EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+CREATE POLICY visible ON tensile._version_sources FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
 CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
@@ -111,7 +114,7 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
 -- USAGE on the schema and the policies above limit access.
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
     tensile.deployments, tensile.schedules, tensile.drift_counts, tensile.drift_alarms,
-    tensile.evaluation_schedules, tensile.evaluations,
+    tensile.evaluation_schedules, tensile.evaluations, tensile._version_sources,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,

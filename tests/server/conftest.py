@@ -130,6 +130,11 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         *(model, job),
     )
     db.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'secret')", (version,))
+    db.execute(
+        "INSERT INTO tensile._version_sources (version, purpose, schema_name, relation_name, kind, columns)"
+        " VALUES (%s, 'training', 'public', 'secret', 'table', '{secret}')",
+        (version,),
+    )
     db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
     db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))

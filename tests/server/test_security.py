@@ -16,7 +16,7 @@ from tests.server.cast import Cast, current_user, denied
 from tests.server.support import SMALL_MLP, Connection, value
 
 TABLES = [
-    *("models", "model_versions", "model_weights", "model_grants"),
+    *("models", "model_versions", "model_weights", "model_grants", "_version_sources"),
     *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
@@ -45,6 +45,11 @@ WORKERS_ONLY = {
     "_stop_cause": "",
     "_take_interrupt": "",
     "_process": "",
+    "_training_sources": "'SELECT 1 AS a', '{}', NULL",
+    "_job_sources": "1, '[]'",
+    "_same_query": "'SELECT 1 AS a', 'SELECT 1 AS a', '{}'",
+    "_check_prediction_query": "1, 'SELECT 1 AS a', 'SELECT 1 AS a', '{}'",
+    "_job_prediction_query": "1, '{}'",
     "_gate_feed": "0, 0, 1, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
     "_evaluation_feed": "0, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
     "_job_evaluation": "",
@@ -214,7 +219,8 @@ def test_tables_show_visible_rows_only(play: Cast) -> None:
     assert seen(play.mallory) == OF_THE_MACHINE
     of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
     of_jobs |= {"scheduler_log", "searches", "search_results", "rank_reports"}
-    assert seen(play.bob) == {"models", "model_versions", "jobs", "epochs", "metrics"} | of_jobs | OF_THE_MACHINE
+    of_models = {"models", "model_versions", "_version_sources", "jobs", "epochs", "metrics"}
+    assert seen(play.bob) == of_models | of_jobs | OF_THE_MACHINE
 
 
 def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:

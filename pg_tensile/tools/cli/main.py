@@ -1,5 +1,5 @@
 """The command `pg-tensile`: `bench` compares memory policies on one model's training step, `predict` uses a model
-file; the other subcommands use a server (tools/cli/server.py, model_files.py).
+file; the other subcommands use a server (tools/cli/server.py, model_files.py, sql.py).
 
 Exit status: 0 on success, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's, 2 when
 the command line or the model it names cannot be used, 130 when interrupted; any other TensileError is 1. Errors are one
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from pg_tensile.errors import OptionError, TensileError
-from pg_tensile.tools.cli import bench, model_files, predict, server
+from pg_tensile.tools.cli import bench, model_files, predict, server, sql
 from pg_tensile.tools.cli.parser import Parser
 
 
@@ -29,6 +29,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     server.add(commands)
     model_files.add(commands)
     predict.add(commands)
+    sql.add(commands)
     return parser.parse_args(arguments)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from pyworker.state_frames import StateChunk, StateReader
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.failures import Failure
+from pyworker.supervisors.job.prediction_query import Judge
 from pyworker.supervisors.job.progress import report_progress
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError
@@ -22,6 +23,7 @@ class JobResults:
         self._server = server
         self._child = child
         self._job = job
+        self._row = row
         self._epochs = row["epochs"]
         self._calibrates = row["kind"] == "calibrate"
         checkpoint = row["checkpoint"] or {}
@@ -29,6 +31,8 @@ class JobResults:
         self._states = StateReader()
         self._most_bytes = server.number("pg_tensile.max_state_size") << 20
         self._version: int | None = None  # id of the model's version
+        self.sources: list[dict[str, Any]] = []  # relations and columns that the rows were read from
+        self.derived: dict[str, Any] | None = None  # header of QUERY
         self._complete = False  # the version has all of its weights
         self._latency_models: list[memoryview] = []
         self._calibration: dict[str, Any] = {}  # meta of the latency models
@@ -76,7 +80,13 @@ class JobResults:
         self._report_saving()
         values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training", "reference"))
         self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb,jsonb)", *values)
+        self._server.call("tensile._job_sources(int8,jsonb)", self._version, self.sources)
         self._server.commit()
+        if self.derived is not None:
+            judge = Judge(self._server, self._version, self._row, self.sources)
+            kept = judge.chosen(self.derived)
+            self._server.call("tensile._job_prediction_query(int8,jsonb)", self._version, kept)
+            self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:
         """Store a chunk of weights in the version.

@@ -9,6 +9,8 @@ from pyworker.supervisors.child_environment import cores, spool_folder
 from pyworker.supervisors.job.ranks import asked_ranks
 from pyworker.supervisors.server import Server
 
+MOST_QUERY = 1 << 18  # characters of a training query from which a query for predictions is derived
+
 # Columns of the job's row that the header has unchanged
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
@@ -43,6 +45,7 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],
         "start": row["start"],
+        "query": row["query"] if len(row["query"]) <= MOST_QUERY else None,
     }
 
 

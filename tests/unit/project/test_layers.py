@@ -15,7 +15,13 @@ import pytest
 from tests.repository import REPOSITORY
 
 # From the bottom to the top: a module may import its own wing and those before it.
-WINGS = ("errors", "rules", "memory_limit", "text"), ("planning",), ("execution",), ("tools", "client", "__main__")
+WINGS = (
+    ("errors", "rules", "memory_limit", "text"),
+    ("queries",),
+    ("planning",),
+    ("execution",),
+    ("tools", "client", "__main__"),
+)
 # The packages and modules of planning, in the same manner.
 PLANNING = (
     "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave", "policies",

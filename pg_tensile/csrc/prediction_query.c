@@ -1,0 +1,188 @@
+/*
+ * prediction_query.c: the query for predictions that is derived from the
+ * training query of a version.
+ *
+ * The executor derives it (pg_tensile/queries/prediction.py), and the worker
+ * has it judged here by the server's own parser, as the role that has
+ * submitted the job: the query as it was parsed and printed again must mean
+ * what the training query means, and the derived query must return the
+ * features.  predict_rows runs it with the rights of its caller.
+ *
+ * Analysing runs no function of the query.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/transam.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "nodes/nodeFuncs.h"
+#include "parser/parse_func.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/syscache.h"
+
+#include "convert.h"
+#include "predict_features.h"
+#include "prediction_query.h"
+#include "process.h"
+#include "query.h"
+
+#define QUERY_NAME "query for predictions"
+
+PG_FUNCTION_INFO_V1(tensile_same_query);
+PG_FUNCTION_INFO_V1(tensile_check_prediction_query);
+
+/* ---- the judge, in the worker ---- */
+
+/* Without the place of the statement in its text. */
+static Query *
+analyze_anywhere(const char *sql)
+{
+	Query	   *query = tensile_analyze_select(sql, QUERY_NAME);
+
+	query->stmt_location = -1;
+	query->stmt_len = 0;
+	return query;
+}
+
+/* tensile._same_query(query, other, settings): do both mean the same? */
+Datum
+tensile_same_query(PG_FUNCTION_ARGS)
+{
+	int			nest_level;
+	bool		same;
+
+	tensile_require_process(TENSILE_WORKER);
+	nest_level = NewGUCNestLevel();
+	tensile_apply_settings(PG_GETARG_JSONB_P(2));
+	same = equal(analyze_anywhere(tensile_text_argument(fcinfo, 0)),
+				 analyze_anywhere(tensile_text_argument(fcinfo, 1)));
+	AtEOXact_GUC(false, nest_level);
+	PG_RETURN_BOOL(same);
+}
+
+/*
+ * tensile._check_prediction_query(version, training_query, query, settings):
+ * raises an error unless the query returns the features of the version.  The
+ * target of a training query whose columns are sets may determine its rows.
+ */
+Datum
+tensile_check_prediction_query(PG_FUNCTION_ARGS)
+{
+	PredictModel *model;
+	Query	   *query;
+	int			nest_level;
+
+	tensile_require_process(TENSILE_WORKER);
+	model = predict_model_load_id(PG_GETARG_INT64(0), CurrentMemoryContext);
+	nest_level = NewGUCNestLevel();
+	tensile_apply_settings(PG_GETARG_JSONB_P(3));
+	query = tensile_analyze_select(tensile_text_argument(fcinfo, 1), "training query");
+	if (query->hasTargetSRFs)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a column of the training query is a set of rows")));
+	query = tensile_analyze_select(tensile_text_argument(fcinfo, 2), QUERY_NAME);
+	(void) feature_sources_create(&model->features, ExecCleanTypeFromTL(query->targetList),
+								  CurrentMemoryContext);
+	AtEOXact_GUC(false, nest_level);
+	PG_RETURN_VOID();
+}
+
+/* ---- predict_rows ---- */
+
+/* Calls tensile._prediction_query, which raises the errors. */
+PredictionQuery
+tensile_prediction_query(const PredictModel *model, Oid source)
+{
+	LOCAL_FCINFO(call, 3);
+	FmgrInfo	function;
+	Oid			types[] = {INT8OID, TEXTOID, TEXTOID};
+	const char *name = OidIsValid(source) ? get_rel_name(source) : NULL;
+	PredictionQuery query;
+	Jsonb	   *answer;
+	JsonbValue *settings;
+
+	if (OidIsValid(source) && name == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", source),
+				 errhint("Name a table or a view.")));
+	fmgr_info(LookupFuncName(list_make2(makeString("tensile"), makeString("_prediction_query")),
+							 lengthof(types), types, false),
+			  &function);
+	InitFunctionCallInfoData(*call, &function, lengthof(types), InvalidOid, NULL, NULL);
+	call->args[0] = (NullableDatum) {Int64GetDatum(model->version), false};
+	call->args[1] = (NullableDatum) {CStringGetTextDatum(model->name), false};
+	call->args[2] = (NullableDatum) {0, name == NULL};
+	if (name != NULL)
+		call->args[2].value = CStringGetTextDatum(
+			quote_qualified_identifier(get_namespace_name(get_rel_namespace(source)), name));
+	answer = DatumGetJsonbP(FunctionCallInvoke(call));
+	if (call->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this transaction cannot see the version of model \"%s\"", model->name),
+				 errhint("Its snapshot is older: call the function in a new transaction.")));
+	settings = getKeyJsonValueFromContainer(&answer->root, "settings", strlen("settings"), NULL);
+	query.sql = tensile_text_key(&answer->root, "sql");
+	query.settings = JsonbValueToJsonb(settings);
+	return query;
+}
+
+/* Returns true, with its OID, for a function of another role. */
+static bool
+is_of_another(Oid function, void *found)
+{
+	HeapTuple	tuple;
+	Oid			owner;
+
+	if (function < FirstNormalObjectId)
+		return false;
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	owner = ((Form_pg_proc) GETSTRUCT(tuple))->proowner;
+	ReleaseSysCache(tuple);
+	if (superuser_arg(owner) || has_privs_of_role(GetUserId(), owner))
+		return false;
+	*(Oid *) found = function;
+	return true;
+}
+
+static bool
+calls_another(Node *node, void *found)
+{
+	if (node == NULL)
+		return false;
+	if (check_functions_in_node(node, is_of_another, found))
+		return true;
+	if (IsA(node, Query))
+		return query_tree_walker((Query *) node, calls_another, found, 0);
+	return expression_tree_walker(node, calls_another, found);
+}
+
+void
+tensile_refuse_functions_of_others(Query *query, const PredictModel *model)
+{
+	Oid			function = InvalidOid;
+
+	if (!calls_another((Node *) query, &function))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("the query for predictions of model \"%s\" calls a function of another role",
+					model->name),
+			 errdetail("%s would run with your rights.", format_procedure(function)),
+			 errhint("Read the query in tensile.model_versions, and pass it as the argument "
+					 "\"query\" if you trust it.")));
+}

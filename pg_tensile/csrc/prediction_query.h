@@ -1,0 +1,34 @@
+/*
+ * prediction_query.h: the query for predictions that is derived from the
+ * training query of a version.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#ifndef TENSILE_PREDICTION_QUERY_H
+#define TENSILE_PREDICTION_QUERY_H
+
+#include "nodes/parsenodes.h"
+#include "utils/jsonb.h"
+
+#include "model.h"
+
+/* A query, and the settings that it needs (query.h); NULL: the session's. */
+typedef struct PredictionQuery
+{
+	const char *sql;
+	Jsonb	   *settings;
+} PredictionQuery;
+
+/*
+ * That of the model's version.  It reads `source` in place of the table of the
+ * training query, unless that is InvalidOid.  Raises 55000 if there is none.
+ */
+extern PredictionQuery tensile_prediction_query(const PredictModel *model, Oid source);
+
+/*
+ * Raises 42501 if the query, which is somebody else's, would run functions of
+ * roles whose rights the current user does not have.
+ */
+extern void tensile_refuse_functions_of_others(Query *query, const PredictModel *model);
+
+#endif

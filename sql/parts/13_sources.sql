@@ -1,0 +1,58 @@
+------------------------------------------------------------------------------------------------------------------------
+-- What a version was trained on, and the query for predictions that follows from it
+------------------------------------------------------------------------------------------------------------------------
+
+-- Keep what the job's version was trained on: the result of _training_sources when its rows were read. A relation may
+-- have been renamed since, so its OID is not that of the name.
+CREATE FUNCTION tensile._job_sources(version bigint, sources jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job(); -- the next statements do not call it without a row
+    INSERT INTO tensile._version_sources (version, purpose, schema_name, relation_name, kind, columns)
+        SELECT v.id, s.purpose, s.schema, s.name, s.kind, s.columns
+        FROM tensile.model_versions v
+             CROSS JOIN jsonb_to_recordset($2) s (purpose text, schema name, name name, kind text, columns name[])
+        WHERE v.id = $1 AND v.job = tensile._my_job() AND v.weight_bytes IS NULL;
+    UPDATE tensile._version_sources o SET relation = s.relation
+        FROM jsonb_to_recordset($2) s (purpose text, schema name, name name, relation oid), tensile.model_versions v
+        WHERE o.version = $1 AND v.id = o.version AND v.job = tensile._my_job() AND v.weight_bytes IS NULL
+          AND o.purpose = s.purpose AND o.schema_name = s.schema AND o.relation_name = s.name
+          AND o.relation IS DISTINCT FROM s.relation;
+$$;
+
+-- Keep the query for predictions of the job's version.
+CREATE FUNCTION tensile._job_prediction_query(version bigint, derived jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job(); -- the next statement does not call it without a row
+    UPDATE tensile.model_versions v
+        SET prediction_query = $2 || jsonb_build_object(
+            'settings', (SELECT j.settings FROM tensile.jobs j WHERE j.id = v.job))
+        WHERE v.id = $1 AND v.job = tensile._my_job() AND v.weight_bytes IS NULL;
+$$;
+
+-- The query for predictions of a version as {"sql", "settings"}, for predict_rows, which has checked the caller's
+-- privilege; null if the version cannot be seen. `source`: qualified name of the relation to read in place of its own.
+CREATE FUNCTION tensile._prediction_query(version bigint, model text, source text) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    derived jsonb;
+    query text;
+BEGIN
+    SELECT coalesce(v.prediction_query, '{}') INTO derived FROM tensile.model_versions v
+        WHERE v.id = _prediction_query.version;
+    IF derived IS NULL THEN
+        RETURN NULL;
+    END IF;
+    query := CASE WHEN source IS NULL THEN derived->>'query'
+                  ELSE format('WITH tensile_source AS (SELECT * FROM %s) (%s)', source, derived->>'template') END;
+    IF query IS NULL OR source IS NOT NULL AND derived->>'template' IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('no query for predictions%s is derived from the training query of model "%s"',
+                             CASE WHEN source IS NOT NULL THEN ' over another table' ELSE '' END, model),
+            DETAIL = coalesce(derived->>'reason', 'The version was imported, or trained by version 0.1.0.'),
+            HINT = format('Give the query of the rows: predict_rows(%L, ''SELECT ...'').', model);
+    END IF;
+    RETURN jsonb_build_object('sql', query, 'settings', derived->'settings');
+END $$;
