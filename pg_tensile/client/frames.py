@@ -63,6 +63,11 @@ JOBS = Shape(
     {"job": INTEGER, "kind": TEXT, "model": TEXT, "owner": TEXT, "state": TEXT, "reason": TEXT, "priority": INTEGER}
     | {"submitted_at": TIME, "started_at": TIME, "ended_at": TIME, "version": OPTIONAL, "error": TEXT},
 )
+TRIALS = Shape(
+    ("trial",),
+    {"trial": INTEGER, "state": TEXT, "value": REAL, "params": "object", "job": OPTIONAL, "epochs": OPTIONAL}
+    | {"least_bytes": OPTIONAL, "version": OPTIONAL, "started_at": TIME, "ended_at": TIME, "error": TEXT},
+)
 MODELS = Shape(
     ("model",),
     {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}

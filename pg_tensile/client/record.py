@@ -20,8 +20,10 @@ Row = dict[str, Any]
 
 JOB = """
     SELECT j.*, coalesce(t.device, '') AS device, t.policy AS planned_policy, t.vanilla_bytes, t.least_bytes,
-           t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at, m.architecture
-    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
+           t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at,
+           coalesce(j.architecture, m.architecture) AS architecture, k.number AS trial
+    FROM tensile.jobs j LEFT JOIN tensile.trials k ON k.job = j.id
+         LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
     WHERE j.id = %s
 """
 VERSIONS = """

@@ -28,6 +28,7 @@ from pg_tensile.client.connection import connect as open_connection
 from pg_tensile.client.frames import EVALUATION, IMPORTANCE, JOBS, MODELS, PREDICTIONS, Shape, frame
 from pg_tensile.client.job import Job
 from pg_tensile.client.session import Session
+from pg_tensile.client.tuning import Tuning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,14 +180,51 @@ class Client:
 
         The answer is lines of text, or JSON with `options={"format": "json"}`. Trains nothing. Raises ArgumentError if
         `train` does not have one of the `settings`."""
-        for name in settings:
-            if name not in SETTINGS:
-                hint = f"It has those of train: {', '.join(SETTINGS)}."
-                raise noted(ArgumentError(f'explain has no argument "{name}"', hint))
+        self._check_settings("explain", settings)
         return "\n".join(self._submitted("explain_training", model, query, target, settings))
 
     def _submitted(self, function: str, model: str, query: str, target: str, settings: dict[str, Any]) -> list[Any]:
         return self._session.answer(function, {"model": model, "query": query, "target": target}, settings)
+
+    def tune(
+        self,
+        model: str,
+        query: str,
+        target: str,
+        space: Json | None = None,
+        *,
+        trials: int | None = None,
+        time_limit: timedelta | float | str | None = None,
+        metric: str | None = None,
+        parallel: int | None = None,
+        halving: Json | None = None,
+        **settings: Any,
+    ) -> Tuning:
+        """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL: tune_model).
+
+        `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or seconds. Raises
+        ArgumentError if `train` does not have one of the settings."""
+        own = {
+            "space": space,
+            "trials": trials,
+            "time_limit": time_limit,
+            "metric": metric,
+            "parallel": parallel,
+            "halving": halving,
+        }
+        self._check_settings("tune", settings)
+        return Tuning(self._session, self._submitted("tune_model", model, query, target, own | settings)[0])
+
+    def tuning(self, number: int) -> Tuning:
+        """Return the tuning of that number. Raises ServerError if it does not exist, or if your role may not see it."""
+        return Tuning(self._session, number)
+
+    @staticmethod
+    def _check_settings(method: str, settings: dict[str, Any]) -> None:
+        for name in settings:
+            if name not in SETTINGS:
+                hint = f"It has those of train: {', '.join(SETTINGS)}."
+                raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
 
     def job(self, number: int) -> Job:
         """Return the job of that number. Raises ServerError if it does not exist, or if your role may not see it."""

@@ -69,6 +69,7 @@ class Worker:
         self._job = job
         self._row = row
         self._has_data = False  # the executor has
+        self._rows_file: dict[str, Any] | None = None  # of the job's tuning
         self._last_check = time.monotonic()
         self._threads = choose_threads(server, row["options"], row["running"])
         timeout = float(server.number("pg_tensile.executor_timeout"))
@@ -135,10 +136,12 @@ class Worker:
             await self._child.close()
 
     async def _attempt(self) -> None:
+        self._server.check_version()
+        if self._row["kind"] == "compare":
+            self._done = {}
         if self._done is not None:
             await self._pass_gate(self._done)
             return
-        self._server.check_version()
         self._report({"phase": "starting"})
         await self._child.start()
         self._send_job()
@@ -162,6 +165,7 @@ class Worker:
     def _send_job(self) -> None:
         models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
         spec = job_spec(self._server, self._job, self._row, self._threads)
+        self._rows_file = spec["rows_file"]
         spec["latency_models"] = [row["device"] for row in models]
         self._server.commit()
         self._child.queue(FrameType.JOB, self._job, header=spec, buffers=[row["models"] for row in models])
@@ -203,12 +207,16 @@ class Worker:
             self._handle(frame)
 
     async def _feed(self) -> None:
-        """Send the query's results to the executor, in one transaction.
+        """Send the query's results to the executor, in one transaction; nothing if it has them in its tuning's file.
 
         If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
         Cancelling the job, or dropping what it needs, interrupts the query.
         """
         self._report({"phase": "loading"})
+        if self._rows_file is not None and self._rows_file["written"]:
+            self._server.call("tensile._job_rows(int8)", self._row["tuning_rows"])
+            self._server.commit()
+            return
         await self._server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
         self._check_job()
         plpy = self._server.plpy

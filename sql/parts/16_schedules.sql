@@ -111,7 +111,7 @@ CREATE FUNCTION tensile._due_schedules() RETURNS TABLE (schedule bigint)
     LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT s.id FROM tensile.schedules s CROSS JOIN LATERAL tensile._inserted_rows(s.source) i (inserted)
-    WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+    WHERE NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL)
       AND (s.next_run <= clock_timestamp()
            OR s.source IS NOT NULL AND (
                i.inserted IS NULL AND s.counted_rows IS NOT NULL -- the table is gone: report it once
@@ -126,7 +126,7 @@ AS $$
     SELECT (1000 * min(least(greatest(extract(epoch FROM s.next_run - clock_timestamp()), 0), 3600)))::int
     FROM tensile.schedules s
     WHERE s.next_run IS NOT NULL
-      AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+      AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL)
 $$;
 
 -- The first time after now that is a whole number of intervals after `start`

@@ -16,7 +16,8 @@ from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
 def document(snapshot: Snapshot, history: History) -> str:
     """Return one line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number:
     fields of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [the waiting jobs, the
-    next one first: job, model, state, reason, priority, waited_s, retry_in_s]}.
+    next one first: job, model, state, reason, priority, waited_s, retry_in_s], "tunings": [open tunings by number:
+    fields of snapshot.Tuning]}.
 
     link_bytes_per_s, swap_bytes_per_s and stall_share are rates between snapshots: null in the first document of a run.
     """
@@ -25,6 +26,7 @@ def document(snapshot: Snapshot, history: History) -> str:
         "devices": [_device(device, snapshot, history) for device in snapshot.devices],
         "jobs": [_job(job, snapshot, history) for job in snapshot.jobs],
         "queue": [_waiting(job, snapshot) for job in snapshot.queue()],
+        "tunings": [asdict(tuning) for tuning in snapshot.tunings],
     }
     return json.dumps(content, allow_nan=False)
 

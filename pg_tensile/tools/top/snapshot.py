@@ -41,7 +41,11 @@ SNAPSHOT = """
                      JOIN tensile.jobs j ON j.id = p.job
                      LEFT JOIN tensile.traces t ON t.job = p.job
                      LEFT JOIN tensile.footprints f ON f.job = p.job
-                ORDER BY p.job) o) AS jobs
+                ORDER BY p.job) o) AS jobs,
+           (SELECT json_agg(t) FROM (
+                SELECT id AS tuning, left(model, 200) AS model, owner, state, trials, ended, running, pruned, metric,
+                       best_trial, best_value, extract(epoch FROM started_at)::float8 AS started_at
+                FROM tensile.tuning_status WHERE ended_at IS NULL ORDER BY id) t) AS tunings
 """
 EPOCHS = """
     SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
@@ -131,12 +135,31 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """An open tuning: fields of tensile.tuning_status."""
+
+    tuning: int
+    model: str
+    owner: str
+    state: str
+    trials: int  # to be made
+    ended: int
+    running: int
+    pruned: int
+    metric: str | None
+    best_trial: int | None
+    best_value: float | None
+    started_at: float | None  # seconds since 1970
+
+
+@dataclass(frozen=True)
 class Snapshot:
     at: float  # the server's clock, seconds since 1970
     ageing_s: float | None  # seconds of waiting that raise the priority by one
     sees_all: bool  # whether it has the jobs of all roles
     devices: tuple[Device, ...]
     jobs: tuple[Job, ...]  # by number
+    tunings: tuple[Tuning, ...] = ()  # by number
 
     def queue(self) -> list[Job]:
         """Return the waiting jobs, in the order in which they would be started now."""
@@ -176,6 +199,7 @@ def read(connection: Connection) -> Snapshot:
         row["sees_all"],
         tuple(Device(**_finite(values)) for values in row["devices"] or ()),
         tuple(Job(**_finite(values)) for values in row["jobs"] or ()),
+        tuple(Tuning(**_finite(values)) for values in row["tunings"] or ()),
     )
 
 
@@ -196,7 +220,7 @@ def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch
     return epochs_of
 
 
-NUMBERS = {field.name for kind in (Device, Job) for field in fields(kind) if "float" in str(field.type)}
+NUMBERS = {field.name for kind in (Device, Job, Tuning) for field in fields(kind) if "float" in str(field.type)}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
