@@ -20,6 +20,7 @@ from pyworker.state_frames import StateCollector, send_state
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 REPORT_INTERVAL_S = 0.5
+ROWS_WRITTEN = "preparing"  # phase that is reported when the rows are in the file of a tuning
 SILENCE_S = 1.0  # at most, while it waits for a frame
 
 Result = TypeVar("Result")
@@ -101,6 +102,7 @@ class Channel:
                 writer.add(frame)
             if writer is not None and frame.type == FrameType.ROWS_END:
                 writer.finish()
+                self.send(FrameType.PROGRESS, {"phase": ROWS_WRITTEN})
             yield frame
             if frame.type == FrameType.ROWS_END:
                 return

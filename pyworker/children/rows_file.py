@@ -40,7 +40,11 @@ class RowsWriter:
     def finish(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                os.link(f"/proc/self/fd/{self._fd}", self._path, follow_symlinks=True)
+                descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:  # Python follows the link to the file only with a folder's descriptor
+                    os.link(str(self._fd), self._path, src_dir_fd=descriptors, follow_symlinks=True)
+                finally:
+                    os.close(descriptors)
         self.close()
 
     def close(self) -> None:

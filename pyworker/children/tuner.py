@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import OptionError
@@ -57,12 +57,14 @@ def suggest(request: Mapping[str, Any]) -> dict[str, Any]:
         constant_liar=True,
     )
     study = optuna.create_study(sampler=sampler, direction="maximize" if request["maximize"] else "minimize")
-    study.add_trials([_frozen(trial, request) for trial in request["known"]])
-    trial = study.ask()
     params: dict[str, Any] = {}
-    for domain in request["domains"]:
-        if applies(domain, params.get(ARCHITECTURE, request[ARCHITECTURE])):
-            params[domain["name"]] = _chosen(trial, domain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the end of a range that is no whole number of steps is moved
+        study.add_trials([_frozen(trial, request) for trial in request["known"]])
+        trial = study.ask()
+        for domain in request["domains"]:
+            if applies(domain, params.get(ARCHITECTURE, request[ARCHITECTURE])):
+                params[domain["name"]] = _chosen(trial, domain)
     return params
 
 
@@ -84,16 +86,10 @@ def _distribution(domain: Mapping[str, Any]) -> optuna.distributions.BaseDistrib
 
     if "choices" in domain:
         return CategoricalDistribution([_name(choice) for choice in domain["choices"]])
-    low, log = domain["low"], domain.get("log", False)
+    low, high, log = domain["low"], domain["high"], domain.get("log", False)
     if domain["integer"]:
-        return IntDistribution(int(low), int(_last(domain)), log=log, step=int(domain.get("step", 1)))
-    return FloatDistribution(float(low), float(_last(domain)), log=log, step=domain.get("step"))
-
-
-def _last(domain: Mapping[str, Any]) -> Decimal:
-    """Return the largest value of a range that is a whole number of steps above the least one."""
-    low, high, step = (Decimal(str(domain.get(key, 0))) for key in ("low", "high", "step"))
-    return high - (high - low) % step if step else high
+        return IntDistribution(int(low), int(high), log=log, step=int(domain.get("step", 1)))
+    return FloatDistribution(float(low), float(high), log=log, step=domain.get("step"))
 
 
 def _name(choice: Any) -> str:

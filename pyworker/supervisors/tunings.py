@@ -120,6 +120,8 @@ class Tunings:
         if self._deaths < MOST_DEATHS:
             self._server.log_once(death.reason)
             await self.close()
+            self._server.call("tensile._notify(int8)", -1)  # the next turn starts another one
+            self._server.commit()
         else:
             await self._fail(request, Failure("58000", death.reason, hint="The server's log may have details."))
 

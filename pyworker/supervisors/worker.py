@@ -237,8 +237,22 @@ class Worker:
                 raise ChildDied(failure.message, self._child.output() or None) from None
             raise failure from None
         self._child.restart_timeout()
+        if self._rows_file is not None:
+            await self._await_rows()
         self._server.call("tensile._job_rows(int8)", rows)
         self._server.commit()
+
+    async def _await_rows(self) -> None:
+        """Wait until the executor has all rows, and has written the file of its tuning, for which other trials wait."""
+        while True:
+            frame = await self._child.receive(TICK)
+            if frame is not None:
+                self._handle(frame)
+                if frame.type == FrameType.PROGRESS and frame.header.get("phase") == "preparing":
+                    return
+            if self._server.stopping:
+                raise Stopped
+            self._check_job()
 
     async def _handle_remaining_frames(self, seconds: float) -> None:
         """Handle the frames that are left, so that an error of the executor is raised; wait `seconds` for each."""

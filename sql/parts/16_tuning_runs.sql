@@ -394,7 +394,8 @@ AS $$
     INSERT INTO tensile.trials (tuning, number, params)
         SELECT t.id, $2, $3 FROM tensile.tunings t
         WHERE t.id = $1 AND t.ended_at IS NULL AND $2 = (SELECT count(*) FROM tensile.trials k WHERE k.tuning = t.id)
-        ON CONFLICT DO NOTHING
+        ON CONFLICT DO NOTHING;
+    SELECT tensile._notify(-1); -- the controller's next turn submits it
 $$;
 
 -- End a tuning whose trials cannot be chosen.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -258,7 +259,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
 
     def tuner() -> int | None:
         controller = value(conn, CONTROLLER)
-        named = [pid for pid in children(controller or 0) if b"tuner" in open(f"/proc/{pid}/cmdline", "rb").read()]
+        named = [pid for pid in children(controller or 0) if b"tuner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return named[0] if named else None
 
     os.kill(wait_until(executor), signal.SIGKILL)

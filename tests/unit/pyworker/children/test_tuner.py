@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,10 +26,10 @@ def request(domains: list[dict[str, Any]], known: list[dict[str, Any]] | None = 
     return made | {"domains": domains, "known": known or []} | fields
 
 
-def history(domains: list[dict[str, Any]], trials: int, score: Any, **fields: Any) -> list[dict[str, Any]]:
+def history(domains: list[dict[str, Any]], number: int, score: Any, **fields: Any) -> list[dict[str, Any]]:
     """Return trials that were chosen one after the other, with what `score` returns for their values."""
     known: list[dict[str, Any]] = []
-    for _ in range(trials):
+    for _ in range(number):
         params = suggest(request(domains, known, **fields))
         known.append({"params": params, "least_bytes": 1000} | score(params))
     return known
@@ -70,8 +71,6 @@ def test_the_same_trials_before_give_the_same_values() -> None:
 
 def test_the_sampler_learns() -> None:
     """Of trials whose loss is their distance from 0.003, later ones are closer."""
-    import math
-
     domains = [RATE]
     trials = history(domains, 40, lambda params: finished(abs(math.log10(params["learning_rate"]) + 2.5)), trials=40)
     distances = [trial["value"] for trial in trials]
