@@ -1,17 +1,17 @@
-"""`make bench-tuning`: twenty trials of tune_model beside a script with Optuna and PyTorch, on the same table and cores.
+"""`make bench-tuning`: twenty trials of tune_model beside a script with Optuna and PyTorch on the same cores.
 
-The table is synthetic (synthetic_table.py). Both sides train the same architecture, an MLP with embeddings, from the same
-space, with AdamW, the same batch size and number of epochs, and measure the validation rows after each epoch. The script
-(tuning_script.py) is run in three ways, each with all cores for PyTorch, as is usual:
+The table is synthetic (synthetic_table.py). Both sides train the same architecture, an MLP with embeddings, from the
+same space, with AdamW, the same batch size and number of epochs, and measure the validation rows after each epoch. The
+script (tuning_script.py) is run in three ways, each with all cores for PyTorch, as is usual:
 
     runs      a process for each trial, which reads the table; the study goes on in Optuna's journal file
     study     one process for the study, which reads the table once
     pruned    the same, with Optuna's SuccessiveHalvingPruner
 
-tune_model runs two trials at once, without pruning (against the first two), and with its halving (against the third). It
-also keeps checkpoints and progress, stores the weights, and deploys the best version. Rounds are interleaved; medians and
-their ratios go to benchmarks/results/tuning-host.json and to docs/benchmarks.md. `--quick` measures once, on fewer rows,
-and writes no file.
+tune_model runs two trials at once, without pruning (against the first two), and with its halving (against the third).
+It also keeps checkpoints and progress, stores the weights, and deploys the best version. Rounds are interleaved;
+medians and their ratios go to benchmarks/results/tuning-host.json and to docs/benchmarks.md. `--quick` measures once,
+on fewer rows, and writes no file.
 """
 
 from __future__ import annotations
@@ -92,15 +92,20 @@ def columns() -> list[str]:
     return [name for name in synthetic_table(1).columns if name != "amount"]
 
 
-def by_script(
-    dsn: str, size: Size, seed: int, *, runs: int = 1, halving: Mapping[str, int] | None = None
-) -> Measured:
+def by_script(dsn: str, size: Size, seed: int, *, runs: int = 1, halving: Mapping[str, int] | None = None) -> Measured:
     """Tune by `runs` processes, each of which makes its part of the trials."""
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         asked = {
-            **{"dsn": dsn, "table": "bench_script_rows", "target": TARGET, "seed": seed, "threads": cores},
-            **{"trials": TRIALS // runs, "epochs": size.epochs, "batch_size": BATCH_SIZE, "halving": halving},
+            "dsn": dsn,
+            "table": "bench_script_rows",
+            "target": TARGET,
+            "seed": seed,
+            "threads": cores,
+            "trials": TRIALS // runs,
+            "epochs": size.epochs,
+            "batch_size": BATCH_SIZE,
+            "halving": halving,
             "storage": f"{folder}/journal.log" if runs > 1 else None,
         }
         began = time.perf_counter()
@@ -117,7 +122,7 @@ def measure(cluster: Cluster, size: Size, rounds: int) -> list[dict[str, Any]]:
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         store(conn, "bench_rows", synthetic_table(size.rows))
-        conn.execute(f"CREATE TABLE bench_script_rows AS SELECT {', '.join(columns())} FROM bench_rows")  # type: ignore[arg-type]
+        conn.execute(f"CREATE TABLE bench_script_rows AS SELECT {', '.join(columns())} FROM bench_rows")
         for round in range(rounds):
             ways = {
                 "tune_model": lambda: in_database(conn, size, None, round),  # noqa: B023

@@ -2,14 +2,16 @@
 
     python benchmarks/tuning_script.py '{"dsn": …, "table": …, "trials": 20, …}'
 
-reads the table by psycopg, makes columns of numbers and categories, and runs a study: an MLP with embeddings, AdamW, rows
-in a new order for each epoch, the log loss of the validation rows after each, the best epoch kept. With `storage`, the
-study goes on from one process to the next, in Optuna's journal file. The last line is JSON: the values of the trials.
+reads the table by psycopg, makes columns of numbers and categories, and runs a study: an MLP with embeddings, AdamW,
+rows in a new order for each epoch, the log loss of the validation rows after each, the best epoch kept. With `storage`,
+the study goes on from one process to the next, in Optuna's journal file. The last line is JSON: the values of the
+trials.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import sys
 from typing import Any
@@ -30,7 +32,7 @@ class Rows:
 
     def __init__(self, dsn: str, table: str, target: str) -> None:
         with psycopg.connect(dsn) as conn:
-            cursor = conn.execute(f"SELECT * FROM {table}")  # type: ignore[arg-type]
+            cursor = conn.execute(f"SELECT * FROM {table}")
             assert cursor.description is not None
             frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in cursor.description])
         order = np.random.default_rng(0).permutation(len(frame))
@@ -39,9 +41,7 @@ class Rows:
         self.y = torch.from_numpy((frame.pop(target) == "late").to_numpy(np.float32))
         numbers = frame.select_dtypes("number")
         known = numbers.iloc[order[held:]]
-        self.numbers = torch.from_numpy(
-            ((numbers - known.mean()) / known.std()).fillna(0).to_numpy(np.float32)
-        )
+        self.numbers = torch.from_numpy(((numbers - known.mean()) / known.std()).fillna(0).to_numpy(np.float32))
         texts = frame.drop(columns=numbers.columns)
         codes = [pd.Categorical(texts[name]) for name in texts]
         self.codes = torch.from_numpy(np.stack([column.codes for column in codes], 1).astype(np.int64))
@@ -54,13 +54,13 @@ class MLP(nn.Module):
         self.embeddings = nn.ModuleList(nn.Embedding(size, EMBEDDING) for size in rows.sizes)
         widths = [rows.numbers.shape[1] + EMBEDDING * len(rows.sizes), *hidden]
         layers: list[nn.Module] = []
-        for width, following in zip(widths[:-1], widths[1:], strict=True):
+        for width, following in itertools.pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU(), nn.Dropout(dropout)]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
 
     def forward(self, numbers: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         embedded = [embedding(codes[:, i]) for i, embedding in enumerate(self.embeddings)]
-        return self.layers(torch.cat([numbers, *embedded], 1)).squeeze(1)  # type: ignore[no-any-return]
+        return self.layers(torch.cat([numbers, *embedded], 1)).squeeze(1)
 
 
 def train(trial: optuna.Trial, rows: Rows, epochs: int, batch_size: int) -> float:

@@ -86,8 +86,8 @@ ARGUMENTS = {
     "feature": "column of the training query",
     "features": "row, object, or array of numbers in the order of the training query",
     "format": "[format of the file](export.md): `tensile`, `onnx`, or `torch`, the weights only",
-    "halving": "when trials are stopped early: `min_epochs` and `factor` ([tuning](tuning.md#stop-bad-trials-early)); null:"
-    " none is",
+    "halving": "when trials are stopped early: `min_epochs` and `factor`"
+    " ([tuning](tuning.md#stop-bad-trials-early)); null: none is",
     "grantee": "role, or `public`",
     "group_value": "value of the column `by`; null: without `by`, or the group of rows where it is null",
     "importance": "mean by which the metric becomes worse; 0: the feature does not matter on these rows",

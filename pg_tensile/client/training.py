@@ -200,7 +200,8 @@ class Client:
         halving: Json | None = None,
         **settings: Any,
     ) -> Tuning:
-        """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL: tune_model).
+        """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL:
+        tune_model).
 
         `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or seconds. Raises
         ArgumentError if `train` does not have one of the settings."""

@@ -32,8 +32,8 @@ class TuningFailed(TensileError):
 
 
 class Tuning:
-    """A tuning of the server, as `Client.tune` and `Client.tuning` return it. It goes on without this object and without
-    the connection."""
+    """A tuning of the server, as `Client.tune` and `Client.tuning` return it. It goes on without this object and
+    without the connection."""
 
     def __init__(self, session: Session, number: int) -> None:
         self._session = session

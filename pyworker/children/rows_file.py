@@ -1,7 +1,7 @@
 """The rows of a tuning, in a file that its first trial writes and the others read in place of a query.
 
-It has the frames COLUMNS, ROWS … ROWS_END as they came. It gets its name when it is complete, so that it is whole or not
-there, and nothing is left behind by a process that dies.
+It has the frames COLUMNS, ROWS … ROWS_END as they came. It gets its name when it is complete, so that it is whole or
+not there, and nothing is left behind by a process that dies.
 """
 
 from __future__ import annotations

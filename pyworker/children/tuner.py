@@ -2,11 +2,12 @@
 
 Its supervisor is the controller (supervisors/tunings.py). Each SUGGEST frame has all that is to be known about a tuning
 (`tensile._next_suggestion`), and the study is made anew from it, in memory: a tuner remembers nothing. The generator of
-random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before it give the same
-values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen architecture.
+random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before it give the
+same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
+architecture.
 
-The sampler is the tree-structured Parzen estimator (Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011).
-Trials that still run are told as running; those that do not fit into the memory violate a constraint.
+The sampler is the tree-structured Parzen estimator (Bergstra et al., Algorithms for Hyper-Parameter Optimization,
+2011). Trials that still run are told as running; those that do not fit into the memory violate a constraint.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ def _frozen(trial: Mapping[str, Any], request: Mapping[str, Any]) -> optuna.tria
         domain["name"]: _distribution(domain) for domain in request["domains"] if domain["name"] in trial["params"]
     }
     params = {
-        domain["name"]: _name(trial["params"][domain["name"]]) if "choices" in domain else trial["params"][domain["name"]]
+        domain["name"]: _name(trial["params"][domain["name"]])
+        if "choices" in domain
+        else trial["params"][domain["name"]]
         for domain in request["domains"]
         if domain["name"] in distributions
     }

@@ -2,11 +2,11 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
 wait for their time. A turn has three phases: reap (jobs that should have a worker and have none), submit the jobs of
-schedules that are due and advance tunings (tunings.py), then launch in the order of the queue while slots are free; the fork server of their processes
-is started with the first (fork_server.py). Between them, it begins and stops automatic calibrations
-(auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state is in the
-catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the controller
-(Server.loop).
+schedules that are due and advance tunings (tunings.py), then launch in the order of the queue while slots are free; the
+fork server of their processes is started with the first (fork_server.py). Between them, it begins and stops automatic
+calibrations (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state
+is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+controller (Server.loop).
 """
 
 from __future__ import annotations

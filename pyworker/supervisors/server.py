@@ -118,8 +118,8 @@ class Server:
         return bits
 
     async def loop(self, turn: Callable[[], Awaitable[float]], socket: Callable[[], int] = lambda: -1) -> None:
-        """Call `turn` until STOP or GONE, each time sleeping for the seconds that it returns, or until the latch is set or
-        the socket is ready whose descriptor `socket` returns (-1: none).
+        """Call `turn` until STOP or GONE, each time sleeping for the seconds that it returns, or until the latch is set
+        or the socket is ready whose descriptor `socket` returns (-1: none).
 
         An SQL error is logged once per cause and ends only its turn; while errors last, the pause doubles up to 30 s.
         """

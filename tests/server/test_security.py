@@ -155,8 +155,8 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._fail_tuning(1, '', '', '')",
         "SELECT tensile._stop_trial(%(job)s, '')",
         "SELECT tensile._cancel_tuning(10::oid, 1)",
-        "SELECT tensile._submit_training(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL, NULL,"
-        " '', '{}')",
+        "SELECT tensile._submit_training(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL,"
+        " NULL, '', '{}')",
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",

@@ -148,7 +148,7 @@ def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
 
 
 def test_the_space_of_the_architecture_is_the_default(conn: Connection) -> None:
-    conn.execute("SELECT register_model('plain', '{\"type\": \"mlp\", \"dropout\": 0.1}')")
+    register(conn, "plain", {"type": "mlp", "dropout": 0.1})
     tuning = tune(conn, "plain", space=None, trials=1, epochs=1)
     space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
     assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
@@ -210,7 +210,9 @@ def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) ->
         assert state == "finished" or found == rungs[-1]
         assert state == "pruned" or len(rungs) == 3  # after 2, 4 and 8 epochs
     pruned = "SELECT bool_and(j.state = 'finished' OR j.reason LIKE 'pruned after %% epochs') FROM tensile.trials k"
-    assert value(conn, f"{pruned} JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning)
+    assert value(
+        conn, f"{pruned} JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning
+    )
     assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 1
 
 
@@ -227,7 +229,7 @@ def test_a_trial_that_does_not_fit_into_the_memory_is_no_error(conn: Connection)
 
 
 def test_values_that_exclude_each_other_are_infeasible(conn: Connection) -> None:
-    conn.execute("SELECT register_model('words', '{\"type\": \"transformer\", \"layers\": 1}')")
+    register(conn, "words", {"type": "transformer", "layers": 1})
     query = "SELECT ARRAY[i % 7, i % 5] AS tokens, i % 2 = 0 AS y FROM generate_series(1, 100) i"
     space = {"dim": [8, 12], "heads": [2, 8]}
     tuning = tune(conn, "words", query=query, space=space, trials=6, epochs=1, batch_size=20)
@@ -356,7 +358,12 @@ def test_a_model_that_is_dropped_ends_its_tuning(conn: Connection, wait_until: W
         ({"space": {"dropout": {"low": 0, "high": 0.5, "log": True}}}, "22023", "logarithmic, but begins at 0", "log"),
         ({"space": {"dropout": {"low": 0, "high": 0.5, "steps": 1}}}, "22023", 'unknown key "dropout.steps"', "step"),
         ({"space": {"dropout": {"low": 0, "high": 1}}}, "22023", 'key "dropout.high" in the space: 1', "less than 1"),
-        ({"space": {"batch_size": {"low": 1.5, "high": 4}}, "batch_size": None}, "22023", '"batch_size.low"', "integer"),
+        (
+            {"space": {"batch_size": {"low": 1.5, "high": 4}}, "batch_size": None},
+            "22023",
+            '"batch_size.low"',
+            "integer",
+        ),
         ({"space": {"activation": {"low": 1, "high": 4}}}, "22023", "no numbers in a row", "relu"),
         ({"space": {"dropout": {"low": 0, "high": 0.5, "step": 0}}}, "22023", '"step" a positive number', "For"),
         ({"space": {"architecture": ["mlp", "svm"]}}, "22023", '"architecture" in the space: "svm"', "tabular"),
@@ -376,7 +383,9 @@ def test_wrong_arguments(conn: Connection, arguments: dict[str, Any], sqlstate: 
 def test_waiting_for_what_cannot_end(conn: Connection) -> None:
     with conn.transaction(force_rollback=True):
         tuning = tune(conn)
-        refused("55000", f"tuning {tuning} was submitted by this transaction", "Commit", lambda: value(conn, ENDED, tuning))
+        refused(
+            "55000", f"tuning {tuning} was submitted by this transaction", "Commit", lambda: value(conn, ENDED, tuning)
+        )
     refused("42704", "tuning 999999 does not exist", "tensile.tunings", lambda: value(conn, ENDED, 999_999))
     refused("42704", "tuning 999999 does not exist", "tensile.tunings",
             lambda: conn.execute("SELECT cancel_tuning(999999)"))  # fmt: skip
@@ -399,7 +408,9 @@ def test_other_roles(server: Any, conn: Connection, wait_until: Wait) -> None:
             refused("42501", 'permission denied for model "m"', "grant_model", lambda: tune(trainer))
             conn.execute("SELECT grant_model('m', 'trainer', 'train')")
             code = {"architecture": ["mlp", "python"], "learning_rate": [0.1]}
-            refused("42501", 'architecture type "python"', "pg_execute_server_program", lambda: tune(trainer, space=code))
+            refused(
+                "42501", 'architecture type "python"', "pg_execute_server_program", lambda: tune(trainer, space=code)
+            )
             tuning = tune(trainer, trials=2, query=SLOW_ROWS, space={"learning_rate": [0.1, 0.2]})
             assert value(trainer, "SELECT count(*) FROM tensile.tuning_status") == 1
             assert value(other, "SELECT count(*) FROM tensile.tunings") == 0
@@ -417,7 +428,9 @@ def test_other_roles(server: Any, conn: Connection, wait_until: Wait) -> None:
 
 
 def test_a_deployed_winner_of_another_role_leaves_the_architecture(server: Any, conn: Connection) -> None:
-    conn.execute("CREATE ROLE trainer LOGIN; GRANT tensile_user TO trainer; SELECT grant_model('m', 'trainer', 'train')")
+    conn.execute(
+        "CREATE ROLE trainer LOGIN; GRANT tensile_user TO trainer; SELECT grant_model('m', 'trainer', 'train')"
+    )
     try:
         with server.connect(user="trainer") as trainer:
             tuning = tune(trainer, trials=1, space={"hidden": [[5]]})

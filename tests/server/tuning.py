@@ -27,7 +27,7 @@ def tune(conn: Connection, model: str = "m", **arguments: Any) -> int:
 
 def trials(conn: Connection, tuning: int, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
     return conn.execute(
-        f"SELECT {columns} FROM tensile.trials WHERE tuning = %s ORDER BY number",  # type: ignore[arg-type]
+        f"SELECT {columns} FROM tensile.trials WHERE tuning = %s ORDER BY number",
         (tuning,),
     ).fetchall()
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 
 from pyworker.children.tuner import applies, derived_seed, suggest
 
-RATE = {"name": "learning_rate", "types": None, "low": 1e-4, "high": 1e-1, "log": True, "integer": False}
-BATCH = {"name": "batch_size", "types": None, "low": 32, "high": 500, "step": 32, "integer": True}
-HIDDEN = {"name": "hidden", "types": ["mlp", "tabular"], "choices": [64, [128, 64], []]}
+Domain = dict[str, Any]
+RATE: Domain = {"name": "learning_rate", "types": None, "low": 1e-4, "high": 1e-1, "log": True, "integer": False}
+BATCH: Domain = {"name": "batch_size", "types": None, "low": 32, "high": 500, "step": 32, "integer": True}
+HIDDEN: Domain = {"name": "hidden", "types": ["mlp", "tabular"], "choices": [64, [128, 64], []]}
 MEMBERS = {"name": "members", "types": ["tabular"], "low": 1, "high": 8, "integer": True}
 ARCHITECTURE = {"name": "architecture", "types": None, "choices": ["mlp", "tabular"]}
 SCALARS = st.one_of(st.booleans(), st.integers(-5, 5), st.floats(-5, 5), st.text(max_size=3), st.none())
