@@ -135,8 +135,9 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
     db.execute(
-        "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings, space,"
-        " trials, parallel, state, ended_at) VALUES (-1, %s, 'late', %s, '{}', '{}', '{}', '{}', 1, 1, 'finished', now())",
+        "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings,"
+        " space, trials, parallel, state, ended_at)"
+        " VALUES (-1, %s, 'late', %s, '{}', '{}', '{}', '{}', 1, 1, 'finished', now())",
         (model, alice),
     )
     for insert in (
