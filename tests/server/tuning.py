@@ -10,6 +10,7 @@ from tests.server.support import ROWS, Connection
 
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}, "hidden": [[4], [8], [16, 8]]}
 SMALL = {"query": ROWS, "target": "y", "epochs": 4, "batch_size": 64, "trials": 4, "space": SPACE}
+ENDED = "SELECT wait_for_tuning(%s, '100 s')"
 COLUMNS = "number, state, value, params, epochs, rungs"
 
 
@@ -36,3 +37,9 @@ def tuning_state(conn: Connection, tuning: int) -> str:
     row = conn.execute("SELECT state FROM tensile.tunings WHERE id = %s", (tuning,)).fetchone()
     assert row is not None
     return str(row[0])
+
+
+def finished(conn: Connection, tuning: int) -> None:
+    """Wait for the tuning; raise its error."""
+    row = conn.execute(ENDED, (tuning,)).fetchone()
+    assert row == ("finished",)
