@@ -41,7 +41,9 @@ class Rows:
         self.y = torch.from_numpy((frame.pop(target) == "late").to_numpy(np.float32))
         numbers = frame.select_dtypes("number")
         known = numbers.iloc[order[held:]]
-        self.numbers = torch.from_numpy(((numbers - known.mean()) / known.std()).fillna(0).to_numpy(np.float32))
+        self.numbers = torch.from_numpy(
+            ((numbers - known.mean()) / known.std()).fillna(0).to_numpy(np.float32, copy=True)
+        )
         texts = frame.drop(columns=numbers.columns)
         codes = [pd.Categorical(texts[name]) for name in texts]
         self.codes = torch.from_numpy(np.stack([column.codes for column in codes], 1).astype(np.int64))
