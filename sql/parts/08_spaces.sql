@@ -2,12 +2,12 @@
 -- Spaces: from which values tune_model chooses
 ------------------------------------------------------------------------------------------------------------------------
 
--- A space is an object. Its keys are arguments and options of train_model, keys of architectures, and "architecture" itself.
--- A value is a list to choose from, or a range {"low", "high", "log", "step"}. A number for a key that takes an array
--- stands for the array of that number.
+-- A space is an object. Its keys are arguments and options of train_model, keys of architectures, and "architecture"
+-- itself. A value is a list to choose from, or a range {"low", "high", "log", "step"}. A number for a key that takes an
+-- array stands for the array of that number.
 
--- Options of a job that a space may have: those that change what is learned, but not by which rows or in which unit it is
--- measured
+-- Options of a job that a space may have: those that change what is learned, but not by which rows or in which unit it
+-- is measured
 CREATE FUNCTION tensile._tunable_options() RETURNS text[]
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -15,7 +15,8 @@ AS $$
                  'precision', 'target_transform', 'weight_decay']
 $$;
 
--- Rule of each key that a space may have beside "architecture"; one of an architecture appears once for each of the types.
+-- Rule of each key that a space may have beside "architecture"; one of an architecture appears once for each of the
+-- types.
 CREATE FUNCTION tensile._space_rules(types text[]) RETURNS TABLE (key text, kind text, rule json)
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -89,14 +90,16 @@ BEGIN
     ELSIF space ? 'architecture' THEN
         PERFORM tensile._check_choices('architecture', space->'architecture');
         FOR item IN SELECT jsonb_array_elements(space->'architecture') LOOP
-            PERFORM tensile._check_value(item, json_build_object('type', 'string', 'enum', known), 'space', 'architecture');
+            PERFORM tensile._check_value(item, json_build_object('type', 'string', 'enum', known), 'space',
+                                         'architecture');
         END LOOP;
     END IF;
     types := tensile._space_types(space, type);
     names := ARRAY(SELECT DISTINCT r.key FROM tensile._space_rules(types) r ORDER BY 1) || 'architecture'::text;
     FOR name, item IN SELECT * FROM jsonb_each(space - 'architecture') LOOP
         IF name <> ALL (names) THEN
-            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('unknown key "%s" in the space', name),
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('unknown key "%s" in the space', name),
                 HINT = tensile._names_hint(name, names, 'keys');
         ELSIF jsonb_typeof(item) = 'object' THEN
             PERFORM tensile._check_range(name, item);
@@ -183,8 +186,8 @@ BEGIN
         PERFORM tensile._check_value(item->'low', element, 'space', name || '.low'),
                 tensile._check_value(item->'high', element, 'space', name || '.high');
         IF element->>'type' = 'integer' AND item ? 'step' THEN
-            PERFORM tensile._check_value(item->'step', '{"type": "integer", "minimum": 1, "maximum": 10000000}', 'space',
-                                         name || '.step');
+            PERFORM tensile._check_value(item->'step', '{"type": "integer", "minimum": 1, "maximum": 10000000}',
+                                         'space', name || '.step');
         END IF;
     END IF;
 END $$;

@@ -17,8 +17,8 @@ AS $$
     SELECT t.id, tensile._rows_file(t) FROM tensile.tunings t WHERE t.ended_at IS NULL ORDER BY t.id
 $$;
 
--- Advance a tuning by what can be done now. Returns what the tuner needs to choose the next trial; null: none is to be chosen
--- now. An error ends the tuning, unless trying again may help.
+-- Advance a tuning by what can be done now. Returns what the tuner needs to choose the next trial; null: none is to be
+-- chosen now. An error ends the tuning, unless trying again may help.
 CREATE FUNCTION tensile._advance_tuning(tuning bigint, cores int) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
@@ -56,7 +56,8 @@ BEGIN
         PERFORM tensile._begin_trials(t);
         RETURN tensile._next_suggestion(t);
     EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT, text_of_hint = PG_EXCEPTION_HINT;
+        GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
+                                text_of_hint = PG_EXCEPTION_HINT;
         IF left(code, 2) IN ('40', '53', '57') THEN
             RAISE;
         END IF;
@@ -83,8 +84,8 @@ BEGIN
     END IF;
 END $$;
 
--- If no trial is to begin any more, wait for the running ones or stop them, and end the tuning after the last one. Returns
--- true if no trial is to begin.
+-- If no trial is to begin any more, wait for the running ones or stop them, and end the tuning after the last one.
+-- Returns true if no trial is to begin.
 CREATE FUNCTION tensile._end_trials(t tensile.tunings) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -112,7 +113,8 @@ BEGIN
         PERFORM tensile._end_tuning(t, 'cancelled');
     ELSIF t.best_trial IS NULL THEN
         PERFORM tensile._end_tuning(
-            t, 'failed', coalesce(first_failure.sqlstate, '55000'), coalesce(first_failure.error, 'no trial has finished'),
+            t, 'failed', coalesce(first_failure.sqlstate, '55000'),
+            coalesce(first_failure.error, 'no trial has finished'),
             CASE WHEN first_failure.error IS NULL THEN 'Use a longer time_limit.'
                  ELSE 'No trial has finished; tensile.trials has their errors.' END);
     ELSE
@@ -184,10 +186,10 @@ AS $$
 DECLARE
     job bigint;
 BEGIN
-    INSERT INTO tensile.jobs (kind, model, model_name, owner_name, query, target, epochs, optimizer, validation, seed, policy,
-                              priority, options, settings, validation_query, start_version, architecture, tuning)
-        SELECT 'compare', j.model, j.model_name, t.owner_name, j.query, j.target, j.epochs, j.optimizer, j.validation, j.seed,
-               j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads), t.settings,
+    INSERT INTO tensile.jobs (kind, model, model_name, owner_name, query, target, epochs, optimizer, validation, seed,
+                              policy, priority, options, settings, validation_query, start_version, architecture, tuning)
+        SELECT 'compare', j.model, j.model_name, t.owner_name, j.query, j.target, j.epochs, j.optimizer, j.validation,
+               j.seed, j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads), t.settings,
                j.validation_query, v.id, v.architecture, t.id
         FROM tensile.jobs j WHERE j.id = v.job
         RETURNING id INTO job;
@@ -201,6 +203,7 @@ CREATE FUNCTION tensile._follow_comparison(t tensile.tunings) RETURNS void
 AS $$
 DECLARE
     j tensile.jobs;
+    notes text[];
 BEGIN
     SELECT * INTO j FROM tensile.jobs o WHERE o.id = t.comparison;
     IF NOT FOUND THEN -- from a dump, which has no open jobs
@@ -211,11 +214,12 @@ BEGIN
         IF EXISTS (SELECT FROM tensile.deployments d WHERE d.job = j.id AND d.decision = 'deployed') THEN
             PERFORM tensile._adopt_architecture(t, j.architecture);
         END IF;
+        notes := j.warnings;
         IF j.state <> 'finished' THEN
-            j.warnings := j.warnings || format('the best version was not compared with the deployed one: %s',
-                                               coalesce(j.error, j.reason));
+            notes := notes || format('the best version was not compared with the deployed one: %s',
+                                     coalesce(j.error, j.reason));
         END IF;
-        UPDATE tensile.tunings o SET warnings = o.warnings || j.warnings WHERE o.id = t.id;
+        UPDATE tensile.tunings o SET warnings = o.warnings || notes WHERE o.id = t.id;
         PERFORM tensile._end_tuning(t, CASE WHEN j.state = 'cancelled' THEN 'cancelled' ELSE 'finished' END);
     END IF;
 END $$;
@@ -228,7 +232,7 @@ AS $$
 DECLARE
     m tensile.models;
 BEGIN
-    PERFORM tensile._stop_trials(t, format('the tuning has %s', CASE state WHEN 'failed' THEN 'failed' ELSE 'ended' END));
+    PERFORM tensile._stop_trials(t, CASE state WHEN 'failed' THEN 'the tuning has failed' ELSE 'the tuning has ended' END);
     UPDATE tensile.tunings o SET state = _end_tuning.state, ended_at = clock_timestamp(),
             started_at = coalesce(o.started_at, clock_timestamp()), sqlstate = _end_tuning.sqlstate,
             error = _end_tuning.error, hint = _end_tuning.hint
@@ -253,6 +257,7 @@ $$;
 CREATE FUNCTION tensile._tuning_delay_ms() RETURNS int
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (1000 * min(least(greatest(extract(epoch FROM t.started_at + t.time_limit - clock_timestamp()), 0), 3600)))::int
+    SELECT (1000 * min(least(greatest(extract(epoch FROM t.started_at + t.time_limit - clock_timestamp()), 0),
+                             3600)))::int
     FROM tensile.tunings t WHERE t.ended_at IS NULL AND t.time_limit IS NOT NULL AND t.started_at IS NOT NULL
 $$;

@@ -2,9 +2,9 @@
 -- Tunings: trials, from their choice to their results
 ------------------------------------------------------------------------------------------------------------------------
 
--- Trial k is chosen when trials 0 to k - 2 * parallel have ended, and knows their results and no others; it is pruned by
--- comparison with these as well. So neither depends on the order in which trials end, and there is always one to begin
--- with.
+-- Trial k is chosen when trials 0 to k - 2 * parallel have ended, and knows their results and no others; it is pruned
+-- by comparison with these as well. So neither depends on the order in which trials end, and there is always one to
+-- begin with.
 
 -- Number of the last trial whose result trial `number` knows; below 0: none
 CREATE FUNCTION tensile._known_until(number int, parallel int) RETURNS int
@@ -13,8 +13,8 @@ AS $$
     SELECT $1 - 2 * $2
 $$;
 
--- Take over what the jobs of running trials have reached, prune those that are worse than others, and delete the versions
--- of all but the best.
+-- Take over what the jobs of running trials have reached, prune those that are worse than others, and delete the
+-- versions of all but the best.
 CREATE FUNCTION tensile._collect_trials(INOUT t tensile.tunings)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -56,7 +56,8 @@ AS $$
     SELECT CASE WHEN $1 = ANY (tensile._losses()) THEN 1 ELSE -1 END
 $$;
 
--- Note the rows that the trials have in common; warn if a later one has read others, because the file with them was lost.
+-- Note the rows that the trials have in common; warn if a later one has read others, because the file with them was
+-- lost.
 CREATE FUNCTION tensile._keep_rows(t tensile.tunings) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -66,7 +67,8 @@ DECLARE
 BEGIN
     IF t.rows IS NULL THEN
         UPDATE tensile.tunings o SET rows = j.rows
-            FROM (SELECT i.rows FROM tensile.jobs i WHERE i.tuning = t.id AND i.rows IS NOT NULL ORDER BY i.id LIMIT 1) j
+            FROM (SELECT i.rows FROM tensile.jobs i WHERE i.tuning = t.id AND i.rows IS NOT NULL
+                  ORDER BY i.id LIMIT 1) j
             WHERE o.id = t.id;
     END IF;
     FOR seen IN SELECT k.number, j.fingerprint FROM tensile.jobs j JOIN tensile.trials k ON k.job = j.id
@@ -159,9 +161,11 @@ CREATE FUNCTION tensile._loses(t tensile.tunings, k tensile.trials) RETURNS bool
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT count(o.number) + 1 >= f.factor AND count(*) FILTER (WHERE o.better) >= (count(o.number) + 1) / f.factor
-    FROM (SELECT (($1).halving->>'factor')::int, cardinality(($2).rungs), tensile._sign(($1).metric)) f (factor, rung, sign)
+    FROM (SELECT (($1).halving->>'factor')::int, cardinality(($2).rungs),
+                 tensile._sign(($1).metric)) f (factor, rung, sign)
          LEFT JOIN LATERAL (
-             SELECT o.number, coalesce(f.sign * o.rungs[f.rung] < f.sign * ($2).rungs[f.rung], ($2).rungs[f.rung] IS NULL) AS better
+             SELECT o.number, coalesce(f.sign * o.rungs[f.rung] < f.sign * ($2).rungs[f.rung],
+                                       ($2).rungs[f.rung] IS NULL) AS better
              FROM tensile.trials o
              WHERE o.tuning = ($1).id AND o.number <= tensile._known_until(($2).number, ($1).parallel)
                AND cardinality(o.rungs) >= f.rung) o ON true
@@ -219,8 +223,8 @@ BEGIN
     BEGIN
         PERFORM tensile._check_architecture(architecture);
         submitted := tensile._submit_training(
-            t.owner, t.model_name, a.query, a.target, a.epochs, a.batch_size, a.optimizer, a.learning_rate, a.validation,
-            a.seed, a.policy, a.memory_budget, a.priority,
+            t.owner, t.model_name, a.query, a.target, a.epochs, a.batch_size, a.optimizer, a.learning_rate,
+            a.validation, a.seed, a.policy, a.memory_budget, a.priority,
             a.options - 'gate' || jsonb_build_object('deploy', 'never', 'threads', t.threads), a.split_by,
             a.validation_query, a.max_time, t.settings->>'search_path', '{}', architecture, t.id);
     EXCEPTION WHEN invalid_parameter_value THEN

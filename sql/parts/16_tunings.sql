@@ -16,19 +16,20 @@ DECLARE
                                                   validation, policy, priority, options, split_by, validation_query,
                                                   max_time, arrays);
     base jsonb := m.architecture;
+    model_id bigint;
     tuning bigint;
 BEGIN
     PERFORM tensile._parse_budget(memory_budget), tensile._check_tuning(trials, time_limit, metric, parallel),
             tensile._check_measurable(validation, validation_query);
-    space := coalesce(space, tensile._default_space(base->>'type') - tensile._given_keys(base, batch_size, learning_rate,
-                                                                                        options));
+    space := coalesce(space, tensile._default_space(base->>'type')
+                             - tensile._given_keys(base, batch_size, learning_rate, options));
     PERFORM tensile._check_space(space, base->>'type'), tensile._check_given(space, batch_size, learning_rate, options),
             tensile._check_space_code(caller, base, space);
     halving := tensile._halving(halving, epochs);
-    m.id := tensile._store_architecture(caller, m);
-    INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric, parallel,
-                                 halving, settings, arguments)
-        VALUES (m.id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
+    model_id := tensile._store_architecture(caller, m);
+    INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric,
+                                 parallel, halving, settings, arguments)
+        VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
                 _tune_model.time_limit, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
                 jsonb_build_object('search_path', _tune_model.search_path, 'TimeZone', current_setting('TimeZone'),
                                    'DateStyle', current_setting('DateStyle'),
@@ -92,7 +93,8 @@ BEGIN
 END $$;
 
 -- Keys of a space that have a value already
-CREATE FUNCTION tensile._given_keys(architecture jsonb, batch_size int, learning_rate float8, options jsonb) RETURNS text[]
+CREATE FUNCTION tensile._given_keys(architecture jsonb, batch_size int, learning_rate float8, options jsonb)
+    RETURNS text[]
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($4)

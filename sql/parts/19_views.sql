@@ -252,11 +252,11 @@ CREATE VIEW tensile.tuning_status WITH (security_invoker = true) AS
            coalesce(t.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) t.started_at AS elapsed, t.error
     FROM tensile.tunings t
          CROSS JOIN LATERAL (
-             SELECT count(*) FILTER (WHERE o.ended_at IS NOT NULL) AS ended,
-                    count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'running') AS running,
-                    count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'pruned') AS pruned,
-                    count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'infeasible') AS infeasible,
-                    count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'failed') AS failed
+             SELECT pg_catalog.count(*) FILTER (WHERE o.ended_at IS NOT NULL) AS ended,
+                    pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'running') AS running,
+                    pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'pruned') AS pruned,
+                    pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'infeasible') AS infeasible,
+                    pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'failed') AS failed
              FROM tensile.trials o WHERE o.tuning OPERATOR(pg_catalog.=) t.id) k
          LEFT JOIN tensile.trials b ON b.tuning OPERATOR(pg_catalog.=) t.id AND b.number OPERATOR(pg_catalog.=) t.best_trial
          LEFT JOIN LATERAL (
