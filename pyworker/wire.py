@@ -70,6 +70,8 @@ class FrameType(IntEnum):
     SCHEDULED = 31
     SEARCH = 32
     FOUND = 33
+    SUGGEST = 34
+    SUGGESTED = 35
     QUERY = 36
 
 

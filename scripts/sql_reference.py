@@ -90,6 +90,8 @@ ARGUMENTS = {
     "feature": "column of the training query",
     "features": "row, object, or array of numbers in the order of the training query",
     "format": "[format of the file](export.md): `tensile`, `onnx`, or `torch`, the weights only",
+    "halving": "when trials are stopped early: `min_epochs` and `factor`"
+    " ([tuning](tuning.md#stop-bad-trials-early)); null: none is",
     "grantee": "role, or `public`",
     "group_value": "value of the column `by`; null: without `by`, or the group of rows where it is null",
     "importance": "mean by which the metric becomes worse; 0: the feature does not matter on these rows",
@@ -106,13 +108,14 @@ ARGUMENTS = {
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
     " device has, for a prediction the model's own budget, or else no limit",
     "metric": "name of a metric: [evaluating](evaluating.md#metrics); null: `log_loss`, or `r2` of a regression; of"
-    " `schedule_evaluation`: all",
+    " `tune_model` `rmse`, of `schedule_evaluation` all",
     "metric_used": "metric that became worse",
     "model": "name of the model",
     "name": "name of the model",
     "optimizer": "`sgd`, `adam` or `adamw`",
     "options": "[options of the job](#options-of-a-job); `explain_training` accepts `format` as well: `text` or `json`",
     "policy": "one of the values of the setting `pg_tensile.policy`; null: the current value of the setting",
+    "parallel": "number of trials that train at once, 1 to 64",
     "predicted": "predicted class of a row of `confusion`, else null; of `materialize_predictions` the number of"
     " predicted rows",
     "prediction": "number, or probability of the second of two classes, or class if classes are numbers; else null",
@@ -135,11 +138,16 @@ ARGUMENTS = {
     " equal importances",
     "source": "table whose new rows count; of `predict_rows`: table or view that is read in place of the first one of"
     " the training query; null: that one",
+    "space": "ranges and lists that values are chosen from, by key: [tuning](tuning.md#say-what-is-chosen-from); null:"
+    " the architecture's",
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
+    "time_limit": "time after which no trial begins or goes on; null: no limit",
     "timeout": "longest time to wait; null: no limit",
     "trained_on": "relation that the query of the version reads",
+    "trials": "number of trials, 1 to 10000",
+    "tuning": "number of the tuning, as returned by `tune_model`",
     "unchanged": "number of rows whose predictions are kept",
     "upper": "upper bound of the interval",
     "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",

@@ -222,8 +222,11 @@ def db(cluster: TestCluster) -> Iterator[Connection]:
 
 
 def sweep(conn: Connection) -> None:
-    """Cancel the jobs that are left, wait until their workers are gone and delete models and jobs."""
+    """Cancel the tunings and jobs that are left, wait until their workers are gone and delete models and jobs."""
     active = "ended_at IS NULL"
+    conn.execute(f"SELECT cancel_tuning(id) FROM tensile.tunings WHERE {active}")
+    tunings = f"SELECT count(*) FROM tensile.tunings WHERE {active}"
+    wait_for(lambda: conn.execute(tunings).fetchone() == (0,), what="the tunings that a test left end")
     for (job,) in conn.execute(f"SELECT id FROM tensile.jobs WHERE {active}").fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
 
@@ -236,6 +239,7 @@ def sweep(conn: Connection) -> None:
 
     wait_for(idle, what="the jobs that a test left end after cancel_job")
     conn.execute("DELETE FROM tensile.jobs")
+    conn.execute("DELETE FROM tensile.tunings")
     conn.execute("DELETE FROM tensile.models")
 
 

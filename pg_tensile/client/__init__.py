@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pg_tensile.client.job import Job, JobTimeout, Report, TrainingFailed
     from pg_tensile.client.session import ConnectionLost
     from pg_tensile.client.training import Client, connect
+    from pg_tensile.client.tuning import Tuning, TuningFailed
 
 __all__ = [
     "ArgumentError",
@@ -27,6 +28,8 @@ __all__ = [
     "Report",
     "ServerError",
     "TrainingFailed",
+    "Tuning",
+    "TuningFailed",
     "connect",
 ]
 HOMES = {
@@ -36,6 +39,7 @@ HOMES = {
     "job": ("Job", "JobTimeout", "Report", "TrainingFailed"),
     "session": ("ConnectionLost",),
     "training": ("Client", "connect"),
+    "tuning": ("Tuning", "TuningFailed"),
 }
 
 

@@ -77,6 +77,11 @@ DRIFT = Shape(
 EVALUATIONS = Shape(
     ("at", "metric"), {"at": TIME, "metric": TEXT, "model": TEXT, "version": INTEGER, "rows": INTEGER, "value": REAL}
 )
+TRIALS = Shape(
+    ("trial",),
+    {"trial": INTEGER, "state": TEXT, "value": REAL, "params": "object", "job": OPTIONAL, "epochs": OPTIONAL}
+    | {"least_bytes": OPTIONAL, "version": OPTIONAL, "started_at": TIME, "ended_at": TIME, "error": TEXT},
+)
 MODELS = Shape(
     ("model",),
     {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}

@@ -41,6 +41,7 @@ from pg_tensile.client.frames import (
 )
 from pg_tensile.client.job import Job
 from pg_tensile.client.session import Session
+from pg_tensile.client.tuning import Tuning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,6 +221,47 @@ class Client:
             settings = settings | {"validation_query": in_postgres(settings["validation_query"], read)}
         required = {"model": model, "query": in_postgres(query, read), "target": target}
         return self._session.answer(function, required, settings)
+
+    def tune(
+        self,
+        model: str,
+        query: str,
+        target: str,
+        space: Json | None = None,
+        *,
+        trials: int | None = None,
+        time_limit: timedelta | float | str | None = None,
+        metric: str | None = None,
+        parallel: int | None = None,
+        halving: Json | None = None,
+        **settings: Any,
+    ) -> Tuning:
+        """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL:
+        tune_model).
+
+        `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or seconds. Raises
+        ArgumentError if `train` does not have one of the settings."""
+        own = {
+            "space": space,
+            "trials": trials,
+            "time_limit": time_limit,
+            "metric": metric,
+            "parallel": parallel,
+            "halving": halving,
+        }
+        self._check_settings("tune", settings)
+        return Tuning(self._session, self._submitted("tune_model", model, query, target, own | settings)[0])
+
+    def tuning(self, number: int) -> Tuning:
+        """Return the tuning of that number. Raises ServerError if it does not exist, or if your role may not see it."""
+        return Tuning(self._session, number)
+
+    @staticmethod
+    def _check_settings(method: str, settings: dict[str, Any]) -> None:
+        for name in settings:
+            if name not in SETTINGS:
+                hint = f"It has those of train: {', '.join(SETTINGS)}."
+                raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
 
     def job(self, number: int) -> Job:
         """Return the job of that number. Raises ServerError if it does not exist, or if your role may not see it."""

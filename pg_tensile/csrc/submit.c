@@ -50,6 +50,7 @@
 
 PG_FUNCTION_INFO_V1(tensile_train_model);
 PG_FUNCTION_INFO_V1(tensile_schedule_training);
+PG_FUNCTION_INFO_V1(tensile_tune_model);
 PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
@@ -396,6 +397,30 @@ Datum
 tensile_schedule_training(PG_FUNCTION_ARGS)
 {
 	return tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo));
+}
+
+/*
+ * tune_model(model, query, target, space, ..., halving, epochs, ...) -> tuning:
+ * arguments of its own between the third and the fourth of train_model.
+ *
+ * The checks take those of train_model.  wait_for_tuning asks for the negative
+ * number, which no job has (_submitted_here).
+ */
+Datum
+tensile_tune_model(PG_FUNCTION_ARGS)
+{
+	LOCAL_FCINFO(training, TENSILE_N_ARGS);
+	int			own = PG_NARGS() - TENSILE_N_ARGS;
+	Datum		arrays;
+	int64		tuning;
+
+	InitFunctionCallInfoData(*training, fcinfo->flinfo, TENSILE_N_ARGS, InvalidOid, NULL, NULL);
+	for (int i = 0; i < TENSILE_N_ARGS; i++)
+		training->args[i] = fcinfo->args[i <= TENSILE_ARG_TARGET ? i : i + own];
+	arrays = tensile_check_submission(training);
+	tuning = DatumGetInt64(tensile_forward_submission(fcinfo, arrays));
+	tensile_submitted_at_commit(-tuning);
+	PG_RETURN_INT64(tuning);
 }
 
 /* tensile.calibrate(device_seconds) -> job */

@@ -16,6 +16,7 @@
 #define TENSILE_ARG_OPTIONS 12
 #define TENSILE_ARG_SPLIT_BY 13
 #define TENSILE_ARG_VALIDATION_QUERY 14
+#define TENSILE_N_ARGS 16
 
 /*
  * The column that marks the rows of the validation query, among those of the

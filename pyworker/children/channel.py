@@ -7,18 +7,20 @@ the socket. While rows arrive, sending must never block: the feed on the other s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from pg_tensile.execution.data.columns import columns_from_header
 from pg_tensile.execution.data.dataset import RowStore
 from pg_tensile.planning.latency.load import LoadMeter
+from pyworker.children.rows_file import RowsWriter, read_frames
 from pyworker.connection import FrameStream
 from pyworker.state_frames import StateCollector, send_state
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 REPORT_INTERVAL_S = 0.5
+ROWS_WRITTEN = "preparing"  # phase that is reported when the rows are in the file of a tuning
 SILENCE_S = 1.0  # at most, while it waits for a frame
 
 Result = TypeVar("Result")
@@ -76,16 +78,40 @@ class Channel:
         return state.data
 
     def receive_rows(self) -> RowStore:
-        columns = columns_from_header(self._next({FrameType.COLUMNS}).header["columns"])
+        """Return the rows of the job: those that its supervisor sends, or those in the file of its tuning."""
+        shared = self.spec.get("rows_file")
+        frames = self._sent_rows(shared) if shared is None or not shared["written"] else self._read_rows(shared["path"])
+        columns = columns_from_header(next(frames).header["columns"])
         cache_bytes, folder = self.spec["dataset_cache_bytes"], self.spec["spool_directory"]
         store = RowStore(columns, cache_bytes, folder, poll=self._poll_between_blocks)
-        while True:
-            frame = self._next({FrameType.ROWS, FrameType.ROWS_END})
-            if frame.type == FrameType.ROWS_END:
+        for frame in frames:
+            if frame.type == FrameType.ROWS:
+                store.add(frame.header["rows"], frame.buffers)
+                self._report_phase("loading")
+            else:
                 store.finish(frame.header["rows"], frame.header["fingerprint"], frame.buffers)
-                return store
-            store.add(frame.header["rows"], frame.buffers)
-            self._report_phase("loading")
+        return store
+
+    def _sent_rows(self, shared: dict[str, Any] | None) -> Iterator[Frame]:
+        """Yield COLUMNS, ROWS … ROWS_END as they come, and write them to the file of the tuning, if the job has one."""
+        writer = None if shared is None else RowsWriter(shared["path"])
+        expected = {FrameType.COLUMNS}
+        while True:
+            frame = self._next(expected)
+            if writer is not None:
+                writer.add(frame)
+            if writer is not None and frame.type == FrameType.ROWS_END:
+                writer.finish()
+                self.send(FrameType.PROGRESS, {"phase": ROWS_WRITTEN})
+            yield frame
+            if frame.type == FrameType.ROWS_END:
+                return
+            expected = {FrameType.ROWS, FrameType.ROWS_END}
+
+    def _read_rows(self, path: str) -> Iterator[Frame]:
+        for frame in read_frames(path):
+            self.poll_early("loading")
+            yield frame
 
     def _poll_between_blocks(self) -> None:
         self.poll_early("preparing")

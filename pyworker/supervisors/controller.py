@@ -2,11 +2,11 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
 wait for their time. A turn has three phases: reap (jobs that should have a worker and have none), submit the jobs of
-schedules that are due, then launch in the order of the queue while slots are free; the fork server of their processes
-is started with the first (fork_server.py). Between them, it begins and stops automatic calibrations
-(auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state is in the
-catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the controller
-(Server.loop).
+schedules that are due and advance tunings (tunings.py), then launch in the order of the queue while slots are free; the
+fork server of their processes is started with the first (fork_server.py). Between them, it begins and stops automatic
+calibrations (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state
+is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+controller (Server.loop).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyworker.supervisors.auto_calibration import AutoCalibration
 from pyworker.supervisors.fork_server import ForkServer
 from pyworker.supervisors.job.end import TERMINATED
 from pyworker.supervisors.server import Server
+from pyworker.supervisors.tunings import Tunings
 
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
@@ -49,12 +50,14 @@ class Controller:
         self._deletion_after = 0.0
         self._calibration = AutoCalibration(server)
         self._fork_server = ForkServer(server)
+        self._tunings = Tunings(server)
 
     async def run(self) -> None:
         try:
-            await self._server.loop(self._turn)
+            await self._server.loop(self._turn, lambda: self._tunings.fd)
         finally:
             self._fork_server.close()
+            await self._tunings.close()
 
     async def _turn(self) -> float:
         """Reap, submit what is scheduled, launch and delete expired jobs; return the seconds until the next turn."""
@@ -62,6 +65,7 @@ class Controller:
         self._fork_server.reap()
         pause = self._calibration.turn()
         self._run_schedules()
+        await self._tunings.turn()
         self._launch()
         self._delete_expired()
         return min(pause, self._pause())
@@ -156,6 +160,7 @@ class Controller:
             return
         self._server.call("tensile._forget_jobs()")
         self._server.call("tensile._forget_drift()")
+        self._server.call("tensile._forget_tunings()")
         self._server.commit()
         self._deletion_after = time.monotonic() + RETENTION_PAUSE
 
@@ -166,15 +171,16 @@ class Controller:
 
     def _pause(self) -> float:
         pauses = [IDLE]
-        if self._live_jobs():
+        if self._live_jobs() or self._tunings.fd >= 0:
             pauses.append(BUSY)
         if self._launch_after > time.monotonic():
             pauses.append(self._launch_after - time.monotonic())
         delay_ms = self._server.call("tensile._queue_delay_ms()")
         if delay_ms is not None:
             pauses.append(delay_ms / 1000)
-        delay_ms = self._server.call("tensile._schedule_delay_ms()")
-        if delay_ms is not None:
-            pauses.append(max(SOON, delay_ms / 1000))
+        for delay in ("tensile._schedule_delay_ms()", "tensile._tuning_delay_ms()"):
+            delay_ms = self._server.call(delay)
+            if delay_ms is not None:
+                pauses.append(max(SOON, delay_ms / 1000))
         self._server.commit()
         return min(pauses)

@@ -117,8 +117,9 @@ class Server:
         self.flow_fault = self.flow_fault or bool(bits & Wait.FLOW)
         return bits
 
-    async def loop(self, turn: Callable[[], Awaitable[float]]) -> None:
-        """Call `turn` until STOP or GONE, each time sleeping for the seconds that it returns or until the latch is set.
+    async def loop(self, turn: Callable[[], Awaitable[float]], socket: Callable[[], int] = lambda: -1) -> None:
+        """Call `turn` until STOP or GONE, each time sleeping for the seconds that it returns, or until the latch is set
+        or the socket is ready whose descriptor `socket` returns (-1: none).
 
         An SQL error is logged once per cause and ends only its turn; while errors last, the pause doubles up to 30 s.
         """
@@ -129,7 +130,8 @@ class Server:
         pause = 1.0
         while not self.stopping:
             try:
-                await self.wait(-1, await turn())
+                seconds = await turn()
+                await self.wait(socket(), seconds)
                 pause = 1.0
             except Gone:
                 return

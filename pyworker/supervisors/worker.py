@@ -72,6 +72,7 @@ class Worker:
         self._job = job
         self._row = row
         self._has_data = False  # the executor has
+        self._rows_file: dict[str, Any] | None = None  # of the job's tuning
         self._last_check = time.monotonic()
         self._threads = choose_threads(server, row["options"], row["running"])
         timeout = float(server.number("pg_tensile.executor_timeout"))
@@ -140,13 +141,15 @@ class Worker:
             await self._child.close()
 
     async def _attempt(self) -> None:
+        self._server.check_version()
         if self._row["kind"] == "evaluate":
             await self._evaluate()
             return
+        if self._row["kind"] == "compare":
+            self._done = {}
         if self._done is not None:
             await self._pass_gate(self._done)
             return
-        self._server.check_version()
         self._report({"phase": "starting"})
         await self._child.start()
         self._send_job()
@@ -178,6 +181,7 @@ class Worker:
     def _send_job(self) -> None:
         models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
         spec = job_spec(self._server, self._job, self._row, self._threads)
+        self._rows_file = spec["rows_file"]
         spec["latency_models"] = [row["device"] for row in models]
         self._server.commit()
         self._child.queue(FrameType.JOB, self._job, header=spec, buffers=[row["models"] for row in models])
@@ -219,20 +223,23 @@ class Worker:
             self._handle(frame)
 
     async def _feed(self) -> None:
-        """Send the query's results to the executor, in one transaction.
+        """Send the query's results to the executor, in one transaction; nothing if it has them in its tuning's file.
 
         If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
         Cancelling the job, or dropping what it needs, interrupts the query.
         """
         self._report({"phase": "loading"})
+        if self._rows_file is not None and self._rows_file["written"]:
+            self._find_sources()
+            self._server.call("tensile._job_rows(int8)", self._row["tuning_rows"])
+            self._server.commit()
+            return
         await self._server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
         self._check_job()
         plpy = self._server.plpy
         row = self._row
         try:
-            sources = "tensile._training_sources(text,jsonb,text)"
-            read = (row[column] for column in ("query", "settings", "validation_query"))
-            self._results.sources = json.loads(self._server.call(sources, *read))
+            self._find_sources()
             columns = ("query", "target", "settings", "split_by", "validation_query")
             feed = "tensile._feed(int4,text,text,jsonb,text,text)"
             rows = self._server.call(feed, self._child.fd, *(row[column] for column in columns))
@@ -248,8 +255,28 @@ class Worker:
                 raise ChildDied(failure.message, self._child.output() or None) from None
             raise failure from None
         self._child.restart_timeout()
+        if self._rows_file is not None:
+            await self._await_rows()
         self._server.call("tensile._job_rows(int8)", rows)
         self._server.commit()
+
+    def _find_sources(self) -> None:
+        """Have the server say which relations and columns the queries read."""
+        queries = (self._row[column] for column in ("query", "settings", "validation_query"))
+        sources = self._server.call("tensile._training_sources(text,jsonb,text)", *queries)
+        self._results.sources = json.loads(sources)
+
+    async def _await_rows(self) -> None:
+        """Wait until the executor has all rows, and has written the file of its tuning, for which other trials wait."""
+        while True:
+            frame = await self._child.receive(TICK)
+            if frame is not None:
+                self._handle(frame)
+                if frame.type == FrameType.PROGRESS and frame.header.get("phase") == "preparing":
+                    return
+            if self._server.stopping:
+                raise Stopped
+            self._check_job()
 
     async def _handle_remaining_frames(self, seconds: float) -> None:
         """Handle the frames that are left, so that an error of the executor is raised; wait `seconds` for each."""

@@ -38,6 +38,8 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.evaluation_schedules
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.schedules
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.tunings
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
 
@@ -49,7 +51,7 @@ CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON te
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_grants
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
 
--- A dump contains complete models, schedules and ended jobs; it contains no checkpoints.
+-- A dump contains complete models, schedules, tunings and ended jobs; it contains no checkpoints.
 SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
@@ -72,6 +74,8 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.tunings', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.trials', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.deployments_id_seq', '');
@@ -79,3 +83,4 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.schedules_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.tunings_id_seq', '');

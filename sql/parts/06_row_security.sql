@@ -12,6 +12,8 @@ ALTER TABLE tensile.drift_counts ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.drift_alarms ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.evaluation_schedules ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.evaluations ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.tunings ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.trials ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
@@ -70,6 +72,10 @@ CREATE POLICY visible ON tensile.evaluation_schedules FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.evaluations FOR SELECT USING (
     EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+CREATE POLICY visible ON tensile.tunings FOR SELECT USING (
+    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.trials FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.tunings t WHERE t.id OPERATOR(pg_catalog.=) tuning));
 CREATE POLICY visible ON tensile.epochs FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
@@ -114,7 +120,7 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
 -- USAGE on the schema and the policies above limit access.
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
     tensile.deployments, tensile.schedules, tensile.drift_counts, tensile.drift_alarms,
-    tensile.evaluation_schedules, tensile.evaluations, tensile._version_sources,
+    tensile.evaluation_schedules, tensile.evaluations, tensile._version_sources, tensile.tunings, tensile.trials,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,

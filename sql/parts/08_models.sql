@@ -91,7 +91,7 @@ BEGIN
     END IF;
 
     m := tensile._own_model(caller, name);
-    PERFORM tensile._no_open_job(m);
+    PERFORM tensile._no_open_job(m), tensile._no_open_tuning(m);
     UPDATE tensile.models SET architecture = _register_model.architecture, architecture_reason = NULL,
         description = _register_model.description, updated_at = clock_timestamp() WHERE id = m.id;
     RETURN m.id;
@@ -142,7 +142,8 @@ AS $$
                         (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = $1), 0)
 $$;
 
--- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to.
+-- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to, nor
+-- those of trials while their tuning goes on.
 CREATE FUNCTION tensile._drop_old_versions(m tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -151,6 +152,8 @@ BEGIN
         WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
           AND v.version IS DISTINCT FROM CASE WHEN m.keep_versions > 1
                                               THEN (tensile._earlier_deployment(m.id)).version END
+          AND NOT EXISTS (SELECT FROM tensile.trials k JOIN tensile.tunings t ON t.id = k.tuning
+                          WHERE k.job = v.job AND t.ended_at IS NULL) -- may be the best trial's
           AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
                             ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
           AND m.keep_versions IS NOT NULL;
@@ -160,7 +163,8 @@ CREATE FUNCTION tensile._no_open_job(model tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = (_no_open_job.model).id AND j.ended_at IS NULL);
+    job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = (_no_open_job.model).id AND j.ended_at IS NULL
+                                                   AND j.tuning IS NULL);
 BEGIN
     IF job IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_in_use',

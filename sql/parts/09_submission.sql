@@ -2,13 +2,14 @@
 -- Jobs: submission
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
-CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                     optimizer text, learning_rate float8, validation float8, seed bigint,
-                                     policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                     validation_query text, max_time interval, search_path text, arrays text[])
+-- Insert a job after the checks of the query. `architecture` is that of a trial; null: the model's.
+CREATE FUNCTION tensile._submit_training(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                         optimizer text, learning_rate float8, validation float8, seed bigint,
+                                         policy text, memory_budget text, priority int, options jsonb, split_by text,
+                                         validation_query text, max_time interval, search_path text, arrays text[],
+                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL)
     RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
@@ -23,15 +24,17 @@ BEGIN
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
-                              split_by, validation_query, max_time)
-        VALUES (model_id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
-                _train_model.batch_size, _train_model.optimizer, _train_model.learning_rate, _train_model.validation,
-                _train_model.seed, coalesce(_train_model.policy, current_setting('pg_tensile.policy')), budget,
-                _train_model.priority, _train_model.options,
-                jsonb_build_object('search_path', _train_model.search_path, 'TimeZone', current_setting('TimeZone'),
+                              split_by, validation_query, max_time, architecture, tuning)
+        VALUES (model_id, m.name, pg_get_userbyid(caller), _submit_training.query, _submit_training.target,
+                _submit_training.epochs, _submit_training.batch_size, _submit_training.optimizer,
+                _submit_training.learning_rate, _submit_training.validation,
+                _submit_training.seed, coalesce(_submit_training.policy, current_setting('pg_tensile.policy')), budget,
+                _submit_training.priority, _submit_training.options,
+                jsonb_build_object('search_path', _submit_training.search_path, 'TimeZone', current_setting('TimeZone'),
                                    'DateStyle', current_setting('DateStyle'),
                                    'IntervalStyle', current_setting('IntervalStyle')),
-                _train_model.split_by, _train_model.validation_query, _train_model.max_time)
+                _submit_training.split_by, _submit_training.validation_query, _submit_training.max_time,
+                _submit_training.architecture, _submit_training.tuning)
         ON CONFLICT DO NOTHING
         RETURNING id INTO job;
     IF job IS NULL THEN
@@ -42,6 +45,17 @@ BEGIN
     PERFORM tensile._log_event(job, 'submitted');
     RETURN job;
 END $$;
+
+-- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
+CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                     optimizer text, learning_rate float8, validation float8, seed bigint,
+                                     policy text, memory_budget text, priority int, options jsonb, split_by text,
+                                     validation_query text, max_time interval, search_path text, arrays text[])
+    RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._submit_training($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+$$;
 
 -- True if the role may execute the public function of that name
 CREATE FUNCTION tensile._may_execute(role oid, function name) RETURNS bool

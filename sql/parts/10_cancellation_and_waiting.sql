@@ -93,6 +93,19 @@ AS $$
         ELSE least(1000, greatest(1, 1 + 1000 * extract(epoch FROM $1 - clock_timestamp())))::int END)
 $$;
 
+-- Raise an error if this transaction sees only what was there when it began.
+CREATE FUNCTION tensile._check_sees_changes(function text, hint text) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('%s cannot see changes in a transaction with isolation level %s', function,
+                             current_setting('transaction_isolation')),
+            HINT = hint;
+    END IF;
+END $$;
+
 -- Not SECURITY DEFINER: it reads as the caller.
 CREATE FUNCTION tensile._wait_for_job(caller oid, job bigint, timeout interval) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -105,12 +118,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
             HINT = 'Commit first, then wait.';
-    ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('wait_for_job cannot see changes in a transaction with isolation level %s',
-                             current_setting('transaction_isolation')),
-            HINT = 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.';
     END IF;
+    PERFORM tensile._check_sees_changes(
+        'wait_for_job', 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.');
     LOOP
         result := tensile._job_result(job, deadline);
         EXIT WHEN result IS NOT NULL;

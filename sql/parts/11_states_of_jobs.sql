@@ -30,13 +30,18 @@ AS $$
     FROM tensile.jobs j WHERE j.id = $1 AND NOT (j.automatic AND $2 = 'failed')
 $$;
 
--- Notify sessions that LISTEN to pg_tensile. Any role may listen, so the payload has only the job's number and state.
--- A full queue would abort the transaction that ends the job.
+-- Notify sessions that LISTEN to pg_tensile of the end of a job or a tuning. Any role may listen, so the payload has only
+-- its number and state. A full queue would abort the transaction that ends it.
+CREATE FUNCTION tensile._announce(what text, number bigint, state text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_notify('pg_tensile', json_build_object($1, $2, 'state', $3)::text)
+    WHERE pg_notification_queue_usage() < 0.95
+$$;
 CREATE FUNCTION tensile._announce_end(job bigint, state text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT pg_notify('pg_tensile', json_build_object('job', $1, 'state', $2)::text)
-    WHERE pg_notification_queue_usage() < 0.95
+    SELECT tensile._announce('job', $1, $2)
 $$;
 
 -- End a job as finished, failed or cancelled. A failed job keeps its last complete checkpoint until a later job of
@@ -54,7 +59,7 @@ BEGIN
     END IF;
     UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
             reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL
-                          WHEN o.cancel_requested THEN 'cancelled by cancel_job'
+                          WHEN o.cancel_requested THEN coalesce(o.options->>'stop', 'cancelled by cancel_job')
                           ELSE coalesce(o.options->>'stop', _end_job.reason) END,
             sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
             traceback = _end_job.traceback, warnings = _end_job.warnings
@@ -74,7 +79,8 @@ BEGIN
     DELETE FROM tensile.rank_reports r WHERE r.job = j.id;
     -- The trace of the model's last job stays for inspection, with all rows that refer to it.
     DELETE FROM tensile.traces t USING tensile.jobs o
-        WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id ELSE o.model = j.model AND o.id <> j.id END;
+        WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id
+                                    ELSE o.model = j.model AND o.id <> j.id AND o.ended_at IS NOT NULL END;
     PERFORM tensile._notify(job), tensile._log_event(job, state), tensile._announce_end(job, state);
 END $$;
 
@@ -100,8 +106,10 @@ BEGIN
     IF tensile._deploys(j.options) = 'always' THEN
         PERFORM tensile._deploy(m, number, j.owner_name, format('trained by job %s', j.id), job => j.id);
     END IF; -- with if_better, _job_decide has decided in this transaction
-    SELECT * INTO m FROM tensile.models o WHERE o.id = m.id;
-    PERFORM tensile._drop_old_versions(m);
+    IF j.tuning IS NULL THEN -- otherwise when the tuning ends
+        SELECT * INTO m FROM tensile.models o WHERE o.id = m.id;
+        PERFORM tensile._drop_old_versions(m);
+    END IF;
     DELETE FROM tensile.checkpoints c USING tensile.jobs o
         WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
 END $$;

@@ -33,6 +33,14 @@ AS $$
     WHERE j.id = tensile._my_job() AND w.seq = $1
 $$;
 
+-- Id in model_versions of the version that the job has trained, or that it compares
+CREATE FUNCTION tensile._version_of(j tensile.jobs) RETURNS bigint
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE ($1).kind WHEN 'compare' THEN ($1).start_version
+                ELSE (SELECT v.id FROM tensile.model_versions v WHERE v.job = ($1).id) END
+$$;
+
 -- What the job's version is to be compared with; null unless it is deployed if it is better. "previous" is null while no
 -- version is deployed, otherwise the versions are as in JOB frames of evaluations.
 CREATE FUNCTION tensile._job_gate() RETURNS jsonb
@@ -45,7 +53,7 @@ BEGIN
             'metric', coalesce(j.options->'gate'->>'metric', CASE v.task WHEN 'regression' THEN 'rmse' ELSE 'log_loss' END),
             'version', tensile._evaluation_spec(v.id, NULL, '{"function": "evaluate_model"}'),
             'previous', tensile._evaluation_spec(p.id, NULL, '{"function": "evaluate_model"}'))
-        FROM tensile.jobs j JOIN tensile.model_versions v ON v.job = j.id JOIN tensile.models m ON m.id = j.model
+        FROM tensile.jobs j JOIN tensile.model_versions v ON v.id = tensile._version_of(j) JOIN tensile.models m ON m.id = j.model
             LEFT JOIN tensile.model_versions p ON p.model = m.id AND p.version = m.deployed_version
         WHERE j.id = tensile._my_job() AND tensile._deploys(j.options) = 'if_better');
 END $$;
@@ -81,7 +89,7 @@ BEGIN
     m := tensile._trained_model(j);
     decided := previous IS NOT DISTINCT FROM (SELECT v.id FROM tensile.model_versions v
                                               WHERE v.model = m.id AND v.version = m.deployed_version);
-    version := (SELECT v.version FROM tensile.model_versions v WHERE v.job = j.id);
+    version := (SELECT v.version FROM tensile.model_versions v WHERE v.id = tensile._version_of(j));
     margin := coalesce((j.options->'gate'->>'margin')::float8, 0);
     better := coalesce(gain > margin AND gain <= 'Infinity', false); -- NaN is greater than all numbers
     IF NOT decided THEN
@@ -93,6 +101,7 @@ BEGIN
                          m.deployed_version, coalesce(previous_value::text, 'not defined'))
             || CASE WHEN margin > 0 THEN format('; the margin is %s', margin) ELSE '' END;
     END IF;
+    reason := concat_ws(': ', tensile._winner_of(j.tuning), reason);
     PERFORM tensile._deploy(
         m, version, j.owner_name, reason, CASE WHEN better OR previous IS NULL THEN 'deployed' ELSE 'kept' END, j.id,
         comparison => jsonb_strip_nulls(jsonb_build_object(

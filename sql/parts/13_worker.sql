@@ -10,6 +10,14 @@ AS $$
     SELECT starts_with($1, 'ray:')
 $$;
 
+-- Name of the file with the rows of a tuning, among the server's temporary files. Numbers of tunings may come again, when
+-- the extension is created anew.
+CREATE FUNCTION tensile._rows_file(t tensile.tunings) RETURNS text
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('pgsql_tmp.pg_tensile_tuning.%s.%s', ($1).id, (1e6 * extract(epoch FROM ($1).submitted_at))::bigint)
+$$;
+
 -- With extra_float_digits below 1, the numbers in JSON would be rounded ones.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
@@ -33,8 +41,10 @@ BEGIN
                'running', (SELECT count(*) FROM tensile.jobs o
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
                              AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end
-               'architecture', (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model),
+               'architecture', coalesce(j.architecture, (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model)),
                'start', tensile._start_of(j),
+               'rows_file', (SELECT tensile._rows_file(t) FROM tensile.tunings t WHERE t.id = j.tuning),
+               'tuning_rows', (SELECT t.rows FROM tensile.tunings t WHERE t.id = j.tuning),
                'checkpoint', (SELECT c.meta FROM tensile.checkpoints c WHERE c.job = j.id
                               ORDER BY c.generation DESC LIMIT 1));
 END $$;
@@ -42,7 +52,7 @@ END $$;
 CREATE FUNCTION tensile._job_status() RETURNS text
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN j.model IS NULL AND j.kind = 'train' THEN 'no_model'
+    SELECT CASE WHEN j.model IS NULL AND j.kind <> 'calibrate' THEN 'no_model'
                 WHEN j.cancel_requested OR j.automatic AND j.options ? 'stop' THEN 'cancel'
                 WHEN t.refusal IS NOT NULL THEN 'refused' ELSE 'ok' END
     FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id WHERE j.id = tensile._my_job()
@@ -51,7 +61,8 @@ $$;
 CREATE FUNCTION tensile._job_rows(rows bigint) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE tensile.jobs SET rows = $1 WHERE id = tensile._my_job()
+    UPDATE tensile.jobs SET rows = $1 WHERE id = tensile._my_job();
+    SELECT tensile._notify(-1) FROM tensile.jobs j WHERE j.id = tensile._my_job() AND j.tuning IS NOT NULL;
 $$;
 
 CREATE FUNCTION tensile._job_checkpoint(generation int, seq int, data bytea) RETURNS void
@@ -112,8 +123,9 @@ BEGIN
     m := tensile._trained_model(j);
     INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training,
                                         reference)
-        VALUES (m.id, tensile._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows,
-                _job_version.training, _job_version.reference)
+        VALUES (m.id, tensile._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing,
+                coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
+                _job_version.reference)
         RETURNING id INTO result;
     UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;
     RETURN result;
@@ -161,6 +173,7 @@ BEGIN
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
             refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch,
             profile = EXCLUDED.profile;
+    UPDATE tensile.trials k SET least_bytes = h.least_bytes + h.overhead_bytes WHERE k.job = j;
     IF h.profile <> 'null' THEN
         PERFORM tensile._check_profile(h.device, h.profile);
         IF NOT tensile._on_cluster(h.device) THEN

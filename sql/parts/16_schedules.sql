@@ -147,7 +147,8 @@ CREATE FUNCTION tensile._due_schedules() RETURNS TABLE (schedule bigint)
     LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT s.id FROM tensile.schedules s
-    WHERE CASE WHEN EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL) THEN false
+    WHERE CASE WHEN EXISTS (SELECT FROM tensile.jobs j
+                            WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL) THEN false
                ELSE tensile._due_reason(s) IS NOT NULL END
     ORDER BY s.next_run, s.id
 $$;
@@ -185,7 +186,7 @@ AS $$
     SELECT (1000 * min(least(greatest(extract(epoch FROM n.next_run - clock_timestamp()), 0), 3600)))::int
     FROM (SELECT s.next_run FROM tensile.schedules s
           WHERE s.next_run IS NOT NULL
-            AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL)
+            AND NOT EXISTS (SELECT FROM tensile.jobs j WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL)
           UNION ALL
           SELECT e.next_run FROM tensile.evaluation_schedules e WHERE NOT tensile._evaluates(e.last_job)) n
 $$;

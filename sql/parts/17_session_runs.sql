@@ -37,7 +37,7 @@ DECLARE
                                                   validation, policy, priority, job_options, split_by,
                                                   validation_query, max_time, arrays);
     budget bigint := tensile._parse_budget(memory_budget);
-    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
+    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL AND j.tuning IS NULL);
 BEGIN
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,

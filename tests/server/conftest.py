@@ -139,7 +139,14 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
+    db.execute(
+        "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings,"
+        " space, trials, parallel, state, ended_at)"
+        " VALUES (-1, %s, 'late', %s, '{}', '{}', '{}', '{}', 1, 1, 'finished', now())",
+        (model, alice),
+    )
     for insert in (
+        "trials (tuning, number, params, state, job) VALUES (-1, 0, '{}', 'finished', %s)",
         "traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs, traces)"
         " VALUES (%s, 'cpu', 1, 'joint', 'graph', 0, 1, '[]', '{secret}')",
         "searches (job, state, budget_bytes, seconds, cached) VALUES (%s, 'queued', 1, 1, false)",
@@ -163,6 +170,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
     for conn in conns.values():
         conn.close()
+    db.execute("DELETE FROM tensile.tunings")
     db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
     db.execute("TRUNCATE tensile.codec_times, tensile.search_results, tensile.scheduler_log")
 

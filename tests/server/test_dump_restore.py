@@ -54,6 +54,12 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             "INSERT INTO tensile.jobs SELECT (jsonb_populate_record(j, %s)).* FROM tensile.jobs j",
             (Jsonb({"id": 1000, "state": "interrupted", "ended_at": None, "not_before": "2999-01-01"}),),
         )
+        conn.execute(
+            "INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, arguments, settings, space,"
+            " trials, parallel, state, ended_at)"
+            " SELECT id, name, owner_name, architecture, '{}', '{}', '{}', 1, 1, 'finished', now() FROM tensile.models"
+        )
+        conn.execute("INSERT INTO tensile.trials (tuning, number, params, state) VALUES (1, 0, '{}', 'finished')")
         conn.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (1000, 1, 'training')")
         conn.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (1000, 1, '{}')")
     yield cluster
@@ -84,6 +90,8 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
                     "SELECT grantee_name, privilege FROM tensile.model_grants ORDER BY 1",
                     "SELECT * FROM tensile.deployments",
                     "SELECT to_jsonb(s) - 'owner' FROM tensile.schedules s",
+                    "SELECT to_jsonb(t) - 'owner' FROM tensile.tunings t",
+                    "SELECT * FROM tensile.trials",
                     "SELECT id, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
                     "SELECT * FROM tensile.epochs WHERE job <> 1000 ORDER BY epoch, split",
                     "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split, metric",
@@ -92,7 +100,7 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
 
     before, after = catalogue(source), catalogue(restored)
     assert before == after
-    assert [len(rows) for rows in after] == [1, 1, 1, 2, 1, 1, 1, 4, 16]
+    assert [len(rows) for rows in after] == [1, 1, 1, 2, 1, 1, 1, 1, 1, 4, 16]
 
 
 def test_a_restored_model_predicts_the_same_numbers(source: Any, restored: Any) -> None:

@@ -91,13 +91,12 @@ def kill(site: Site, dice: random.Random, job: int) -> bool:
 def await_end(site: Site, job: int) -> None:
     """Wait until the job has ended, as long as it gets on."""
     while not ended(site.conn, job):
-        before = progress(site, job)
-        site.wait_until(lambda before=before: progress(site, job) != before, ROUND_S, lambda: site.told(job))
+        before = steps(site.conn, job)
 
+        def gets_on(before: int = before) -> bool:
+            return ended(site.conn, job) or steps(site.conn, job) != before
 
-def progress(site: Site, job: int) -> tuple[int, bool]:
-    """Return the steps of the job's current attempt, and whether the job has ended."""
-    return steps(site.conn, job), ended(site.conn, job)
+        site.wait_until(gets_on, ROUND_S, lambda: site.told(job))
 
 
 @pytest.mark.long

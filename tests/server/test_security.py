@@ -20,7 +20,7 @@ TABLES = [
     *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
-    "rank_reports",
+    *("rank_reports", "tunings", "trials"),
 ]
 
 
@@ -34,6 +34,7 @@ OPEN = {
     "_materialize_predictions",
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
+    *("_tuning_result", "_no_such_tuning", "_check_sees_changes"),
 }
 
 
@@ -158,6 +159,14 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._schedule_jobs()",
         "SELECT tensile._due_schedules()",
         "SELECT tensile._run_schedule(1)",
+        "SELECT tensile._open_tunings()",
+        "SELECT tensile._advance_tuning(1, 1)",
+        "SELECT tensile._add_trial(1, 0, '{}')",
+        "SELECT tensile._fail_tuning(1, '', '', '')",
+        "SELECT tensile._stop_trial(%(job)s, '')",
+        "SELECT tensile._cancel_tuning(10::oid, 1)",
+        "SELECT tensile._submit_training(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL,"
+        " NULL, '', '{}')",
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",
@@ -218,7 +227,7 @@ def test_tables_show_visible_rows_only(play: Cast) -> None:
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
     assert seen(play.mallory) == OF_THE_MACHINE
     of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
-    of_jobs |= {"scheduler_log", "searches", "search_results", "rank_reports"}
+    of_jobs |= {"scheduler_log", "searches", "search_results", "rank_reports", "tunings", "trials"}
     of_models = {"models", "model_versions", "_version_sources", "jobs", "epochs", "metrics"}
     assert seen(play.bob) == of_models | of_jobs | OF_THE_MACHINE
 

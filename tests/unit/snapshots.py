@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
+from pg_tensile.tools.top.snapshot import Device, Job, Snapshot, Tuning
 
 MB = 1 << 20
 NOW = 1_800_000_000.0  # seconds since 1970
@@ -66,6 +66,13 @@ def new_device(name: str = "cpu", **changes: Any) -> Device:
     }
     numbers |= {"inference_bytes": 0, "jobs": 2}
     return Device(name, **(numbers | {"out_bytes_per_s": 6e9, "in_bytes_per_s": 7e9, "utilisation": 0.04} | changes))
+
+
+def new_tuning(number: int = 1, **changes: Any) -> Tuning:
+    """Build a tuning with 7 of its 20 trials made."""
+    fields: dict[str, Any] = {"tuning": number, "model": f"model {number}", "owner": "alice", "state": "running"}
+    fields |= {"trials": 20, "ended": 7, "running": 2, "pruned": 3, "metric": "rmse", "best_trial": 5}
+    return Tuning(**(fields | {"best_value": 0.1134, "started_at": NOW - 200} | changes))
 
 
 def new_snapshot(

@@ -200,6 +200,7 @@ def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
         *((name.replace("_", " "), job[name]) for name in CHOSEN if job.get(name) is not None),
         ("fingerprint of the rows", job["fingerprint"]),
         ("attempts", job["attempts"]),
+        *([("tuning", f"trial {job['trial']} of tuning {job['tuning']}")] if job.get("trial") is not None else []),
         ("version of the model that it made", job["version"]),
         *([("most drift of rows that it predicts", job["drift"])] if job.get("drift") else []),
         *((name, job[name] and moment(job[name])) for name in dates),

@@ -17,7 +17,7 @@ def document(snapshot: Snapshot, history: History) -> str:
     """Return one line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number:
     fields of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [the waiting jobs, the
     next one first: job, model, state, reason, priority, waited_s, retry_in_s], "drifted": [deployed versions, the most
-    drifted first: fields of snapshot.Drift]}.
+    drifted first: fields of snapshot.Drift], "tunings": [open tunings by number: fields of snapshot.Tuning]}.
 
     link_bytes_per_s, swap_bytes_per_s and stall_share are rates between snapshots: null in the first document of a run.
     """
@@ -27,6 +27,7 @@ def document(snapshot: Snapshot, history: History) -> str:
         "jobs": [_job(job, snapshot, history) for job in snapshot.jobs],
         "queue": [_waiting(job, snapshot) for job in snapshot.queue()],
         "drifted": [asdict(item) for item in snapshot.drifted],
+        "tunings": [asdict(tuning) for tuning in snapshot.tunings],
     }
     return json.dumps(content, allow_nan=False)
 

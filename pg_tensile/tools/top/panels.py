@@ -10,7 +10,7 @@ from rich.text import Text
 from pg_tensile.text import count, loss, percent, printable, short, short_duration, short_size
 from pg_tensile.tools.top import table
 from pg_tensile.tools.top.cells import fit, join, parts_bar, wrap
-from pg_tensile.tools.top.snapshot import Device, Job
+from pg_tensile.tools.top.snapshot import Device, Job, Tuning
 from pg_tensile.tools.top.state import ViewState
 
 STRIP = 3  # lines of the strip, below its rule
@@ -99,6 +99,32 @@ def _link(state: ViewState, device: Device, width: int) -> Text:
         f"{short_size(device.in_use_bytes)} kept between steps" if device.in_use_bytes else None,
     ]
     return Text(" " * (NAME + 1) + join(parts, width - NAME - 1), style="dim")
+
+
+# ---- tunings --------------------------------------------------------------------------------------------------------
+
+
+def tunings(state: ViewState, width: int, height: int | None) -> list[Text]:
+    """Return a line for each open tuning, on at most an eighth of the terminal's height."""
+    listed = state.snapshot.tunings
+    most = len(listed) if height is None else max(1, height // 8)
+    lines = [Text(join(_course(state, tuning), width)) for tuning in listed[:most]]
+    if len(listed) > most:
+        lines[-1] = Text(f"and {len(listed) - most + 1} more tunings", style="dim")
+    return lines
+
+
+def _course(state: ViewState, tuning: Tuning) -> list[str | None]:
+    best = None
+    if tuning.best_trial is not None:
+        best = f"best {tuning.metric} {loss(tuning.best_value)} of trial {tuning.best_trial}"
+    return [
+        f"tuning {tuning.tuning} {printable(tuning.model)}: {tuning.ended} of {tuning.trials} trials",
+        "comparing" if tuning.state == "comparing" else f"{tuning.running} running",
+        f"{tuning.pruned} pruned" if tuning.pruned else None,
+        best,
+        None if tuning.started_at is None else f"for {short_duration(state.snapshot.at - tuning.started_at)}",
+    ]
 
 
 # ---- the selected job -----------------------------------------------------------------------------------------------

@@ -47,7 +47,11 @@ SNAPSHOT = """
                        extract(epoch FROM d.at)::float8 AS at
                 FROM tensile.drift_alarms d JOIN tensile.model_versions v ON v.id = d.version
                      JOIN tensile.models m ON m.id = v.model AND m.deployed_version = v.version
-                ORDER BY d.psi DESC, m.name) a) AS drifted
+                ORDER BY d.psi DESC, m.name) a) AS drifted,
+           (SELECT json_agg(t) FROM (
+                SELECT id AS tuning, left(model, 200) AS model, owner, state, trials, ended, running, pruned, metric,
+                       best_trial, best_value, extract(epoch FROM started_at)::float8 AS started_at
+                FROM tensile.tuning_status WHERE ended_at IS NULL ORDER BY id) t) AS tunings
 """
 EPOCHS = """
     SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
@@ -149,6 +153,24 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """An open tuning: fields of tensile.tuning_status."""
+
+    tuning: int
+    model: str
+    owner: str
+    state: str
+    trials: int  # to be made
+    ended: int
+    running: int
+    pruned: int
+    metric: str | None
+    best_trial: int | None
+    best_value: float | None
+    started_at: float | None  # seconds since 1970
+
+
+@dataclass(frozen=True)
 class Snapshot:
     at: float  # the server's clock, seconds since 1970
     ageing_s: float | None  # seconds of waiting that raise the priority by one
@@ -156,6 +178,7 @@ class Snapshot:
     devices: tuple[Device, ...]
     jobs: tuple[Job, ...]  # by number
     drifted: tuple[Drift, ...] = ()
+    tunings: tuple[Tuning, ...] = ()  # by number
 
     def queue(self) -> list[Job]:
         """Return the waiting jobs, in the order in which they would be started now."""
@@ -196,6 +219,7 @@ def read(connection: Connection) -> Snapshot:
         tuple(Device(**_finite(values)) for values in row["devices"] or ()),
         tuple(Job(**_finite(values)) for values in row["jobs"] or ()),
         tuple(Drift(**values) for values in row["drifted"] or ()),
+        tuple(Tuning(**_finite(values)) for values in row["tunings"] or ()),
     )
 
 
@@ -216,7 +240,7 @@ def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch
     return epochs_of
 
 
-NUMBERS = {field.name for kind in (Device, Job) for field in fields(kind) if "float" in str(field.type)}
+NUMBERS = {field.name for kind in (Device, Job, Tuning) for field in fields(kind) if "float" in str(field.type)}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     header      the server, numbers of jobs, the server's time; below it an alarm, and models that have drifted
     devices     memory granted, the link, the load by others
+    tunings     a line for each: trials, and the best one so far
     running     a line for each job with an executor
     queue       the waiting jobs, the next one first, with reasons
     strip       pace, memory and costs of the selected job
@@ -53,7 +54,7 @@ def view(state: ViewState, width: int, height: int | None = None) -> list[Text]:
     top = panels.header(state, width)
     bottom = [] if height is None else [panels.footer(state, width)]
     if state.page == "jobs":
-        top += panels.devices(state, width, height)
+        top += [*panels.devices(state, width, height), *panels.tunings(state, width, height)]
         if height is not None and height >= LOW:
             bottom = [*panels.strip(state, width), *bottom]
     room = None if height is None else max(0, height - len(top) - len(bottom))

@@ -46,7 +46,14 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "resume": row["checkpoint"],
         "start": row["start"],
         "query": row["query"] if len(row["query"]) <= MOST_QUERY else None,
+        "rows_file": None if row["rows_file"] is None else _rows_file(row["rows_file"]),
     }
+
+
+def _rows_file(name: str) -> dict[str, Any]:
+    """Return the path of the file with the rows of a job's tuning, and whether an earlier trial has written it."""
+    path = spool_folder() / name
+    return {"path": str(path), "written": path.exists()}
 
 
 def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:

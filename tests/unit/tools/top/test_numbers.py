@@ -133,7 +133,7 @@ def test_the_document_is_json_with_numbers_in_bytes_and_seconds():
     text = document(snapshot, history)
     assert text.isascii() and text.isprintable()
     found = json.loads(text)
-    assert list(found) == ["at", "devices", "jobs", "queue", "drifted"]
+    assert list(found) == ["at", "devices", "jobs", "queue", "drifted", "tunings"]
     first, second = found["jobs"]
     assert (first["job"], first["state"], first["device_bytes"], first["stall_s"]) == (1, "running", 98 * MB, 0.083)
     assert first["progress"] == 0.325 and first["eta_s"] == pytest.approx(13.5 * 10 * 64 / 1204)

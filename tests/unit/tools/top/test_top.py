@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -15,7 +16,7 @@ from pg_tensile.tools.top.history import History
 from pg_tensile.tools.top.state import ViewState
 from pg_tensile.tools.top.table import ORDERS
 from pg_tensile.tools.top.view import page_lines, view
-from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot
+from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot, new_tuning
 
 SIZES = [(80, 24), (200, 50), (120, 30), (79, 24), (40, 10), (20, 5), (300, 100), (1, 1)]
 
@@ -64,6 +65,14 @@ SNAPSHOTS = {
         new_job(2, owner="bob"),
         new_job(3, **(QUEUED | {"state": "waiting"}), reason=HOSTILE, model=HOSTILE),
         devices=[new_device(HOSTILE)],
+    ),
+    "tunings": replace(
+        new_snapshot(new_job()),
+        tunings=(
+            new_tuning(1, model=HOSTILE, metric="log_loss"),
+            new_tuning(2**63 - 1, best_trial=None, best_value=None, started_at=None, ended=0, pruned=0),
+            *(new_tuning(number) for number in range(3, 30)),
+        ),
     ),
 }  # fmt: skip
 
@@ -290,3 +299,12 @@ def test_the_queue_is_in_the_order_of_turns():
     never = new_snapshot(*snapshot.jobs, ageing_s=0.0)
     assert [job.job for job in never.queue()] == [6, 7, 4, 2, 1, 3, 5]
     assert "again in 4.0s" in "\n".join(texts(shown(snapshot), 120))
+
+
+def test_each_tuning_has_a_line():
+    tunings = (new_tuning(), new_tuning(2, state="comparing", running=0, pruned=0))
+    lines = texts(shown(replace(new_snapshot(new_job()), tunings=tunings)), 120)
+    (running,) = [line for line in lines if line.startswith("tuning 1 model 1: 7 of 20 trials")]
+    assert all(part in running for part in ("2 running", "3 pruned", "best rmse 0.1134 of trial 5", "for 3"))
+    (comparing,) = [line for line in lines if line.startswith("tuning 2 model 2: 7 of 20 trials")]
+    assert "comparing" in comparing and "running" not in comparing and "pruned" not in comparing

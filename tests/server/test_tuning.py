@@ -1,0 +1,342 @@
+"""tune_model: trials that share rows and device, pruning, the best version, and whatever may be killed meanwhile.
+
+One cluster for the file; `server` restarts when a process crashes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.server.refusals import refused
+from tests.server.support import (
+    MLP,
+    ROWS,
+    SLOW_ROWS,
+    Connection,
+    Wait,
+    after_restart,
+    children,
+    executor_pid,
+    finish,
+    no_workers,
+    register,
+    submit,
+    value,
+)
+from tests.server.tuning import ENDED, SPACE, finished, trials, tune
+
+CONTROLLER = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile controller'"
+
+
+@pytest.fixture(scope="module")
+def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    cluster = new_cluster({"pg_tensile.threads": 1, "restart_after_crash": "on"})
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+
+
+@pytest.fixture
+def conn(server: Any, wait_until: Wait) -> Iterator[Connection]:
+    with server.connect() as connection:
+        register(connection, "m", MLP)
+        yield connection
+    with server.connect() as connection:
+        connection.execute("SELECT cancel_tuning(id) FROM tensile.tunings WHERE ended_at IS NULL")
+        wait_until(lambda: value(connection, "SELECT count(*) = 0 FROM tensile.tunings WHERE ended_at IS NULL"))
+        wait_until(lambda: no_workers(connection), what="the workers exit")
+        connection.execute("SELECT drop_model(name) FROM tensile.models")
+        connection.execute("DELETE FROM tensile.tunings; DELETE FROM tensile.jobs")
+
+
+def rows_files(server: Any) -> list[str]:
+    return [path.name for path in (server.data / "base" / "pgsql_tmp").glob("*tuning*")]
+
+
+# -- from the call to the deployed version ----------------------------------------------------------------------------
+
+
+def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn: Connection, wait_until: Wait) -> None:
+    conn.execute(f"CREATE TABLE points AS {ROWS}; ALTER TABLE points SET (autovacuum_enabled = off)")
+    scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'points'"
+    conn.execute("SELECT pg_stat_force_next_flush()")
+    before = value(conn, scans)
+    tuning = tune(conn, query="SELECT * FROM public.points", options={"keep": "last"})
+    finished(conn, tuning)
+    rows = trials(conn, tuning, "number, state, value, job, version, epochs")
+    assert [row[:2] for row in rows] == [(number, "finished") for number in range(4)]
+    best = min(rows, key=lambda row: (row[2], row[0]))
+    status = conn.execute(
+        "SELECT state, trials, ended, metric, best_trial, best_value, best_version, decision, rows, error"
+        " FROM tensile.tuning_status WHERE id = %s",
+        (tuning,),
+    ).fetchone()
+    assert status == ("finished", 4, 4, "log_loss", best[0], best[2], best[4], "deployed", 400, None)
+    assert conn.execute("SELECT version, job FROM tensile.model_versions").fetchall() == [(best[4], best[3])]
+    reason, deployed, architecture = conn.execute(  # type: ignore[misc]
+        "SELECT d.reason, m.deployed_version, m.architecture FROM tensile.deployments d"
+        " JOIN tensile.models m ON m.id = d.model WHERE d.ended_at IS NULL"
+    ).fetchone()
+    assert reason == f"tuning {tuning}, trial {best[0]}: log_loss is {best[2]}"
+    params = trials(conn, tuning, "params")[best[0]][0]
+    assert (deployed, architecture) == (best[4], {"type": "mlp", "hidden": params["hidden"]})
+    wait_until(lambda: no_workers(conn), what="the workers exit, and report their statistics")
+    assert value(conn, scans) == before + 1
+    assert value(conn, "SELECT count(DISTINCT fingerprint) FROM tensile.jobs") == 1
+    wait_until(lambda: not rows_files(server), what="the rows are deleted")
+    conn.execute("DROP TABLE points")
+
+
+def test_as_many_jobs_as_asked_for_train_at_once(conn: Connection, wait_until: Wait) -> None:
+    tuning = tune(conn, trials=3, parallel=2, epochs=1_000_000, options={"keep": "last"})
+    open_jobs = "SELECT count(*) FROM tensile.jobs WHERE tuning = %s AND state = 'running' AND rows IS NOT NULL"
+    wait_until(lambda: value(conn, open_jobs, tuning) == 2)
+    assert [row[1] for row in trials(conn, tuning)] == ["running", "running", "waiting"]
+    another = submit(conn, "m", epochs=1)  # a training of the model beside its trials
+    finish(conn, another)
+    assert value(conn, "SELECT cancel_tuning(%s)", tuning) is True
+    assert value(conn, ENDED, tuning) == "cancelled"
+    assert {row[1] for row in trials(conn, tuning)} == {"cancelled"}
+    assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE tuning = %s AND state <> 'cancelled'", tuning) == 0
+    assert value(conn, "SELECT reason FROM tensile.jobs WHERE tuning = %s LIMIT 1", tuning) == (
+        "cancelled by cancel_tuning"
+    )
+    assert value(conn, "SELECT cancel_tuning(%s)", tuning) is False
+    assert value(conn, "SELECT array_agg(version) FROM tensile.model_versions") == [1]
+
+
+def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
+    space = {
+        "architecture": ["mlp", "tabular"],
+        "hidden": [4, 8],
+        "layers": {"low": 1, "high": 2},
+        "batch_size": {"low": 32, "high": 96, "step": 32},
+        "optimizer": ["adam", "sgd"],
+        "weight_decay": {"low": 0, "high": 0.1},
+    }
+    tuning = tune(conn, space=space, batch_size=None, trials=6, epochs=2, seed=3)
+    finished(conn, tuning)
+    for params, architecture, batch_size, optimizer, options in conn.execute(
+        "SELECT k.params, j.architecture, j.batch_size, j.optimizer, j.options"
+        " FROM tensile.trials k JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s",
+        (tuning,),
+    ):
+        kind = params["architecture"]
+        hidden = params["hidden"] if kind == "tabular" else [params["hidden"]]
+        layers = {"layers": params["layers"]} if kind == "tabular" else {}
+        assert architecture == {"type": kind, "hidden": hidden} | layers
+        assert (batch_size, optimizer) == (params["batch_size"], params["optimizer"])
+        assert options["weight_decay"] == params["weight_decay"] and options["deploy"] == "never"
+    assert {row[0]["architecture"] for row in trials(conn, tuning, "params")} == {"mlp", "tabular"}
+
+
+def test_the_space_of_the_architecture_is_the_default(conn: Connection) -> None:
+    register(conn, "plain", {"type": "mlp", "dropout": 0.1})
+    tuning = tune(conn, "plain", space=None, trials=1, epochs=1)
+    space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
+    assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
+    finished(conn, tuning)
+    assert trials(conn, tuning, "state") == [("finished",)]
+
+
+def test_a_version_is_deployed_only_if_it_is_better(conn: Connection) -> None:
+    first = submit(conn, "m", epochs=60, learning_rate=0.02)
+    finish(conn, first)
+    gate = {"deploy": "if_better", "gate": {"query": ROWS, "metric": "accuracy"}}
+    tuning = tune(conn, options=gate, trials=2, epochs=1, space={"learning_rate": [1e-6, 1e-7]})
+    finished(conn, tuning)
+    decision, reason = conn.execute(  # type: ignore[misc]
+        "SELECT decision, reason FROM tensile.deployments ORDER BY id DESC LIMIT 1"
+    ).fetchone()
+    best = value(conn, "SELECT best_trial FROM tensile.tunings WHERE id = %s", tuning)
+    assert decision == "kept" and reason.startswith(f"tuning {tuning}, trial {best}: accuracy is ")
+    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == "kept"
+    assert "was not deployed" in value(conn, "SELECT warnings[1] FROM tensile.tunings WHERE id = %s", tuning)
+    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
+    assert value(conn, "SELECT architecture FROM tensile.models WHERE name = 'm'") == MLP
+    tuning = tune(conn, options=gate, trials=2, epochs=80, space={"learning_rate": [0.03, 0.05], "hidden": [[16, 16]]})
+    finished(conn, tuning)
+    decided, deployed, version = conn.execute(  # type: ignore[misc]
+        "SELECT s.decision, m.deployed_version, s.best_version FROM tensile.tuning_status s"
+        " JOIN tensile.models m ON m.name = s.model WHERE s.id = %s",
+        (tuning,),
+    ).fetchone()
+    assert (decided == "deployed") == (deployed == version)
+
+
+def test_nothing_is_deployed_that_should_not_be(conn: Connection) -> None:
+    tuning = tune(conn, options={"deploy": "never"}, trials=2, metric="accuracy")
+    finished(conn, tuning)
+    values = [row[2] for row in trials(conn, tuning)]
+    best = value(conn, "SELECT best_trial FROM tensile.tunings WHERE id = %s", tuning)
+    assert values[best] == max(values)
+    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") is None
+
+
+# -- pruning ----------------------------------------------------------------------------------------------------------
+
+
+def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) -> None:
+    """Each decision is that of the documented rule, made again here from the values."""
+    space = {"learning_rate": [1e-6, 0.03], "hidden": [[8], [16]]}
+    tuning = tune(conn, space=space, trials=12, epochs=9, halving={"min_epochs": 2, "factor": 2}, seed=5)
+    finished(conn, tuning)
+    rows = trials(conn, tuning)
+    assert {row[1] for row in rows} == {"finished", "pruned"}
+    for number, state, found, _, _, rungs in rows:
+        known = [row[5] for row in rows if row[0] <= number - 4]
+        for rung, reached in enumerate(rungs):
+            others = [other[rung] for other in known if len(other) > rung]
+            better = sum(other < reached for other in others)
+            lost = len(others) + 1 >= 2 and better >= (len(others) + 1) // 2
+            assert lost == (state == "pruned" and rung == len(rungs) - 1), (number, rung)
+        assert state == "finished" or found == rungs[-1]
+        assert state == "pruned" or len(rungs) == 3  # after 2, 4 and 8 epochs
+    pruned = "SELECT bool_and(j.state = 'finished' OR j.reason LIKE 'pruned after %% epochs') FROM tensile.trials k"
+    assert value(
+        conn, f"{pruned} JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning
+    )
+    assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 1
+
+
+def test_a_trial_that_does_not_fit_into_the_memory_is_no_error(conn: Connection) -> None:
+    space = {"hidden": [[8], [4000, 4000]]}
+    tuning = tune(conn, space=space, trials=4, epochs=1, memory_budget="60MB", seed=1)
+    finished(conn, tuning)
+    for state, params, least, sqlstate in trials(conn, tuning, "state, params, least_bytes, sqlstate"):
+        if params["hidden"] == [8]:
+            assert (state, sqlstate) == ("finished", None) and least < 60 << 20
+        else:
+            assert (state, sqlstate) == ("infeasible", "53200") and least > 60 << 20
+    assert {row[0] for row in trials(conn, tuning, "state")} == {"finished", "infeasible"}
+
+
+def test_values_that_exclude_each_other_are_infeasible(conn: Connection) -> None:
+    register(conn, "words", {"type": "transformer", "layers": 1})
+    query = "SELECT ARRAY[i % 7, i % 5] AS tokens, i % 2 = 0 AS y FROM generate_series(1, 100) i"
+    space = {"dim": [8, 12], "heads": [2, 8]}
+    tuning = tune(conn, "words", query=query, space=space, trials=6, epochs=1, batch_size=20)
+    finished(conn, tuning)
+    for state, params, error in trials(conn, tuning, "state, params, error"):
+        fits = params["dim"] % params["heads"] == 0
+        assert state == ("finished" if fits else "infeasible")
+        assert fits or "divisible" in error
+
+
+# -- the same trials, whatever happens --------------------------------------------------------------------------------
+
+
+def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
+    server: Any, conn: Connection, wait_until: Wait
+) -> None:
+    arguments: dict[str, Any] = {"trials": 7, "epochs": 30, "seed": 11, "halving": {"min_epochs": 3, "factor": 2}}
+    first = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments)
+    finished(conn, first)
+    expected = trials(conn, first, "number, state, value, params, rungs")
+    server.expect("was terminated by signal 9")
+
+    second = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments)
+    running = "SELECT job FROM tensile.trials WHERE tuning = %s AND state = 'running' ORDER BY number DESC LIMIT 1"
+
+    def executor() -> int | None:
+        job = value(conn, running, second)
+        return None if job is None else executor_pid(conn, job)
+
+    def tuner() -> int | None:
+        controller = value(conn, CONTROLLER)
+        named = [pid for pid in children(controller or 0) if b"tuner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return named[0] if named else None
+
+    os.kill(wait_until(executor), signal.SIGKILL)
+    os.kill(wait_until(tuner), signal.SIGKILL)
+    wait_until(lambda: value(conn, "SELECT count(*) >= 2 FROM tensile.trials WHERE tuning = %s"
+                                   " AND ended_at IS NOT NULL", second))  # fmt: skip
+    conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                 " WHERE backend_type = 'pg_tensile controller'")  # fmt: skip
+    wait_until(lambda: value(conn, running, second))
+    os.kill(value(conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker' LIMIT 1")
+            or value(conn, CONTROLLER), signal.SIGKILL)  # fmt: skip
+    conn = after_restart(server, conn, wait_until)
+    with conn:
+        finished(conn, second)
+        assert trials(conn, second, "number, state, value, params, rungs") == expected
+        other = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments | {"seed": 12, "trials": 2})
+        finished(conn, other)
+        assert trials(conn, other, "params") != [row[3:4] for row in expected[:2]]
+
+
+def test_a_stop_of_the_server_continues_the_tuning(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        register(conn, "m", MLP)
+        tuning = tune(conn, trials=5, epochs=20, options={"keep": "last"})
+        wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
+    cluster.restart("fast")
+    with cluster.connect() as conn:
+        finished(conn, tuning)
+        assert [row[1] for row in trials(conn, tuning)] == ["finished"] * 5
+        assert value(conn, "SELECT sum(attempts) >= 6 FROM tensile.jobs")
+        wait_until(lambda: not rows_files(cluster))
+
+
+def test_the_time_limit_ends_the_tuning_with_the_best_trial_so_far(conn: Connection, wait_until: Wait) -> None:
+    tuning = tune(conn, trials=10_000, epochs=1)
+    wait_until(lambda: value(conn, "SELECT best_trial IS NOT NULL FROM tensile.tunings WHERE id = %s", tuning))
+    conn.execute("UPDATE tensile.tunings SET time_limit = '1 ms' WHERE id = %s", (tuning,))
+    finished(conn, tuning)
+    assert value(conn, "SELECT count(*) < 10000 FROM tensile.trials WHERE tuning = %s", tuning)
+    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == "deployed"
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_that_fails_ends_the_tuning(conn: Connection) -> None:
+    query = "SELECT i AS x, 1 / (i - 3) AS y FROM generate_series(1, 9) i"
+    tuning = tune(conn, query=query, batch_size=None)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        value(conn, ENDED, tuning)
+    assert {row[1] for row in trials(conn, tuning)} == {"failed"}
+
+
+def test_a_metric_of_another_task_ends_the_tuning(conn: Connection) -> None:
+    tuning = tune(conn, metric="rmse")
+    refused("22023", 'has no metric "rmse"', "log_loss", lambda: value(conn, ENDED, tuning))
+
+
+def test_a_model_that_is_dropped_ends_its_tuning(conn: Connection, wait_until: Wait) -> None:
+    tuning = tune(conn, query=SLOW_ROWS)
+    wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.jobs WHERE state = 'running'"))
+    refused("55006", "is being tuned by tuning", "cancel_tuning",
+            lambda: conn.execute("SELECT register_model('m', '{\"type\": \"mlp\"}', replace => true)"))  # fmt: skip
+    conn.execute("SELECT drop_model('m')")
+    refused("42704", 'model "m" was dropped', "Register", lambda: value(conn, ENDED, tuning))
+
+
+def test_an_open_tuning_of_a_dump_goes_on_where_it_is_restored(conn: Connection, wait_until: Wait) -> None:
+    """A dump has no open jobs: their trials are submitted again."""
+    tuning = tune(conn, trials=3, epochs=2)
+    finished(conn, tuning)
+    expected = trials(conn, tuning, "number, state, value, params")
+    conn.execute(
+        "UPDATE tensile.tunings SET state = 'running', ended_at = NULL;"
+        " UPDATE tensile.trials SET state = 'running', value = NULL, ended_at = NULL, job = 1000000 WHERE number > 0;"
+        " SELECT tensile._notify(-1)"
+    )
+    finished(conn, tuning)
+    assert trials(conn, tuning, "number, state, value, params") == expected
+
+
+def test_the_space_is_kept_as_given(conn: Connection) -> None:
+    tuning = tune(conn, trials=1, epochs=1)
+    assert value(conn, "SELECT space = %s FROM tensile.tunings WHERE id = %s", Jsonb(SPACE), tuning)
+    finished(conn, tuning)
