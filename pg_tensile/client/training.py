@@ -208,12 +208,6 @@ class Client:
         self._check_settings("explain", settings)
         return "\n".join(self._submitted("explain_training", model, query, target, settings, read))
 
-    def _check_settings(self, method: str, settings: dict[str, Any]) -> None:
-        for name in settings:
-            if name not in SETTINGS:
-                hint = f"It has those of train: {', '.join(SETTINGS)}."
-                raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
-
     def _submitted(
         self, function: str, model: str, query: str, target: str, settings: dict[str, Any], read: str | None
     ) -> list[Any]:
@@ -234,13 +228,14 @@ class Client:
         metric: str | None = None,
         parallel: int | None = None,
         halving: Json | None = None,
+        read: str | None = None,
         **settings: Any,
     ) -> Tuning:
         """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL:
         tune_model).
 
-        `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or seconds. Raises
-        ArgumentError if `train` does not have one of the settings."""
+        `read` and the `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or
+        seconds. Raises ArgumentError if `train` does not have one of the settings."""
         own = {
             "space": space,
             "trials": trials,
@@ -250,7 +245,7 @@ class Client:
             "halving": halving,
         }
         self._check_settings("tune", settings)
-        return Tuning(self._session, self._submitted("tune_model", model, query, target, own | settings)[0])
+        return Tuning(self._session, self._submitted("tune_model", model, query, target, own | settings, read)[0])
 
     def tuning(self, number: int) -> Tuning:
         """Return the tuning of that number. Raises ServerError if it does not exist, or if your role may not see it."""

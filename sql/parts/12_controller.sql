@@ -47,7 +47,7 @@ BEGIN
     SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('queued', 'interrupted') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF j.model IS NULL AND j.kind <> 'calibrate' THEN
+    ELSIF j.model IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN
         PERFORM tensile._end_job(job, 'failed', '42704', format('model "%s" was dropped', j.model_name),
                                  'Register the model again and submit a new job.');
         RETURN NULL;

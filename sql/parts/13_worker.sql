@@ -52,7 +52,7 @@ END $$;
 CREATE FUNCTION tensile._job_status() RETURNS text
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN j.model IS NULL AND j.kind <> 'calibrate' THEN 'no_model'
+    SELECT CASE WHEN j.model IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN 'no_model'
                 WHEN j.cancel_requested OR j.automatic AND j.options ? 'stop' THEN 'cancel'
                 WHEN t.refusal IS NOT NULL THEN 'refused' ELSE 'ok' END
     FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id WHERE j.id = tensile._my_job()

@@ -54,7 +54,7 @@ FLIGHTS = f"""
 # Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
     *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
-    *("architecture", "description", "query", "target", "epochs", "batch_size", "optimizer"),
+    *("architecture", "description", "tuning", "query", "target", "epochs", "batch_size", "optimizer"),
     *("validation", "seed", "policy", "priority", "options", "sqlstate", "error", "hint", "detail"),
     *("dtype", "shape", "bytes", "at", "created_at", "updated_at", "submitted_at", "started_at", "ended_at"),
     *("captured_at", "measured_at", "calibrated_at"),

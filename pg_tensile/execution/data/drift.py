@@ -206,6 +206,8 @@ def joined(samples: Sequence[Sample]) -> Sample:
 
 def _counted(reference: Reference, rows: Sample) -> Reference:
     """Return the reference with the counts of these rows."""
+    if not reference.histograms:  # of arrays and texts only
+        return reference
     counter = Counter(reference)
     counter.add(rows)
     parts = np.split(counter.counts, reference.starts[1:-1])
