@@ -83,7 +83,6 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._report("building", {})
-        begun = ray.put(self._begun._replace(spec=self._spec(placed.ranks, bundle, threads)))
         take = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
         actor: Any = ray.remote(RankActor)
         actors = [
@@ -95,8 +94,9 @@ class Driver:
             ).remote(number)
             for number in range(placed.ranks)
         ]
-        nodes = self._get([actor.node.remote() for actor in actors])
-        self._get([actor.load.remote() for actor in actors])
+        asked = [actor.node.remote() for actor in actors], [actor.load.remote() for actor in actors]
+        begun = ray.put(self._begun._replace(spec=self._spec(placed.ranks, bundle, threads)))  # while they start
+        nodes, _ = map(self._get, asked)
         ((host, port),) = self._get([actors[0].open.remote(placed.ranks)])
         group = Group(placed.ranks, host, port, self._access.timeout_s)
         self._members = [

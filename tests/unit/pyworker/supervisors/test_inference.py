@@ -59,7 +59,7 @@ class Catalogue(Server):
     def rows(self, sql: str, types: Any = (), *values: Any) -> list[dict[str, Any]]:
         if "model_versions" in sql:
             size = self.chunks * CHUNK_BYTES
-            return [{"architecture": '{"type": "mlp"}', "preprocessing": "{}", "weight_bytes": size}]
+            return [{"architecture": '{"type": "mlp"}', "preprocessing": "{}", "reference": None, "weight_bytes": size}]
         if "device_profiles" in sql:
             return [{"device": "cuda:0", "profile": json.dumps(PROFILE)}]
         if "tensile._devices()" in sql:
