@@ -1,4 +1,4 @@
-"""What a data scientist writes beside a database: Optuna and PyTorch in one file, for `make bench-tuning`.
+"""Script outside the database that tunes a model with Optuna and PyTorch, for `make bench-tuning`.
 
     python benchmarks/tuning_script.py '{"dsn": …, "table": …, "trials": 20, …}'
 

@@ -44,7 +44,7 @@ class Arriving(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What the predictor is told: a model is there; one is refused, with the header of an ERROR frame; another share of
+    """Callbacks of the predictor: a model is there; one is refused, with the header of an ERROR frame; another share of
     the rows counts for drift.
 
     `error_header` makes that header of an exception."""

@@ -1,4 +1,4 @@
-"""What versions were trained on, and predict_rows without a query: views, joins, renamed and dropped tables, roles.
+"""Sources of versions, and predict_rows without a query: views, joins, renamed and dropped tables, roles.
 
 One cluster for the file; each model is trained once, for an epoch.
 """

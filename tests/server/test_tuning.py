@@ -5,10 +5,10 @@ One cluster for the file; `server` restarts when a process crashes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -100,7 +100,7 @@ def test_as_many_jobs_as_asked_for_train_at_once(conn: Connection, wait_until: W
     tuning = tune(conn, trials=3, parallel=2, epochs=1_000_000, options={"keep": "last"})
     open_jobs = "SELECT count(*) FROM tensile.jobs WHERE tuning = %s AND state = 'running' AND rows IS NOT NULL"
     wait_until(lambda: value(conn, open_jobs, tuning) == 2)
-    assert [row[1] for row in trials(conn, tuning)] == ["running", "running", "waiting"]
+    wait_until(lambda: [row[1] for row in trials(conn, tuning)] == ["running", "running", "waiting"])
     another = submit(conn, "m", epochs=1)  # a training of the model beside its trials
     finish(conn, another)
     assert value(conn, "SELECT cancel_tuning(%s)", tuning) is True
@@ -245,6 +245,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
     server.expect("was terminated by signal 9")
 
     second = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments)
+    over = "SELECT ended_at IS NOT NULL FROM tensile.tunings WHERE id = %s"
     running = "SELECT job FROM tensile.trials WHERE tuning = %s AND state = 'running' ORDER BY number DESC LIMIT 1"
 
     def executor() -> int | None:
@@ -253,18 +254,35 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
 
     def tuner() -> int | None:
         controller = value(conn, CONTROLLER)
-        named = [pid for pid in children(controller or 0) if b"tuner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        named = [pid for pid in children(controller or 0) if "tuner" in server.processes().get(pid, "")]
         return named[0] if named else None
 
-    os.kill(wait_until(executor), signal.SIGKILL)
-    os.kill(wait_until(tuner), signal.SIGKILL)
+    def worker() -> int | None:
+        pid: int | None = value(
+            conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker' LIMIT 1"
+        )
+        return pid or (value(conn, CONTROLLER) if value(conn, over, second) else None)
+
+    def kill(find: Callable[[], int | None]) -> None:
+        """Kill the process once it is there; it may end while it is looked for."""
+
+        def killed() -> bool:
+            pid = find()
+            with contextlib.suppress(ProcessLookupError):
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+            return False
+
+        wait_until(killed)
+
+    kill(executor)
+    kill(tuner)
     wait_until(lambda: value(conn, "SELECT count(*) >= 2 FROM tensile.trials WHERE tuning = %s"
                                    " AND ended_at IS NOT NULL", second))  # fmt: skip
     conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                  " WHERE backend_type = 'pg_tensile controller'")  # fmt: skip
-    wait_until(lambda: value(conn, running, second))
-    os.kill(value(conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker' LIMIT 1")
-            or value(conn, CONTROLLER), signal.SIGKILL)  # fmt: skip
+    kill(worker)
     conn = after_restart(server, conn, wait_until)
     with conn:
         finished(conn, second)
