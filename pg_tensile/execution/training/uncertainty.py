@@ -1,5 +1,5 @@
-"""Calibration of a classifier's probabilities, scores of a regression's intervals, and the histogram of predictions, all
-derived from the validation rows.
+"""Calibration of a classifier's probabilities, scores of a regression's intervals, and the histogram of predictions,
+all derived from the validation rows.
 """
 
 from __future__ import annotations
