@@ -42,7 +42,7 @@ from scripts.cluster import Cluster, child_python
 NAME, KIND = "tuning", "host"
 PATH = RESULTS / f"{NAME}-{KIND}.json"
 SCRIPT = Path(__file__).with_name("tuning_script.py")
-TRIALS, EPOCHS, BATCH_SIZE, ROWS, ROUNDS = 20, 20, 256, 50_000, 3
+TRIALS, EPOCHS, BATCH_SIZE, ROWS, ROUNDS = 20, 6, 256, 20_000, 3
 QUICK_ROWS, QUICK_EPOCHS = 5_000, 4
 MOST = 0.6  # of the time of the runs
 HALVING = {"min_epochs": 2, "factor": 3}
@@ -162,10 +162,11 @@ def table_rows(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def page_part(results: Mapping[str, Any]) -> str:
-    rows = results["rows"]
+    rows, size = results["rows"], Size(**results["size"])
     revision = ", ".join(dict.fromkeys(row["revision"] for row in rows))
     lines = [
         *(measured_on(KIND, results["machine"], results["versions"], revision), ""),
+        *(f"{TRIALS} trials on {size.rows:,} rows, a fifth of them for validation, in {size.epochs} epochs.", ""),
         *(verdicts(checks(rows), ()), ""),
         *table(HEADINGS, table_rows(rows)),
     ]
@@ -185,7 +186,7 @@ def main() -> int:
         rows = measure(cluster, size, 1 if options.quick else ROUNDS)
     show_table(f"{TRIALS} trials, {size.rows:,} rows, {size.epochs} epochs", HEADINGS, table_rows(rows), width=100)
     if not options.quick:
-        results = {"machine": machine(None), "versions": versions(), "rows": rows}
+        results = {"machine": machine(None), "versions": versions(), "size": size._asdict(), "rows": rows}
         PATH.write_text(json.dumps(results, indent=1) + "\n")
         write_document(NAME, KIND, page_part(results))
     return 0

@@ -92,10 +92,16 @@ class Loading:
         with self._server.connect() as conn:
             self._wait_until(lambda: value(conn, waiting, pids) == count, what="the sessions wait")
 
-    def release(self, word: str = "") -> None:
-        """Let the load go on; blocks until it waits."""
+    def fail(self) -> None:
+        """Let the load fail, and each that comes after it; blocks until it waits.
+
+        A session may wait for the predictor before the predictor has read its question, and ask for a load of its own.
+        """
+        failing = self.pipe.with_suffix(".failing")
+        failing.write_text("fail")
         with self.pipe.open("w") as writer:
-            writer.write(word)
+            failing.replace(self.pipe)
+            writer.write("fail")
 
     def end(self) -> None:
         self.pipe.unlink(missing_ok=True)
@@ -164,7 +170,7 @@ def test_a_load_that_fails_is_an_error_of_those_who_wait_and_takes_no_memory(
     before = inference_bytes(conn)
     answers = [loading.ask(), loading.ask()]
     loading.await_waiting(2)
-    loading.release("fail")
+    loading.fail()
     for answer in answers:
         with pytest.raises(psycopg.Error, match="ZeroDivisionError: no"):
             answer.result()
