@@ -24,7 +24,7 @@ from pyworker.ranks.errors import RayConnectionError, RayMissingError, RayTokenE
 
 NOT_SHIPPED = ["*.o", "*.so", "*.bc", "csrc"]
 OLDEST = (2, 59)  # of Ray: with authentication by token, and the holes of earlier versions closed
-GRACE_S = 5  # after which the cluster ends the ranks of a process that is gone
+GRACE_S = 3  # after which the cluster ends the ranks of a process that is gone
 ANSWER_S = 2.0  # for an answer of the head that says whether it accepts a token
 PAUSE_S = 0.2
 
@@ -45,10 +45,10 @@ class Access(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Reserved processors: Ray's placement group, with one bundle for each rank."""
+    """Actors on reserved processors: Ray's placement group, with one bundle for each actor."""
 
     group: Any
-    ranks: int
+    actors: list[Any]
 
 
 def connect(access: Access, alive: Alive, starts_ranks: bool = True) -> list[str]:
@@ -200,29 +200,36 @@ def prospect(bundle: Mapping[str, float], least: int, most: int) -> dict[str, An
     }
 
 
-def reserve(
-    bundle: Mapping[str, float], least: int, most: int, patience_s: float, waits: Callable[[str], object]
+def place(
+    start: Callable[[Any, int], Any],
+    bundle: Mapping[str, float],
+    least: int,
+    most: int,
+    patience_s: float,
+    waits: Callable[[str], object],
 ) -> Placed:
-    """Reserve as many bundles as there are to be ranks: `most`, or after `patience_s` seconds at least `least`.
+    """Reserve bundles and start the ranks on them: `most`, or after `patience_s` seconds at least `least`.
 
-    `waits` is called repeatedly with what it waits for."""
+    `start` makes the actor of a rank in the placement group, and `waits` is called repeatedly with what it waits for.
+    Ray's own way to wait for a placement group starts a process for that, which takes longer than the ranks' start."""
     from ray.util import placement_group, remove_placement_group
 
     deadline = time.monotonic() + patience_s
     wanted = most
     while True:
         group = placement_group([dict(bundle)] * wanted)
-        ready = group.ready().future()
+        placed = Placed(group, [start(group, rank) for rank in range(wanted)])
+        ready = placed.actors[0].node.remote().future()
         while wait([ready], timeout=1).not_done:
             free = _free(bundle)
             waits(_waiting_for(bundle, wanted, free))
             possible = min(free, most)
-            if time.monotonic() > deadline and possible >= least and possible != wanted:
+            if time.monotonic() > deadline and possible >= least and possible != wanted and not _is_reserved(group):
                 remove_placement_group(group)
                 wanted = possible
                 break
         else:
-            return Placed(group, wanted)
+            return placed
 
 
 def release(placed: Placed) -> None:
@@ -230,6 +237,12 @@ def release(placed: Placed) -> None:
     from ray.util import remove_placement_group
 
     remove_placement_group(placed.group)
+
+
+def _is_reserved(group: Any) -> bool:
+    from ray.util import placement_group_table
+
+    return bool(placement_group_table(group)["state"] == "CREATED")
 
 
 def _free(bundle: Mapping[str, float]) -> int:

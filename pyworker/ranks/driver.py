@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyworker.children.channel import Channel, Stopped
@@ -66,9 +67,9 @@ class Driver:
         try:
             threads = self._begun.spec["options"].get("threads") or 1
             bundle = cluster.bundle_of(self._begun.spec["device"], threads)
-            patience = self._access.timeout_s
-            placed = cluster.reserve(bundle, self._least, self._most, patience, self._wait)
-            self._start(placed, bundle, threads)
+            start = partial(self._start, bundle)
+            placed = cluster.place(start, bundle, self._least, self._most, self._access.timeout_s, self._wait)
+            self._begin(placed.actors, bundle, threads)
             self._relay()
         except ConnectionError as error:
             message = f"the connection to the Ray cluster at {self._access.target} is lost"
@@ -78,33 +79,36 @@ class Driver:
 
     # ---- start and end ----
 
-    def _start(self, placed: cluster.Placed, bundle: dict[str, float], threads: int) -> None:
+    def _start(self, bundle: dict[str, float], group: Any, rank: int) -> Any:
+        """Return the actor of a rank, which starts as soon as the placement group has its processors."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._report("building", {})
-        take = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
         actor: Any = ray.remote(RankActor)
-        actors = [
-            actor.options(
-                **take,
-                max_concurrency=THREADS,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placed.group, number),
-            ).remote(number)
-            for number in range(placed.ranks)
-        ]
+        return actor.options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_concurrency=THREADS,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
+        ).remote(rank)
+
+    def _begin(self, actors: list[Any], bundle: dict[str, float], threads: int) -> None:
+        """Have the ranks begin to train."""
+        import ray
+
+        self._report("building", {})
         asked = [actor.node.remote() for actor in actors], [actor.load.remote() for actor in actors]
-        begun = ray.put(self._begun._replace(spec=self._spec(placed.ranks, bundle, threads)))  # while they start
+        begun = ray.put(self._begun._replace(spec=self._spec(len(actors), bundle, threads)))  # while they start
         nodes, _ = map(self._get, asked)
-        ((host, port),) = self._get([actors[0].open.remote(placed.ranks)])
-        group = Group(placed.ranks, host, port, self._access.timeout_s)
+        ((host, port),) = self._get([actors[0].open.remote(len(actors))])
+        group = Group(len(actors), host, port, self._access.timeout_s)
         self._members = [
             Member(actor, node, {"rank": rank, "node": node, "device": "", "state": "starting", "step": None})
             for rank, (actor, node) in enumerate(zip(actors, nodes, strict=True))
         ]
         self._get([actor.start.remote(group, begun) for actor in actors])
-        for rank in range(placed.ranks):
+        for rank in range(len(actors)):
             self._poll(rank)
 
     def _spec(self, ranks: int, bundle: dict[str, float], threads: int) -> dict[str, Any]:
