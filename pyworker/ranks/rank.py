@@ -54,6 +54,9 @@ class RankActor:
 
     def load(self) -> None:
         """Import the libraries, which takes seconds, and on a busy machine longer than the ranks may wait."""
+        from pyworker.children.executor import import_libraries
+
+        import_libraries()
         import pyworker.ranks.rank_training  # noqa: F401
 
     def open(self, ranks: int) -> tuple[str, int]:
