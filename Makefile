@@ -154,7 +154,7 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
-PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 test: venv deploy lint emulator
 	@$(PYTEST) -m 'not long' tests
 

@@ -87,7 +87,9 @@ class Cluster:
     def create(
         self, settings: Mapping[str, object] | None = None, *, template: Path | None = None, durable: bool = True
     ) -> None:
-        """Create the data directory, by initdb or as a copy of the data directory `template`, and its configuration."""
+        """Create the data directory, by initdb or as a copy of the data directory `template`, and its configuration.
+
+        Without `durable`, commits survive a crash of the server, but not of the machine."""
         self._make_folder()
         if template is not None:
             self._run("cp", "-a", "--reflink=auto", str(template), str(self.data))
@@ -108,7 +110,7 @@ class Cluster:
                 "log_line_prefix": "%m [%p] %q%u@%d ",
                 "timezone": "UTC",
                 "log_timezone": "UTC",
-                **({} if durable else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}),
+                **({} if durable else {"fsync": "off", "full_page_writes": "off"}),
                 **(settings or {}),
             }
         )
