@@ -81,7 +81,9 @@ def kill(site: Site, dice: random.Random, job: int) -> bool:
     """Kill something at some moment of the job, from its submission to its last step; return whether that happened."""
     victim, steps_before = dice.choice(VICTIMS), dice.choice((0, 0, dice.randrange(1, STEPS)))
     if steps_before:
-        site.wait_until(lambda: ended(site.conn, job) or steps(site.conn, job) >= steps_before, ROUND_S)
+        site.wait_until(
+            lambda: ended(site.conn, job) or steps(site.conn, job) >= steps_before, ROUND_S, lambda: site.told(job)
+        )
     else:
         for _ in range(dice.randrange(40)):  # while it connects, waits for processors or starts its ranks
             site.conn.execute("SELECT pg_sleep(0.1)")
@@ -114,6 +116,7 @@ def test_a_job_ends_with_its_weights_whatever_is_killed(site: Site) -> None:
         for _ in range(dice.randint(1, MOST_OF_A_JOB)):
             kills += kill(site, dice, job)
         await_end(site, job)
+        print(f"{kills} kills, the last ones in job {job}")
         assert state(site.conn, job) == "finished", site.told(job)
         assert digest(site.conn, job) == expected
         site.await_no_ranks()
