@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import threading
 import time
@@ -123,8 +122,8 @@ class Server:
         sessions = predictor = 0.0
         for pid, command in self.cluster.processes().items():
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+                seconds = sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
                 if "-m pyworker predictor" in command:
                     predictor += seconds
                 elif command.startswith("postgres: postgres "):
