@@ -29,6 +29,7 @@ from benchmarks import (
     bench_cold,
     bench_core,
     bench_db,
+    bench_drift,
     bench_finetuning,
     bench_flowing,
     bench_gpu,
@@ -43,6 +44,7 @@ from benchmarks import (
     bench_systems,
     bench_tables,
     bench_tensile,
+    bench_tuning,
     bench_waterwave,
     soak,
 )
@@ -95,6 +97,7 @@ WHOLE: dict[str, Any] = {
     "allocator": bench_allocator,
     "answers": bench_answers,
     "db": bench_db,
+    "drift": bench_drift,
     "flowing": bench_flowing,
     "parallel": bench_parallel,
     "planner": bench_planner,
@@ -103,6 +106,7 @@ WHOLE: dict[str, Any] = {
     "recovery": bench_recovery,
     "serving": bench_serving,
     "tables": bench_tables,
+    "tuning": bench_tuning,
     "waterwave": bench_waterwave,
 }
 
