@@ -6,7 +6,7 @@ The model is the demo's MLP of bench_predict.py, whose single rows are predicted
 - **beside**: the 99th percentile of one session while others have the predictor load a model of 100 MB, load and plan
   it within a memory budget, and predict all rows of a query with it and with the same model;
 - **standbys**: predictions per second of one client of the primary, of a client of each of the primary and a standby,
-  and of one more standby.
+  and of one more standby; with sessions that poll for answers, as is the default, and with sessions that do not.
 
 `--beside REVISION` measures another revision as well, on a server of its own, in the same rounds. Medians of the rounds
 go to benchmarks/results/serving-host.json and as tables to docs/benchmarks.md; `--document` writes the tables of the
@@ -109,9 +109,13 @@ class Server:
                     raise SystemExit(f"{name} was not trained: {state}")
         self.calls(0.1)  # starts the predictor
 
-    def calls(self, seconds: float, begin: threading.Barrier | None = None) -> list[Call]:
-        """Return the predictions of one session in so many seconds, after some others and the barrier."""
+    def calls(self, seconds: float, begin: threading.Barrier | None = None, polls: bool = True) -> list[Call]:
+        """Return the predictions of one session in so many seconds, after some others and the barrier.
+
+        `polls`: as the default of pg_tensile.predict_spin has it, else the session sleeps at once."""
         with self.cluster.connect() as conn:
+            if not polls:
+                conn.execute("SET pg_tensile.predict_spin = 0")
             conn.execute("SELECT count(*) FROM timed(%s, 0.1)", (MODEL,))
             if begin is not None:
                 begin.wait()
@@ -229,14 +233,14 @@ def standby_of(primary: Cluster, number: int) -> Iterator[Server]:
         cluster.remove()
 
 
-def measure_standbys(servers: Sequence[Server], work: Work) -> dict[str, float]:
+def measure_standbys(servers: Sequence[Server], work: Work, polls: bool) -> dict[str, float]:
     """Return predictions per second of the first server alone, of the first two and so on, a client each."""
     result = {}
     for count in range(1, len(servers) + 1):
         begin = threading.Barrier(count)
         with ThreadPoolExecutor(count) as pool:
-            all_calls = list(pool.map(lambda server, begin=begin: server.calls(work.seconds, begin), servers[:count]))
-        result[f"per_s_{count}"] = sum(len(calls) for calls in all_calls) / work.seconds
+            running = [pool.submit(server.calls, work.seconds, begin, polls) for server in servers[:count]]
+        result[f"per_s_{count}"] = sum(len(future.result()) for future in running) / work.seconds
     return result
 
 
@@ -251,7 +255,10 @@ def measure(servers: Mapping[str, Server], standbys: Sequence[Server], work: Wor
         for name, server in servers.items():
             measured = {"sessions": measure_sessions(server, work), "beside": measure_beside(server, work)}
             if name == "this":
-                measured["standbys"] = measure_standbys([server, *standbys], work)
+                measured["standbys"] = {
+                    "polling": measure_standbys([server, *standbys], work, True),
+                    "sleeping": measure_standbys([server, *standbys], work, False),
+                }
             rounds[name].append(measured)
     return {name: median_of(measured) for name, measured in rounds.items()}
 
@@ -307,7 +314,7 @@ def page_part(results: Mapping[str, Any]) -> str:
             session_rows(results, revisions),
         ),
         *table(("revision", "beside", "p50, µs", "p99, µs", "longest, µs", "seconds"), beside_rows(results, revisions)),
-        *table(("clients", "predictions/s"), standby_rows(results["this"]["standbys"])),
+        *table(("clients", "predictions/s", "of sessions that do not poll"), standby_rows(results["this"]["standbys"])),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -327,10 +334,10 @@ def beside_rows(results: Mapping[str, Any], revisions: Mapping[str, str]) -> Ite
             yield revision, name, *numbers, f"{row['seconds']:.1f}"
 
 
-def standby_rows(measured: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
+def standby_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, ...]]:
     titles = ("one, of the primary", "two, of the primary and a standby", "three, of the primary and two standbys")
     for count, title in enumerate(titles, 1):
-        yield title, f"{measured[f'per_s_{count}']:,.0f}"
+        yield title, *(f"{measured[way][f'per_s_{count}']:,.0f}" for way in ("polling", "sleeping"))
 
 
 def main() -> int:
