@@ -1,8 +1,8 @@
 """PyTorch's compiler (torch._dynamo), left out of processes that compile nothing.
 
-Fake tensors read its settings, and optimizers exempt their methods from it. For either, PyTorch imports the whole
-package: most of a second, and as much memory as many models need. `defer` puts a module in its place that
-executes the package as soon as anything else in it is needed, for instance by torch.compile.
+Fake tensors read its settings, optimizers exempt their methods from it, and process groups clear a cache of it. For any
+of these, PyTorch imports the whole package: most of a second, and as much memory as many models need. `defer` puts a
+module in its place that executes the package as soon as anything else in it is needed, for instance by torch.compile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Deferred(ModuleType):
         with self._lock:
             if not self._began and isinstance(self, _Deferred):  # else executed, or by this thread at the moment
                 self._began = True
-                del self.__dict__["disable"]
+                del self.__dict__["disable"], self.__dict__["trace_rules"]
                 assert self.__spec__ is not None and self.__spec__.loader is not None
                 self.__path__ = self.__spec__.submodule_search_locations or []
                 self.__spec__.loader.exec_module(self)
@@ -48,6 +48,16 @@ def _exempt(function: Callable[..., Any], recursive: bool = True, **options: Any
     return function
 
 
+class _Rules:
+    """torch._dynamo.trace_rules: a new process group clears their cache, in which there is nothing yet."""
+
+    def clear_lru_cache(self) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(f"{NAME}.trace_rules"), name)
+
+
 def defer() -> None:
     """Put off the execution of torch._dynamo; does nothing if it is imported already."""
     if NAME in sys.modules:
@@ -57,7 +67,7 @@ def defer() -> None:
     module = _Deferred(NAME)
     module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
     module.__package__, module.__path__ = NAME, spec.submodule_search_locations or []
-    module.__dict__["disable"] = _exempt
+    module.__dict__.update(disable=_exempt, trace_rules=_Rules())
     sys.modules[NAME] = module
     torch._dynamo = module  # type: ignore[assignment,unused-ignore]
     importlib.import_module(f"{NAME}.config")  # the settings, which need nothing else

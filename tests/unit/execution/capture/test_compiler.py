@@ -37,6 +37,20 @@ def test_capturing_loads_no_compiler() -> None:
     assert (deferred[1], loaded[1]) == ("False False", "True True")
 
 
+def test_a_process_group_loads_no_compiler() -> None:
+    lines = output(
+        """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(compiler.is_loaded())
+print(callable(torch._dynamo.trace_rules.get_legacy_mod_inlinelist), compiler.is_loaded())
+print(torch._dynamo.trace_rules.__name__)
+""",
+        deferred=True,
+    )
+    assert lines[1:] == ["False", "True True", "torch._dynamo.trace_rules"]
+
+
 def test_compiling_loads_the_compiler() -> None:
     lines = output(
         """
