@@ -225,7 +225,7 @@ def _installed_files() -> list[tuple[int, int]]:
 
 def preload() -> None:
     """Import what jobs need. Raises RuntimeError or OSError if this process cannot be forked usefully."""
-    from pyworker.children.executor import import_libraries
+    from pyworker.children.libraries import import_libraries
 
     gc.disable()
     import_libraries()

@@ -27,6 +27,7 @@ from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import fit_rows, job_recipe, least_batch_size
+from pyworker.children.libraries import import_libraries
 from pyworker.children.prepared import Begun, Prepared, State
 from pyworker.children.training_run import TrainingRun
 from pyworker.connection import Connection
@@ -54,14 +55,6 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
             Executor(channel, libraries).train()
     except Stopped:
         channel.send(FrameType.DONE, {"stopped": True})
-
-
-def import_libraries() -> None:
-    """Import what every kind of job needs: PyTorch and what uses it."""
-    from pg_tensile.execution.capture import compiler
-
-    compiler.defer()
-    import pyworker.children.memory  # noqa: F401
 
 
 def _enable_garbage_collection() -> None:

@@ -54,7 +54,7 @@ class RankActor:
 
     def load(self) -> None:
         """Import the libraries, which takes seconds, and on a busy machine longer than the ranks may wait."""
-        from pyworker.children.executor import import_libraries
+        from pyworker.children.libraries import import_libraries
 
         import_libraries()
         import pyworker.ranks.rank_training  # noqa: F401

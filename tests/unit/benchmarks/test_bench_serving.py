@@ -16,7 +16,10 @@ def measured(p50_of_eight: float, p99: float) -> dict[str, Any]:
     return {
         "sessions": sessions,
         "beside": {"loading": beside, "loading and planning": beside | {"p99_us": 10.0}},
-        "standbys": {"per_s_1": 1000.0, "per_s_2": 1900.0, "per_s_3": 2000.0},
+        "standbys": {
+            "polling": {"per_s_1": 1000.0, "per_s_2": 1100.0, "per_s_3": 1200.0},
+            "sleeping": {"per_s_1": 800.0, "per_s_2": 1900.0, "per_s_3": 2000.0},
+        },
     }
 
 
@@ -35,4 +38,4 @@ def test_medians_of_rounds_are_checked_and_shown() -> None:
     page = page_part(run)
     assert "| abc | 8 | 160 | 100 | 100 | 100 | 100 |" in page
     assert "| main | loading | 90 | 4,900 | 20,000 | 1.5 |" in page
-    assert "| two, of the primary and a standby | 1,900 |" in page
+    assert "| two, of the primary and a standby | 1,100 | 1,900 |" in page
