@@ -127,9 +127,9 @@ def _check_token(access: Access, token: str, alive: Alive) -> None:
         if answer == "refused":
             hint = "Copy the token of the cluster's head into the file that pg_tensile.ray_token_file names."
             raise RayTokenError(f"the Ray cluster at {access.target} does not accept the token", hint)
+        alive()
         if time.monotonic() > deadline:
             raise _unreachable(access, f"no answer within {access.timeout_s:.0f} s")
-        alive()
         time.sleep(PAUSE_S)
 
 
