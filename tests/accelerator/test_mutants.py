@@ -40,12 +40,9 @@ def ask() -> Iterator[Ask]:
         requests.close()
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(mutant, id=mutant.name, marks=[pytest.mark.long] * bool(mutant.survives)) for mutant in MUTANTS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", [pytest.param(mutant, id=mutant.name) for mutant in MUTANTS])
 def test_a_mutant_is_reported_unless_the_table_says_why_not(ask, mutant):
-    """Long: those that go through all scenarios, because nothing finds them."""
     report = ask(mutant.sources())
     assert (report is None) == bool(mutant.survives), report or "nothing reports it"
 

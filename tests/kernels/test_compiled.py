@@ -72,6 +72,7 @@ def check_resources(gpu: NoGpu, folder: Path) -> None:
         assert kernel.shared_bytes <= SHARED_BYTES
 
 
+@pytest.mark.long
 def test_kernels_are_compiled_and_nothing_spills(tmp_path):
     with no_gpu(compile_into=tmp_path) as gpu:
         CudaCoder(CPU).warm_up(widths=(4,))

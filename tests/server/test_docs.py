@@ -25,7 +25,7 @@ from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
-LONG = {"tutorial.md", "training.md", "pretrained.md"}  # each trains a dozen models, or a transformer
+LONG = {"tutorial.md", "training.md", "pretrained.md", "tuning.md", "retraining.md"}  # many jobs, or a transformer
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")

@@ -88,7 +88,7 @@ def test_a_slow_exit_is_reported_as_an_exit(impatient_db: Connection, wait_until
 
 MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
     "starting": ({}, lambda db, job: executor_pid(db, job) is not None),
-    "loading": ({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading"),
+    "loading": ({"query": f"{SLOW_ROWS} LIMIT 100"}, lambda db, job: phase(db, job) == "loading"),
     "training": ({"epochs": FOREVER}, lambda db, job: steps(db, job) > 3),
     "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
     "with checkpoints": (

@@ -267,6 +267,7 @@ def test_an_executor_that_dies_is_replaced(conn: Connection, wait_until: Wait) -
     assert deployed(conn) == 2 and value(conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 1
 
 
+@pytest.mark.long
 def test_no_worse_version_is_deployed_in_any_round(server: Any, conn: Connection, wait_until: Wait) -> None:
     """Data get better and worse; in every third round the worker is killed while it compares, and the server restarts.
 

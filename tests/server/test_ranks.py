@@ -72,6 +72,7 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
     assert value(conn, "SELECT count(*) FROM tensile.ranks") == 0
 
 
+@pytest.mark.long
 def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
     """Its numbers are those with which a job then begins."""
     arguments = {key: given for key, given in SMALL_JOB.items() if key != "options"}

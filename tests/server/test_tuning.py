@@ -235,6 +235,7 @@ def test_values_that_exclude_each_other_are_infeasible(conn: Connection) -> None
 # -- the same trials, whatever happens --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
     server: Any, conn: Connection, wait_until: Wait
 ) -> None:

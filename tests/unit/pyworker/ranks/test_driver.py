@@ -66,6 +66,7 @@ def no_ranks_are_left(wait_until: Callable[..., Any]) -> Callable[[RayCluster], 
     return lambda cluster: wait_until(lambda: not cluster.ranks(), 60)
 
 
+@pytest.mark.long
 def test_two_ranks_train_with_the_same_bits_under_any_plan(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
