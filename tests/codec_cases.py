@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,13 @@ _SHAPES = (
 )
 CASES = tuple(Case(*shape, tail=seed, seed=seed) for seed, shape in enumerate(_SHAPES))
 SHORT_CASES = tuple(case for case in CASES if case.words <= ROW_WORDS)
+
+
+def any_two(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return combinations of a value of each choice: any two values of different choices occur in one together."""
+    least = min(map(len, choices))
+    numbered = [tuple(zip(*combination, strict=True)) for combination in product(*map(enumerate, choices))]
+    return [values for numbers, values in numbered if sum(numbers) % least == 0]
 
 
 def sparse_words(words: int, width: int, zero_share: float, run_words: int, seed: int) -> np.ndarray:

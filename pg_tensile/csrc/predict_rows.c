@@ -148,28 +148,32 @@ rows_receive(TupleTableSlot *slot, DestReceiver *self)
 	return true;
 }
 
-static void
-predict_query(RowsReceiver *receiver, const PredictionQuery *prediction)
-{
-	int			nest_level = NewGUCNestLevel();
-	Query	   *query;
-
-	if (prediction->settings != NULL)
-		tensile_apply_settings(prediction->settings);
-	tensile_set_read_only();
-	query = tensile_analyze_select(prediction->sql, QUERY_NAME);
-	if (prediction->settings != NULL)
-		tensile_refuse_functions_of_others(query, receiver->model);
-	(void) predict_client_connect(&receiver->client, predict_deadline());
-	tensile_run_select(query, prediction->sql, &receiver->pub);
-	finish(receiver);
-	AtEOXact_GUC(false, nest_level);
-}
-
 /*
  * Predicts for the rows of the query or, without one, of that derived from the
  * training query, over `source`.
  */
+static void
+predict_query(RowsReceiver *receiver, const char *query, Oid source)
+{
+	PredictionQuery prediction = {.sql = query};
+	int			nest_level;
+	Query	   *analyzed;
+
+	if (query == NULL)
+		prediction = tensile_prediction_query(receiver->model, source);
+	nest_level = NewGUCNestLevel();
+	if (prediction.settings != NULL)
+		tensile_apply_settings(prediction.settings);
+	tensile_set_read_only();
+	analyzed = tensile_analyze_select(prediction.sql, QUERY_NAME);
+	if (prediction.settings != NULL)
+		tensile_refuse_functions_of_others(analyzed, receiver->model);
+	(void) predict_client_connect(&receiver->client, predict_deadline());
+	tensile_run_select(analyzed, prediction.sql, &receiver->pub);
+	finish(receiver);
+	AtEOXact_GUC(false, nest_level);
+}
+
 static Datum
 predict_rows(FunctionCallInfo fcinfo, const char *query, Oid source)
 {
@@ -178,7 +182,6 @@ predict_rows(FunctionCallInfo fcinfo, const char *query, Oid source)
 		.pub = tensile_dest_receiver(rows_receive, rows_startup),
 		.context = CurrentMemoryContext,
 	};
-	PredictionQuery prediction = {.sql = query};
 	const PredictModel *model;
 
 	tensile_require_version();
@@ -196,13 +199,11 @@ predict_rows(FunctionCallInfo fcinfo, const char *query, Oid source)
 	receiver.batch = feature_batch_create(&model->features,
 										  feature_batch_capacity(&model->features),
 										  CurrentMemoryContext);
-	if (query == NULL)
-		prediction = tensile_prediction_query(model, source);
 	predict_client_init(&receiver.client, CurrentMemoryContext);
 
 	PG_TRY();
 	{
-		predict_query(&receiver, &prediction);
+		predict_query(&receiver, query, source);
 	}
 	PG_FINALLY();
 	{

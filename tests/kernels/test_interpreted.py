@@ -19,6 +19,7 @@ from tests.codec_cases import (
     LAUNCHES,
     SHORT_CASES,
     Case,
+    any_two,
     check_against_host,
     check_cases,
     sparse_words,
@@ -64,9 +65,7 @@ def test_bytes_of_several_rows_are_the_hosts(interpreted, codec):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
-@all_codecs
-@all_widths
+@pytest.mark.parametrize(("launch", "codec", "width"), any_two(LAUNCHES, COUNTED, WIDTHS), ids=str)
 def test_bytes_are_the_hosts(interpreted, launch, codec, width):
     """What tests/cuda/test_codecs.py has a GPU code. Long, because a chunk of several rows takes seconds."""
     interpreted(check_launch, launch, codec, width, CASES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.server.support import (
     SMALL_JOB,
     Row,
     Wait,
-    digest,
     ended,
     finish,
     reason,
@@ -98,22 +95,6 @@ def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
         text = "\n".join(explain(idle.conn, "explained", options=options, **arguments))
         assert f"later, nobody can tell when: 3 CPUs of the Ray cluster, 1 is free{start}" in text, text
         assert f"1 CPU, on {addresses[0]} (2 CPUs), {addresses[1]} (2 CPUs)" in text
-
-
-@pytest.mark.long
-def test_a_job_goes_on_after_the_death_of_a_rank_with_the_same_bits(idle: Site, job_row: Row) -> None:
-    undisturbed = idle.submit(2, epochs=LONG_EPOCHS)
-    finish(idle.conn, undisturbed, PATIENCE)
-    job = idle.submit(2, epochs=LONG_EPOCHS)
-    idle.await_steps(job)
-    idle.wait_until(
-        lambda: value(idle.conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
-    )
-    os.kill(max(idle.ray.ranks()), signal.SIGKILL)
-    finish(idle.conn, job, PATIENCE)
-    row = job_row(idle.conn, job)
-    assert row["attempts"] >= 2
-    assert digest(idle.conn, job) == digest(idle.conn, undisturbed)
 
 
 @pytest.mark.long
