@@ -25,7 +25,7 @@ from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
-LONG = {"tutorial.md", "training.md", "pretrained.md", "tuning.md", "retraining.md"}  # many jobs, or a transformer
+BRIEF = {"README.md", "predictions.md"}  # the others train more models
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
@@ -129,7 +129,7 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "document",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.name in LONG)) for path in WITH_SQL],
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.name not in BRIEF)) for path in WITH_SQL],
 )
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
     """Takes seconds: a reader's jobs are trained."""
