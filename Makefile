@@ -188,13 +188,11 @@ test-docker: venv
 	@scripts/test_docker.sh
 
 # Without those of what works outside of the server, the same with every version: client, report, demo, documents, what
-# models compute, their files, trials and ranks, and the emulated accelerator, which would have to be compiled in each
-# folder.
+# models and ranks compute, and the emulated accelerator, which would have to be compiled in each folder.
 MAJOR = 17
 OF_ACCELERATORS = $(addprefix tests/server/test_,accelerator.py predict_device.py)
 TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top \
-	batch_size chosen_architectures compression drift evaluate model_files pretrained ranks ranks_settings recipe search \
-	tuning tuning_spaces tuning_tools uncertainty)) $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
+	batch_size chosen_architectures compression evaluate pretrained ranks recipe search uncertainty)) $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
 	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)

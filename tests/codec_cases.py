@@ -36,11 +36,11 @@ CASES = tuple(Case(*shape, tail=seed, seed=seed) for seed, shape in enumerate(_S
 SHORT_CASES = tuple(case for case in CASES if case.words <= ROW_WORDS)
 
 
-def any_two(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return combinations of a value of each choice: any two values of different choices occur in one together."""
-    least = min(map(len, choices))
-    numbered = [tuple(zip(*combination, strict=True)) for combination in product(*map(enumerate, choices))]
-    return [values for numbers, values in numbered if sum(numbers) % least == 0]
+def pairwise(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """Return combinations of a value of each in which any two values occur together (pairwise testing)."""
+    least = min(len(first), len(second), len(third))
+    numbered = product(enumerate(first), enumerate(second), enumerate(third))
+    return [(a, b, c) for (i, a), (j, b), (k, c) in numbered if (i + j + k) % least == 0]
 
 
 def sparse_words(words: int, width: int, zero_share: float, run_words: int, seed: int) -> np.ndarray:

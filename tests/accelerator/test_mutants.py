@@ -41,7 +41,7 @@ def ask() -> Iterator[Ask]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mutant", [pytest.param(mutant, id=mutant.name) for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_mutant_is_reported_unless_the_table_says_why_not(ask, mutant):
     report = ask(mutant.sources())
     assert (report is None) == bool(mutant.survives), report or "nothing reports it"

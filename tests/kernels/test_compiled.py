@@ -22,7 +22,7 @@ from pg_tensile.planning.compression.codec import (
     Launch,
     parts,
 )
-from tests.codec_cases import LAUNCHES, any_two
+from tests.codec_cases import LAUNCHES, pairwise
 from tests.kernels.no_gpu import NoGpu, no_gpu
 
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def test_kernels_are_compiled_and_nothing_spills(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("capability", "block", "width"), any_two(CAPABILITIES, BLOCKS, WIDTHS))
+@pytest.mark.parametrize(("capability", "block", "width"), pairwise(CAPABILITIES, BLOCKS, WIDTHS))
 def test_kernels_are_compiled_for_any_gpu(capability, block, width, tmp_path):
     """For chunks at any address. Long, because each GPU, launch and word size takes about 40 kernels."""
     coder = CudaCoder(CPU, Launch(block=block))

@@ -6,6 +6,7 @@ The interpreter runs one program after the other and compiles nothing: it shows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,9 +20,9 @@ from tests.codec_cases import (
     LAUNCHES,
     SHORT_CASES,
     Case,
-    any_two,
     check_against_host,
     check_cases,
+    pairwise,
     sparse_words,
 )
 from tests.kernels.interpreter import interpreting
@@ -64,8 +65,16 @@ def test_bytes_of_several_rows_are_the_hosts(interpreted, codec):
     interpreted(check_launch, LAUNCHES[0], codec, 2, OF_ROWS)
 
 
+def test_any_two_values_occur_together():
+    found = pairwise("abc", "de", "1234")
+    assert len(found) == 12
+    assert {(a, b) for a, b, _ in found} == {*product("abc", "de")}
+    assert {(a, c) for a, _, c in found} == {*product("abc", "1234")}
+    assert {(b, c) for _, b, c in found} == {*product("de", "1234")}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("launch", "codec", "width"), any_two(LAUNCHES, COUNTED, WIDTHS), ids=str)
+@pytest.mark.parametrize(("launch", "codec", "width"), pairwise(LAUNCHES, COUNTED, WIDTHS), ids=str)
 def test_bytes_are_the_hosts(interpreted, launch, codec, width):
     """What tests/cuda/test_codecs.py has a GPU code. Long, because a chunk of several rows takes seconds."""
     interpreted(check_launch, launch, codec, width, CASES)

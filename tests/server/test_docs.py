@@ -25,7 +25,7 @@ from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
-BRIEF = {"README.md", "predictions.md"}  # the others train more models
+BRIEF = {"README.md", "predictions.md"}  # of the others, jobs take minutes in all
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")

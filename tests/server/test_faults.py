@@ -16,7 +16,6 @@ from tests.server.support import (
     FOREVER,
     MLP,
     ROWS,
-    SLOW_ROWS,
     Connection,
     Row,
     Wait,
@@ -88,7 +87,10 @@ def test_a_slow_exit_is_reported_as_an_exit(impatient_db: Connection, wait_until
 
 MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
     "starting": ({}, lambda db, job: executor_pid(db, job) is not None),
-    "loading": ({"query": f"{SLOW_ROWS} LIMIT 100"}, lambda db, job: phase(db, job) == "loading"),
+    "loading": (
+        {"query": f"SELECT r.* FROM ({ROWS}) r, pg_advisory_xact_lock_shared(7)"},
+        lambda db, job: phase(db, job) == "loading",
+    ),
     "training": ({"epochs": FOREVER}, lambda db, job: steps(db, job) > 3),
     "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
     "with checkpoints": (
@@ -102,13 +104,15 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
 def test_the_executor_is_killed(
     impatient_db: Connection, bystander: Connection, wait_until: Wait, job_row: Row, moment: str
 ) -> None:
-    """Takes seconds: the query is slow on purpose, and a death in loading is noticed when it has rows to send."""
+    """A death in loading is noticed when there are rows to send: its query waits for a lock until then."""
     arguments, when = MOMENTS[moment]
     with undisturbed(impatient_db, bystander):
+        impatient_db.execute("SELECT pg_advisory_lock(7)")
         job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.7)"), **arguments)
         wait_until(lambda: when(impatient_db, job))
         pid = wait_until(lambda: executor_pid(impatient_db, job))
         os.kill(pid, signal.SIGKILL)
+        impatient_db.execute("SELECT pg_advisory_unlock(7)")
         settle(impatient_db, wait_until, job)
     row = job_row(impatient_db, job)
     assert (row["state"], row["sqlstate"], row["error"]) == ("failed", "58000", DEATHS["SIGKILL"][1])
