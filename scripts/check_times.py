@@ -2,7 +2,7 @@
 
     python -m scripts.check_times RESULTS.json --in before=../before --in after=. lint tests long
 
-Runs each phase in each clone, in the order given, in a control group of its own (see test_times.py), and adds a row to
+Runs each phase in each clone, in the order given, in a control group of its own (see control_group.py), and adds a row to
 RESULTS.json as soon as it has ended. Rows that are there are not measured again, so a run that was stopped goes on where
 it was. `--rounds N` measures everything N times. A phase that fails ends the run.
 
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.test_times import ControlGroup
+from scripts.control_group import ControlGroup
 
 PYTEST = ".venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q"
 PHASES = {
