@@ -94,7 +94,7 @@ help:
 	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run the tests, but for the long ones'
-	@echo 'make test-long       the long ones, and the tests of the server with PostgreSQL 17'
+	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), and tests of the server with PostgreSQL 17'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make first-gpu-run   those, PyTorch'"'"'s sanitizer and short benchmarks on a GPU, and a page of the results'
 	@echo 'make first-gpu-run-server  jobs and the demo in a server on a GPU'
@@ -154,13 +154,13 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
-PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
+PYTEST = $(VENV_PYTHON) -m pytest -p tests.parts -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 test: venv deploy lint emulator
-	@$(PYTEST) -m 'not long' tests
+	@$(PYTEST) $(if $(LONG_PART),--long-part $(LONG_PART),-m 'not long') $(if $(SUMMARY),--summary $(SUMMARY)) tests
 
-# What takes long: the tests that say so, and those of the server with another PostgreSQL.
+# What takes long: the tests that say so, in four parts, and those of the server with another PostgreSQL.
 test-long: venv deploy emulator
-	@$(PYTEST) -m long tests
+	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
 	@$(MAKE) --no-print-directory test-major
 
 # Compile the emulated accelerator, which takes longer than a test may.
@@ -187,19 +187,17 @@ bench-gpu:
 test-docker: venv
 	@scripts/test_docker.sh
 
-# Without those of what works outside of the server, the same with every version: client, report, demo, documents, what
-# models and ranks compute, and the emulated accelerator, which would have to be compiled in each folder.
+# The tests of what is compiled differently for each version (csrc/compat.h)
 MAJOR = 17
-OF_ACCELERATORS = $(addprefix tests/server/test_,accelerator.py predict_device.py)
-TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top \
-	batch_size chosen_architectures compression evaluate pretrained ranks recipe search uncertainty)) $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
+OF_VERSIONS = catalogue explain_sessions feed launcher lineage predict security submit wait_for_job workers
+TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
 	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)
 
-# The newest versions, with the tests of tools and documents as well; those of the report need Chromium, which the
-# folders have not.
-test-majors: TESTS = $(filter-out tests/server/test_report.py $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
+# The newest versions, with all tests of the server but for those of the report, which need Chromium, and of the emulated
+# accelerator, which would have to be compiled in each folder.
+test-majors: TESTS = $(filter-out $(addprefix tests/server/test_,report.py accelerator.py predict_device.py),$(wildcard tests/server/test_*.py))
 test-majors: venv
 	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(TESTS)'
 	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(TESTS)'
