@@ -36,7 +36,9 @@ def verdict(long: list[str], before: set[str], document: str) -> list[str]:
     lines = []
     for test in long:
         named = "named in" if test in document else "to be named in"
-        cause = f"failed before this change, {named} docs/verification.md" if test in before else "failed by this change"
+        cause = (
+            f"failed before this change, {named} docs/verification.md" if test in before else "failed by this change"
+        )
         lines.append(f"{cause}: {test}")
     return lines
 

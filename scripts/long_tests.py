@@ -24,7 +24,9 @@ RESULT = re.compile(r"(?<=<!-- long tests -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def run_part(part: int, pytest: list[str], summary: Path) -> bool:

@@ -67,7 +67,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if path is None or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return
     stats = terminalreporter.stats
-    failed = {report.nodeid: "long" in report.keywords for report in (*stats.get("failed", ()), *stats.get("error", ()))}
+    failed = {
+        report.nodeid: "long" in report.keywords for report in (*stats.get("failed", ()), *stats.get("error", ()))
+    }
     counts = {outcome: len(stats.get(outcome, ())) for outcome in ("passed", "skipped")}
     summary = counts | {"seconds": round(time.monotonic() - started, 1), "failed": sorted(failed.items())}
     path.parent.mkdir(parents=True, exist_ok=True)
