@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-recovery bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -125,7 +125,6 @@ help:
 	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
 	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
 	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
-	@echo 'make bench-ranks    jobs of up to 512 ranks with and without memory plans, simulated; a quarter of an hour'
 	@echo 'make bench-parallel  one job on two ranks with a core each, beside one core and DistributedDataParallel; ten minutes'
 	@echo 'make bench-recovery  one job on two ranks: how soon it starts, and trains again after a rank or node has died'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
@@ -217,5 +216,5 @@ soak: venv deploy
 # Need no server. A run that was stopped goes on where it was.
 bench: venv
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
+bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
