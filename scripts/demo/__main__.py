@@ -23,7 +23,7 @@ from scripts.demo.evaluation import evaluate
 from scripts.demo.screen import DemoError, console, print_notice, show
 from scripts.demo.server import DATABASE, ROLE, demo_folder, open_cluster, start_cluster
 from scripts.demo.sql import BY_CUT, DIGITS, FIRST_ROWS, ONE
-from scripts.demo.training import cancel_leftovers, compare_weights, learn, register, train_within
+from scripts.demo.training import cancel_leftovers, compare_weights, learn, train_within
 
 INTRODUCTION = (
     "A training keeps the results of a network's layers in memory until they are needed again. Where memory is short, the"
@@ -71,10 +71,10 @@ def run() -> None:
         show(conn, FIRST_ROWS)
         cancel_leftovers(conn)
         console.rule("2. One statement trains a model")
-        console.print("It learns from 8,000 of the diamonds what price comes with a weight, cut, color and clarity.")
+        console.print("It learns from 4,000 of the diamonds what price comes with a weight, cut, color and clarity.")
         learn(conn)
         console.rule("3. Is it better than guessing?")
-        console.print("Diamonds that it has not seen, and what is off if all are said to cost the average of the 8,000:")
+        console.print("Diamonds that it has not seen. The guess is the average price of the 4,000, for all of them:")
         evaluate(conn)
         console.rule("4. The model is a function in your queries")
         show(conn, BY_CUT)
@@ -82,7 +82,6 @@ def run() -> None:
         show(conn, ONE)
         console.rule("5. Two models train at once, in less memory than they need")
         console.print(INTRODUCTION)
-        register(conn)
         jobs = train_within(cluster, conn)
         console.print("\nThe same two trainings with all the memory, without a plan:")
         compare_weights(conn, jobs)

@@ -11,7 +11,7 @@ FIRST_ROWS = """
 SELECT * FROM diamonds ORDER BY id LIMIT 5;
 """
 
-KNOWN = "SELECT carat, cut, color, clarity, price FROM diamonds WHERE id <= 8000"
+KNOWN = "SELECT carat, cut, color, clarity, price FROM diamonds WHERE id <= 4000"
 UNSEEN = "SELECT carat, cut, color, clarity, price FROM diamonds WHERE id > 52000"
 
 LEARN = f"""
@@ -21,7 +21,7 @@ SELECT train_model('price', '{KNOWN}',
 
 ERRORS = """
 SELECT count(*) AS diamonds, avg(price)::int AS "average price",
-       avg(abs(price - (SELECT avg(price) FROM diamonds WHERE id <= 8000)))::int AS "guessing the average is off by",
+       avg(abs(price - (SELECT avg(price) FROM diamonds WHERE id <= 4000)))::int AS "guessing the average is off by",
        avg(abs(price - predict('price', d)))::int AS "the model is off by"
 FROM diamonds d WHERE id > 52000;
 """
@@ -37,10 +37,6 @@ ONE = """
 SELECT predict('price', '{"carat": 1.2, "cut": "Ideal", "color": "G", "clarity": "VS1"}'::jsonb)::int AS price;
 """
 
-REGISTER = """
-SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8], "channels": [64, 128]}', replace => true);
-"""
-
 # The arguments of explain_training and train_model. The tensors saved for the backward pass grow with the rows of a
 # step, so the first job takes far more memory than its weights, and a plan can save most of that.
 TRAIN = {
@@ -48,8 +44,8 @@ TRAIN = {
     'SELECT carat, cut, color, clarity, price FROM diamonds WHERE id <= 16384',
     target => 'price', epochs => 4, batch_size => 2048{more})""",
     "digit": """('digit',
-    'SELECT label, image FROM digits WHERE id <= 1500',
-    target => 'label', epochs => 8, options => '{{"task": "classification"{options}}}'{more})""",
+    'SELECT label::text, image FROM digits WHERE id <= 1500',
+    target => 'label', epochs => 8{more})""",
 }
 
 # During the training
@@ -75,6 +71,6 @@ GROUP BY v.job, m.name, j.policy ORDER BY m.name, v.job;
 """
 
 DIGITS = """
-SELECT count(*) AS images, sum((predict_class('digit', d)::int = label)::int) AS "read correctly"
+SELECT count(*) AS images, count(*) FILTER (WHERE predict_class('digit', d) = label::text) AS "read correctly"
 FROM digits d WHERE id > 1500;
 """

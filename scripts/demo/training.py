@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from scripts.cluster import Cluster
 from scripts.demo.screen import Connection, DemoError, Rows, console, print_rows, print_sql, rows_of, show
 from scripts.demo.server import DATABASE
-from scripts.demo.sql import LEARN, MEMORY, REGISTER, TRAIN, WEIGHTS
+from scripts.demo.sql import LEARN, MEMORY, TRAIN, WEIGHTS
 
 SHARE = 0.6  # of the memory that both jobs take without a plan
 
@@ -34,12 +34,9 @@ class ActivityColumn(ProgressColumn):
         return str(task.fields["note"])
 
 
-def command(function: str, model: str, more: str = "", options: str = "") -> str:
-    """Return SELECT function(…) for a model's training.
-
-    `more`: further arguments; `options`: further keys of its options.
-    """
-    return f"\nSELECT {function}{TRAIN[model].format(more=more, options=options)};\n"
+def command(function: str, model: str, more: str = "") -> str:
+    """Return SELECT function(…) for a model's training; `more`: further arguments."""
+    return f"\nSELECT {function}{TRAIN[model].format(more=more)};\n"
 
 
 def commands(more: str = "") -> dict[str, str]:
@@ -74,7 +71,7 @@ def learn(conn: Connection) -> None:
     assert row is not None
     epochs, stopped = row
     why = ", when more of them no longer made it better" if stopped == "early_stopping" else ""
-    console.print(f"Trained in {time.monotonic() - started:.0f} s. It ended by itself after {epochs} passes over the rows{why}.")
+    console.print(f"Trained in {time.monotonic() - started:.0f} s. It ended after {epochs} passes over the rows{why}.")
 
 
 def memory_of_both(conn: Connection) -> tuple[int, int]:
@@ -84,9 +81,8 @@ def memory_of_both(conn: Connection) -> tuple[int, int]:
     """
     tensors = processes = 0
     for model in TRAIN:
-        arguments = {"options": ', "format": "json"'} if "{options}" in TRAIN[model] else {}
-        more = "" if arguments else ', options => \'{"format": "json"}\''
-        row = conn.execute(command("explain_training", model, more, **arguments).encode()).fetchone()
+        explain = command("explain_training", model, """, options => '{"format": "json"}'""")
+        row = conn.execute(explain.encode()).fetchone()
         assert row is not None
         explanation = json.loads(row[0])
         tensors += int(explanation["memory"]["vanilla_bytes"])
@@ -161,11 +157,6 @@ def compare_weights(conn: Connection, jobs: list[int]) -> None:
     if digests != (len(jobs),):
         raise DemoError("the weights of a run with a plan are not those of a run without one")
     console.print("The same, to the bit: a plan changes where numbers are kept, never what they are.", style="bold")
-
-
-def register(conn: Connection) -> None:
-    print_sql(REGISTER)
-    conn.execute(REGISTER)
 
 
 def update(conn: Connection, job: Job, bars: Progress) -> None:
