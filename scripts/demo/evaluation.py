@@ -31,8 +31,8 @@ def evaluate(conn: Connection) -> None:
     with console.status("The same rows for scikit-learn"):
         boosted = gradient_boosting(conn)
     console.print(
-        f"Gradient boosting (scikit-learn's HistGradientBoostingRegressor with its defaults), outside the database, gets"
-        f" ${boosted.error:,.0f} from the same rows, in {boosted.seconds:.1f} s."
+        f"Gradient boosting (scikit-learn's HistGradientBoostingRegressor with its defaults), outside the database,"
+        f" gets ${boosted.error:,.0f} from the same rows, in {boosted.seconds:.1f} s."
     )
 
 

@@ -103,9 +103,9 @@ def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
 
 
 def train(conn: Connection, statements: Mapping[str, str], during: str = "") -> tuple[list[int], Rows | None]:
-    """Submit a job for each model and show them until all have ended; return them, and the result of the query `during`.
+    """Submit a job for each model and show them until all have ended; return them, and what the query `during` gave.
 
-    The result is from the last of the moments at which it had the most rows, the first job's among them.
+    Its result is from the last of the moments at which it had the most rows, the first job's among them.
     """
     bars = Progress(TextColumn("{task.description:<8}"), BarColumn(bar_width=24), ActivityColumn(), console=console)
     jobs = [submit(conn, model, sql, bars) for model, sql in statements.items()]
