@@ -91,7 +91,7 @@ build/rules.h: pg_tensile/rules.json
 	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 help:
-	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'
+	@echo 'make demo            set up, start a private server, learn the prices of diamonds, train two models at once'
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run the tests, but for the long ones'
 	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), and tests of the server with PostgreSQL 17'
