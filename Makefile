@@ -158,9 +158,9 @@ PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --
 test: venv deploy lint emulator
 	@$(PYTEST) -m 'not long' tests
 
-# What takes long: the tests that say so, and those of the server with another PostgreSQL.
+# What takes long: the tests that say so, more examples of property tests, and the tests of the server with another PostgreSQL.
 test-long: venv deploy emulator
-	@$(PYTEST) -m long tests
+	@$(PYTEST) --hypothesis-profile long -m long tests
 	@$(MAKE) --no-print-directory test-major
 
 # Compile the emulated accelerator, which takes longer than a test may.

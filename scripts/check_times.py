@@ -30,7 +30,7 @@ PHASES = {
     "lint": "rm -rf .mypy_cache .ruff_cache && make -s lint",
     "emulator": "git clean -qfdX tests/emulated && make -s emulator",
     "tests": f"make -s deploy && {PYTEST} -m 'not long' tests",
-    "long": f"make -s deploy && {PYTEST} -m long tests",
+    "long": f"make -s deploy && {PYTEST} --hypothesis-profile long -m long tests",
     "major": "make -s test-major",
     "image": "make -s test-docker",
     "make test": "make -s test",
