@@ -157,7 +157,8 @@ PYTEST = $(VENV_PYTHON) -m pytest -p tests.parts -n 2 --dist loadfile --no-loads
 test: venv deploy lint emulator
 	@$(PYTEST) $(if $(LONG_PART),--long-part $(LONG_PART),-m 'not long') $(if $(SUMMARY),--summary $(SUMMARY)) tests
 
-# What takes long: the tests that say so, in four parts, and those of the server with another PostgreSQL.
+# What takes long: the tests that say so and more examples of property tests, in four parts, and the tests of the server
+# with another PostgreSQL.
 test-long: venv deploy emulator
 	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
 	@$(MAKE) --no-print-directory test-major

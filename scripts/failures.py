@@ -1,8 +1,9 @@
 """Tell failures that a change has caused from those of before: `python -m scripts.failures SUMMARY`.
 
-SUMMARY is what `pytest -p tests.parts --summary SUMMARY` has written. A short test that fails is always a failure of the
-change. Long tests that fail run again at the first parent of this revision: those that pass there, or are not there,
-are failures of the change, too. The others are printed, to be named in docs/verification.md until they are mended.
+SUMMARY is what `pytest -p tests.parts --summary SUMMARY` has written. A short test that fails is always a failure of
+the change. Long tests that fail run again at the first parent of this revision: those that pass there, or are not
+there, are failures of the change, too. The others are printed, to be named in docs/verification.md until they are
+mended.
 
 Exit status 0 if the change has caused no failure, else 1.
 """

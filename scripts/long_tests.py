@@ -24,15 +24,14 @@ RESULT = re.compile(r"(?<=<!-- long tests -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    return subprocess.check_output(["git", *arguments], cwd=REPOSITORY, text=True).strip()
 
 
 def run_part(part: int, pytest: list[str], summary: Path) -> bool:
     """Run one part, which writes its summary, and return whether it has run to its end."""
     summary.unlink(missing_ok=True)
-    command = [*pytest, "-m", "long", "--long-part", f"{part}/{PARTS}", "--summary", str(summary), "tests"]
+    chosen = ("--hypothesis-profile", "long", "-m", "long", "--long-part", f"{part}/{PARTS}", "--summary", str(summary))
+    command = [*pytest, *chosen, "tests"]
     subprocess.run(command, cwd=REPOSITORY, check=False)
     return summary.exists()
 

@@ -26,6 +26,9 @@ import pytest
 from psycopg.rows import dict_row
 
 from scripts.cluster import MARKER, Cluster
+from tests.examples import register_profiles
+
+register_profiles()
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -1,7 +1,7 @@
 """A plugin for pytest: a part of the long tests beside the others, and a summary of the run as a file.
 
-`--long-part 1/4` leaves out the long tests that are not in part 1 of the parts 0 to 3; with `-m long` nothing else runs.
-A file's long tests are in one part. Files are dealt out by the seconds that they took (tests/seconds.json), so that
+`--long-part 1/4` leaves out the long tests that are not in part 1 of the parts 0 to 3; with `-m long` nothing else
+runs. A file's long tests are in one part. Files are dealt out by the seconds that they took (tests/seconds.json), so that
 the parts take about equally long.
 
 `--summary FILE` writes JSON: `{"passed": 812, "skipped": 0, "seconds": 95.2, "failed": [[test, is it long], …]}`. No

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.refusals import refused
@@ -149,7 +149,6 @@ COUNTS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_s
 
 def test_the_index_is_at_least_0_and_0_for_equal_shares(conn: Connection) -> None:
     @given(COUNTS, st.integers(1, 1000))
-    @settings(deadline=None, max_examples=200)
     def check(bins: list[tuple[int, int]], factor: int) -> None:
         expected, actual = (list(side) for side in zip(*bins, strict=True))
         psi, ks, equal, distance = (

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pg_tensile.tools.cli.main import main
+from tests.examples import examples
 from tests.server.refusals import refused
 from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
@@ -304,7 +305,7 @@ def test_what_is_no_model_file_is_refused(conn: Connection, contents: bytes, rea
     assert nothing(conn)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_is_refused(conn: Connection, files: dict[str, bytes], data: st.DataObject) -> None:
     """Bytes that have changed, are missing or were added, anywhere."""
