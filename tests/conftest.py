@@ -1,8 +1,8 @@
 """Fixtures: a private cluster per xdist worker, fresh ones on demand, and connections to them.
 
-`cluster` is shared by all tests of a worker; `db` removes the jobs, models, roles and schemas that a test leaves in it.
-A test that stops, kills or reconfigures the server takes its own from `fresh_cluster`. When a cluster ends, no process
-and no file of the extension may remain, and its log may contain no unexpected crash.
+`cluster` is shared by all tests of a worker; `db` removes the jobs, models, roles and schemas that a test leaves in it,
+`alter` changes settings for a test. A test that stops, kills or damages the server takes its own from `fresh_cluster`.
+When a cluster ends, no process and no file of the extension may remain, and its log may contain no unexpected crash.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the tests share their cores; before anyth
 
 import contextlib
 import itertools
+import json
 import re
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.rows import dict_row
 
 from scripts.cluster import MARKER, Cluster
@@ -44,19 +46,20 @@ SETTINGS: dict[str, object] = {
 
 USERS = "tensile_user"  # the role whose members may use the extension
 
-# files that take a minute or more: they start first
-LONGEST = (
-    "test_client.py",
-    "test_demo.py",
-    "test_accelerator.py",
-    "test_explain.py",
-    "test_memory.py",
-    "test_notebook.py",
-)
+# Seconds of each test file that took long in the last run that was measured, by kind of test; scripts/test_seconds.py
+SECONDS: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "seconds.json").read_text())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the files that take longest start first, so that no worker of xdist is left with one of them at the end."""
+    kinds = {"long": ["long"], "not long": ["short"]}.get(config.getoption("markexpr"), [*SECONDS])
+    root = Path(__file__).parent.parent
+
+    def seconds(item: pytest.Item) -> float:
+        file = item.path.relative_to(root).as_posix()
+        return sum(SECONDS[kind].get(file, 0) for kind in kinds)
+
+    items.sort(key=seconds, reverse=True)
 
 
 class TestCluster(Cluster):
@@ -75,6 +78,19 @@ class TestCluster(Cluster):
 
     def superuser(self) -> Connection:
         return self.connect()
+
+    def alter(self, settings: Mapping[str, object]) -> None:
+        """Change settings that a reload changes, and wait until the server has loaded them.
+
+        None: back to what the cluster was created with."""
+        with self.connect() as conn:
+            for name, value in settings.items():
+                command = "ALTER SYSTEM RESET {}" if value is None else "ALTER SYSTEM SET {} = {}"
+                conn.execute(sql.SQL(command).format(sql.Identifier(*name.split(".")), sql.Literal(str(value))))
+            loaded = "SELECT pg_conf_load_time()"
+            before = conn.execute(loaded).fetchone()
+            conn.execute("SELECT pg_reload_conf()")
+            wait_for(lambda: conn.execute(loaded).fetchone() != before, what="the server loads its settings")
 
     def check_log(self) -> None:
         lines = [line for line in self.log().splitlines() if CRASH.search(line)]
@@ -169,21 +185,31 @@ def template(clusters_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def new_cluster(clusters_folder: Path, template: Path) -> Callable[..., TestCluster]:
-    """Create and start a cluster; the caller ends it."""
+def extended_template(clusters_folder: Path, template: Path) -> Path:
+    """A data directory with the extension in database `postgres`."""
+    cluster = Cluster(clusters_folder / "extended")
+    cluster.create(SETTINGS, template=template, durable=False)
+    cluster.start()
+    with cluster.connect() as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    cluster.stop()
+    return cluster.data
+
+
+@pytest.fixture(scope="session")
+def new_cluster(clusters_folder: Path, template: Path, extended_template: Path) -> Callable[..., TestCluster]:
+    """Create a cluster, with the extension or without, and start it; the caller ends it."""
     numbers = itertools.count(1)
 
     def make(
         settings: Mapping[str, object] | None = None, *, extension: bool = True, start: bool = True
     ) -> TestCluster:
         cluster = TestCluster(clusters_folder / str(next(numbers)))
-        cluster.create({**SETTINGS, **(settings or {})}, template=template, durable=False)
+        data = extended_template if extension else template
+        cluster.create({**SETTINGS, **(settings or {})}, template=data, durable=False)
         TestCluster.live.append(cluster)
-        if start or extension:
+        if start:
             cluster.start()
-        if extension:
-            with cluster.connect() as conn:
-                conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         return cluster
 
     return make
@@ -222,6 +248,26 @@ def db(cluster: TestCluster) -> Iterator[Connection]:
     with cluster.connect() as conn:
         sweep(conn)
         conn.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture
+def alter(cluster: TestCluster, db: Connection) -> Iterator[Callable[[Mapping[str, object]], None]]:
+    """`alter({name: value, …})`: change settings of the shared cluster that a reload changes, for this test.
+
+    They are set back when what the test has left is gone."""
+    altered: set[str] = set()
+
+    def change(settings: Mapping[str, object]) -> None:
+        altered.update(settings)
+        cluster.alter(settings)
+
+    yield change
+    if altered:
+        try:
+            with cluster.connect() as conn:
+                sweep(conn)
+        finally:
+            cluster.alter(dict.fromkeys(altered))
 
 
 def sweep(conn: Connection) -> None:

@@ -55,34 +55,24 @@ def lab(shared_lab: Lab) -> Lab:
     return shared_lab
 
 
-@pytest.fixture(scope="module")
-def impatient(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster that retries no job."""
-    cluster = new_cluster({"pg_tensile.max_retries": 0})
-    yield cluster
-    cluster.end()
+@pytest.fixture
+def impatient_db(db: Connection, cluster: Any, alter: Callable[..., None]) -> Iterator[Connection]:
+    """A connection to the shared cluster, which retries no job; the test must leave no worker, slot, executor or
+    file."""
+    alter({"pg_tensile.max_retries": 0})
+    before = set(cluster.processes())
+    yield db
+    assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+    assert no_workers(db)
+    processes = {pid: command for pid, command in cluster.processes().items() if pid not in before}
+    assert not any("pyworker executor" in command for command in processes.values()), processes
+    assert cluster.leftovers(sockets=False) == []
 
 
 @pytest.fixture
-def impatient_db(impatient: Any) -> Iterator[Connection]:
-    """A connection to `impatient`; the test must leave no worker, slot, executor or file."""
-    with impatient.connect() as db:
-        before = set(impatient.processes())
-        yield db
-        assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
-        assert no_workers(db)
-        processes = {pid: command for pid, command in impatient.processes().items() if pid not in before}
-        assert not any("pyworker executor" in command for command in processes.values()), processes
-        assert impatient.leftovers(sockets=False) == []
-        db.execute("DELETE FROM tensile.jobs")
-        db.execute("DELETE FROM tensile.models")
-
-
-@pytest.fixture
-def bystander(impatient: Any) -> Iterator[Connection]:
-    """Another session in `impatient`."""
-    with impatient.connect() as conn:
-        yield conn
+def bystander(connect: Callable[..., Connection]) -> Connection:
+    """Another session in the shared cluster."""
+    return connect()
 
 
 @pytest.fixture

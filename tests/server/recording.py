@@ -52,7 +52,7 @@ class Recorder:
     def __init__(self, cluster: Any, conn: Connection, folder: Path) -> None:
         self.cluster = cluster
         self.conn = conn
-        self._folder = folder
+        self.folder = folder
 
     def job(self, query: str, target: str) -> int:
         row = self.conn.execute("SELECT train_model('recorder', %s, %s)", (query, target)).fetchone()
@@ -73,7 +73,7 @@ class Recorder:
         job = self.job(query, target)
         _, message, _, detail = self.end(job)
         assert message == "recorded", (message, detail)
-        return decode_frames(pickle.loads((self._folder / f"{job}.pickle").read_bytes()))
+        return decode_frames(pickle.loads((self.folder / f"{job}.pickle").read_bytes()))
 
 
 def decode_frames(frames: list[tuple[int, dict[str, Any], list[bytes]]]) -> Recording:

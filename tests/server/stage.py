@@ -38,6 +38,25 @@ def terminate(conn: Connection, kind: str) -> int:
     return pid
 
 
+def restart_processes(cluster: Any, conn: Connection, wait_until: Wait) -> None:
+    """Stop controller and scheduler by an empty pg_tensile.database, and let the launcher start them again.
+
+    It waits for seconds after the end of one that was terminated, but not after this."""
+    cluster.alter({"pg_tensile.database": ""})
+    wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="the processes end")
+    cluster.alter({"pg_tensile.database": None})
+    wait_until(lambda: BOTH <= set(processes(conn)), what="the processes start again")
+
+
+def await_turn(conn: Connection, wait_until: Wait, kind: str) -> None:
+    """Wake the extension's processes, and wait until the one of this type has had a whole turn since."""
+    turn = "SELECT state = 'idle' AND state_change > %s FROM pg_stat_activity WHERE backend_type = %s"
+    for _ in range(2):  # the first turn may have begun before
+        before = value(conn, "SELECT clock_timestamp()")
+        conn.execute("SELECT tensile._notify(-1)")
+        wait_until(lambda: value(conn, turn, before, kind), what=f"a turn of the {kind}")  # noqa: B023
+
+
 def train(conn: Connection, model: str = "m") -> int:
     sql = (
         "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y', epochs => 10, batch_size => 64,"
@@ -141,8 +160,7 @@ class Stage:
             "CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats;"
             "GRANT tensile_user TO alice, mallory, watcher"
         )
-        wait_until(lambda: SCHEDULER in processes(self.conn))
-        terminate(self.conn, SCHEDULER)
+        restart_processes(cluster, self.conn, wait_until)
         self.order("scheduler", "SELECT 1 AS one")
         self.alice: Connection = cluster.connect(user="alice")
         register(self.alice, "m")
@@ -157,6 +175,14 @@ class Stage:
     def order(self, process: str | int, sql: str) -> Any:
         """Run SQL in a process and return its rows; raise its error."""
         return self.answer(self.place(process, sql))
+
+    def refusal(self, process: str | int, sql: str) -> str | None:
+        """Run SQL in a process and return the SQLSTATE of its error, None without one."""
+        try:
+            self.order(process, sql)
+        except psycopg.Error as error:
+            return error.sqlstate
+        return None
 
     def answer(self, number: int) -> Any:
         """Wait for the answer to an order and return its rows; raise its error."""

@@ -34,6 +34,7 @@ SMALL_JOB: dict[str, Any] = {  # arguments of train_model; no number is left to 
     "options": {},
 }
 SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
+ENDLESS_ROWS = f"SELECT a, y FROM ({ROWS}) r WHERE pg_sleep(600) IS NOT NULL"
 
 BY_CANCEL_JOB = "cancelled by cancel_job"
 TERMINATED = "its worker was terminated (pg_terminate_backend)"

@@ -125,7 +125,9 @@ def vanilla(module_lab: Lab) -> Vanilla:
     return Vanilla(explained["memory"]["vanilla_bytes"], lab.digest(job), explained["overhead_bytes"])
 
 
+@pytest.mark.long
 def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) -> None:
+    """Long: five jobs train, and two models are explained, all on the emulated device."""
     budgets = {"tensile": int(0.85 * vanilla.nbytes), "joint": int(0.6 * vanilla.nbytes)}
     jobs = {
         policy: submit_dropout(emulated, policy, policy=policy, memory_budget=f"{budget}B")
@@ -140,8 +142,11 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) 
     assert emulated.log("note") == []  # such as that another policy had to make the plan
 
 
+@pytest.mark.long
 def test_iterations_are_replayed_as_device_graphs(emulated: Lab, vanilla: Vanilla) -> None:
-    """With a plan that swaps, and without events; a job without a plan says that it has none."""
+    """With a plan that swaps, and without events; a job without a plan says that it has none.
+
+    Long: four jobs train on the emulated device."""
     small: dict[str, Any] = {"batch_size": 8, "epochs": 2}  # many steps between two validations
     budget = f"{int(0.85 * vanilla.nbytes)}B"
     plans: dict[str, dict[str, Any]] = {

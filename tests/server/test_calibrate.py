@@ -73,14 +73,15 @@ def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until
 
 
 @pytest.mark.long
-def test_a_calibration_fits_into_a_small_device(fresh_cluster: Any, wait_until: Wait) -> None:
-    """Long: a calibration on a server of its own, which measures for seconds."""
-    cluster = fresh_cluster({"pg_tensile.device_memory": "16MB"})
-    with cluster.superuser() as conn:
-        job = calibrate(conn, 3)
-        row = "SELECT granted_bytes FROM tensile.devices WHERE name = 'cpu' AND granted_bytes > 0"
-        assert wait_until(lambda: conn.execute(row).fetchone(), 120) == (16 << 20,)
-        finish(conn, job, "5 min")
+def test_a_calibration_fits_into_a_small_device(
+    db: Connection, alter: Callable[..., None], wait_until: Wait
+) -> None:
+    """Long: it measures for seconds."""
+    alter({"pg_tensile.device_memory": "16MB"})
+    job = calibrate(db, 3)
+    row = "SELECT granted_bytes FROM tensile.devices WHERE name = 'cpu' AND granted_bytes > 0"
+    assert wait_until(lambda: db.execute(row).fetchone(), 120) == (16 << 20,)
+    finish(db, job, "5 min")
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.support import (
     BY_CANCEL_JOB,
+    ENDLESS_ROWS,
     FEEDS,
     FOREVER,
     MLP,
@@ -33,16 +34,6 @@ from tests.server.support import (
 )
 
 
-def test_cancel_a_queued_job(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    with fresh_cluster({"pg_tensile.max_jobs": 1}).connect() as db:
-        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
-        wait_until(lambda: state(db, blocker) == "running")
-        queued = submit(db, "queued", MLP)
-        assert value(db, "SELECT cancel_job(%s)", queued) is True
-        assert (state(db, queued), reason(db, queued)) == ("cancelled", BY_CANCEL_JOB)
-        assert value(db, "SELECT cancel_job(%s)", queued) is False
-
-
 def cancels(db: Connection, job: int, wait_until: Wait) -> None:
     """Cancel the job and check that it, its worker and its executor end."""
     pids = [pid for pid in (worker_pid(db, job), executor_pid(db, job)) if pid is not None]
@@ -59,7 +50,7 @@ def cancels(db: Connection, job: int, wait_until: Wait) -> None:
         pytest.param({}, lambda db, job: executor_pid(db, job) is not None, id="importing"),
         pytest.param({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading", id="loading"),
         pytest.param(
-            {"query": "SELECT a, y FROM (" + ROWS + ") r WHERE pg_sleep(600) IS NOT NULL"},
+            {"query": ENDLESS_ROWS},
             lambda db, job: phase(db, job) == "loading",
             id="in one long call",
         ),

@@ -154,17 +154,16 @@ def test_dropping_a_model_while_its_weights_arrive_ends_its_job(
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "options"), [("weights", {}), ("checkpoint", {"checkpoint_interval": 0})])
 def test_a_job_that_stores_more_than_allowed_fails(
-    fresh_cluster: Callable[..., Any], job_row: Callable[..., Any], kind: str, options: dict[str, Any]
+    db: Connection, alter: Callable[..., None], job_row: Callable[..., Any], kind: str, options: dict[str, Any]
 ) -> None:
-    cluster = fresh_cluster({"pg_tensile.max_state_size": "1MB"})
-    with cluster.connect() as db:
-        job = submit(db, "m", {"type": "mlp", "hidden": [600, 600]}, epochs=2, options=options)  # 1.4 MB
-        with pytest.raises(psycopg.Error, match=f"the executor sent more than 1 MB of {kind}"):
-            finish(db, job)
-        row = job_row(db, job)
-        assert (row["state"], row["sqlstate"]) == ("failed", "54000") and "max_state_size" in row["hint"]
-        assert value(db, "SELECT count(*) FROM tensile.model_versions") == 0
-        assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
+    alter({"pg_tensile.max_state_size": "1MB"})
+    job = submit(db, "m", {"type": "mlp", "hidden": [600, 600]}, epochs=2, options=options)  # 1.4 MB
+    with pytest.raises(psycopg.Error, match=f"the executor sent more than 1 MB of {kind}"):
+        finish(db, job)
+    row = job_row(db, job)
+    assert (row["state"], row["sqlstate"]) == ("failed", "54000") and "max_state_size" in row["hint"]
+    assert value(db, "SELECT count(*) FROM tensile.model_versions") == 0
+    assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
 
 
 # -- session state of the training query ------------------------------------------------------------------------------
@@ -224,15 +223,14 @@ def test_other_session_objects_cannot_be_created(db: Connection, command: str, m
 
 @pytest.mark.long
 def test_ended_jobs_are_deleted_after_their_retention_unless_their_version_exists(
-    fresh_cluster: Callable[..., Any], wait_until: Wait
+    db: Connection, alter: Callable[..., None], wait_until: Wait
 ) -> None:
     """Long: the controller looks for ended jobs twice a minute."""
-    cluster = fresh_cluster({"pg_tensile.job_retention": "1s"})
-    with cluster.connect() as db:
-        kept = submit(db, "m", MLP)
-        finish(db, kept)
-        failed = submit(db, "m", query="SELECT 1.0 AS a, 1.0 / (i - 3) AS y FROM generate_series(1, 9) i")
-        running = submit(db, "endless", MLP, epochs=FOREVER)
-        wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE id = %s", failed) == 0, 90, "retention")
-        assert db.execute("SELECT id FROM tensile.jobs ORDER BY id").fetchall() == [(kept,), (running,)]
-        assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s", kept) > 0
+    alter({"pg_tensile.job_retention": "1s"})
+    kept = submit(db, "m", MLP)
+    finish(db, kept)
+    failed = submit(db, "m", query="SELECT 1.0 AS a, 1.0 / (i - 3) AS y FROM generate_series(1, 9) i")
+    running = submit(db, "endless", MLP, epochs=FOREVER)
+    wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE id = %s", failed) == 0, 90, "retention")
+    assert db.execute("SELECT id FROM tensile.jobs ORDER BY id").fetchall() == [(kept,), (running,)]
+    assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s", kept) > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,28 @@ from tests.server.support import (
     worker_pid,
 )
 
+Alter = Callable[[dict[str, object]], None]  # fixture alter
+
 # -- dropped objects and revoked privileges ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def laboratory(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster whose jobs are those of database `lab`, which it has not yet."""
+    cluster = new_cluster({"pg_tensile.database": "lab"}, extension=False)
+    yield cluster
+    cluster.end()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("moment", ["loading", "training"])
 @pytest.mark.parametrize("drop", ["extension", "database", "role"])
 def test_dropping_the_extension_database_or_role_ends_a_running_job(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, drop: str, moment: str
+    laboratory: Any, wait_until: Wait, drop: str, moment: str
 ) -> None:
+    """Long: each case starts all processes in a new database."""
     query = SLOW_ROWS if moment == "loading" else ROWS
-    cluster = fresh_cluster({"pg_tensile.database": "lab"}, extension=False)
+    cluster = laboratory
     admin = cluster.connect()
     admin.execute("CREATE DATABASE lab")
     with cluster.connect("lab") as db:
@@ -63,18 +74,20 @@ def test_dropping_the_extension_database_or_role_ends_a_running_job(
         with cluster.connect("lab") as db:
             wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
-    admin.close()
     command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
     wait_until(
         lambda: not any(command_line in command for command in cluster.processes().values()),
         what=lambda: str(cluster.processes()),
     )
+    admin.execute("DROP DATABASE IF EXISTS lab WITH (FORCE)")
+    admin.execute("DROP ROLE IF EXISTS alice")
+    admin.close()
 
 
 def test_a_worker_that_cannot_connect_fails_its_job_with_the_reason(
-    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
+    impatient_db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
-    with impatient.connect("template1") as elsewhere:
+    with cluster.connect("template1") as elsewhere:
         with impatient_db.transaction():
             job = submit(impatient_db, "m", MLP)
             elsewhere.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
@@ -87,11 +100,11 @@ def test_a_worker_that_cannot_connect_fails_its_job_with_the_reason(
 
 
 def test_a_job_of_a_role_without_connect_fails(
-    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
+    impatient_db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
     impatient_db.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
     try:
-        with impatient.connect(user="bob") as conn, conn.transaction():
+        with cluster.connect(user="bob") as conn, conn.transaction():
             job = submit(conn, "m", MLP)
             impatient_db.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
         settle(impatient_db, wait_until, job)
@@ -111,22 +124,22 @@ def nice(pid: int) -> int:
 
 
 @pytest.mark.long
-def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster({"pg_tensile.nice": 5})
-    with cluster.connect() as db:
-        job = submit(db, "m", MLP, epochs=FOREVER)
-        wait_until(lambda: steps(db, job) > 0)
-        worker, executor = worker_pid(db, job), executor_pid(db, job)
-        assert worker is not None and executor is not None
-        assert nice(executor) == nice(worker) + 5
-        db.execute("SELECT cancel_job(%s)", (job,))
-        job = submit(db, "quick", MLP, epochs=1)
-        assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
-        value(db, f"SELECT predict('quick', r) FROM ({ROWS}) r LIMIT 1")
-        supervisor = inference_pid(db)
-        assert supervisor is not None
-        (predictor,) = children(supervisor)
-        assert nice(predictor) == nice(supervisor), "sessions wait for it"
+def test_training_gives_way_to_the_server(db: Connection, alter: Alter, wait_until: Wait) -> None:
+    alter({"pg_tensile.nice": 5})
+    db.execute("SELECT pg_terminate_backend(%s)", (inference_pid(db),))  # if there is one, which has an earlier setting
+    job = submit(db, "m", MLP, epochs=FOREVER)
+    wait_until(lambda: steps(db, job) > 0)
+    worker, executor = worker_pid(db, job), executor_pid(db, job)
+    assert worker is not None and executor is not None
+    assert nice(executor) == nice(worker) + 5
+    db.execute("SELECT cancel_job(%s)", (job,))
+    job = submit(db, "quick", MLP, epochs=1)
+    assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    value(db, f"SELECT predict('quick', r) FROM ({ROWS}) r LIMIT 1")
+    supervisor = inference_pid(db)
+    assert supervisor is not None
+    (predictor,) = children(supervisor)
+    assert nice(predictor) == nice(supervisor), "sessions wait for it"
 
 
 @pytest.mark.long
@@ -138,61 +151,58 @@ def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wai
     ],
 )
 def test_a_child_that_takes_too_much_memory_fails_its_job(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, allocate: str
+    db: Connection, alter: Alter, wait_until: Wait, job_row: Row, allocate: str
 ) -> None:
     """Long: the child allocates two gigabytes."""
-    cluster = fresh_cluster({"pg_tensile.child_memory": "2GB"})
-    with cluster.connect() as db:
-        greedy = submit(db, "greedy", python_model(on_forward=allocate))
-        settle(db, wait_until, greedy, 90)
-        row = job_row(db, greedy)
-        assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "53200", 1), row["error"]
-        assert "pg_tensile.child_memory" in row["hint"] and "2048 MB" in row["hint"]
-        modest = submit(db, "modest", MLP)
-        assert value(db, "SELECT wait_for_job(%s)", modest) == "finished"
+    alter({"pg_tensile.child_memory": "2GB"})
+    greedy = submit(db, "greedy", python_model(on_forward=allocate))
+    settle(db, wait_until, greedy, 90)
+    row = job_row(db, greedy)
+    assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "53200", 1), row["error"]
+    assert "pg_tensile.child_memory" in row["hint"] and "2048 MB" in row["hint"]
+    modest = submit(db, "modest", MLP)
+    assert value(db, "SELECT wait_for_job(%s)", modest) == "finished"
 
 
 @pytest.mark.long
 def test_an_executor_that_ignores_a_refusal_is_killed(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+    db: Connection, alter: Alter, wait_until: Wait, job_row: Row
 ) -> None:
     """Takes seconds: the time-out of the executor passes."""
-    cluster = fresh_cluster({"pg_tensile.executor_timeout": "8s"})
+    alter({"pg_tensile.executor_timeout": "8s"})
     deaf = """
         from pyworker.children import memory
         from pyworker.wire import FrameType
         usual = memory.MemoryClient._handle
         memory.MemoryClient._handle = lambda self, frame: None if frame.type == FrameType.REFUSE else usual(self, frame)
     """
-    with cluster.connect() as db:
-        job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")
-        executor = wait_until(lambda: executor_pid(db, job))
-        settle(db, wait_until, job, 120)
-        row = job_row(db, job)
-        assert (row["state"], row["sqlstate"]) == ("failed", "53200")
-        assert row["error"] == "the executor goes on although there is no device memory for it"
-        assert not alive(executor)
+    job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")
+    executor = wait_until(lambda: executor_pid(db, job))
+    settle(db, wait_until, job, 120)
+    row = job_row(db, job)
+    assert (row["state"], row["sqlstate"]) == ("failed", "53200")
+    assert row["error"] == "the executor goes on although there is no device memory for it"
+    assert not alive(executor)
 
 
 @pytest.mark.long
 def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+    db: Connection, wait_until: Wait, job_row: Row
 ) -> None:
-    cluster = fresh_cluster()
+    db.execute("DELETE FROM tensile.device_profiles")
     absurd = """
         from pyworker.children import memory
         most = 2**63 - 1 - (1 << 20)
         memory.MemoryClient.overhead_bytes = property(lambda self: most, lambda self, bytes: None)
     """
-    with cluster.connect() as db:
-        job = submit(db, "absurd", python_model(on_build=absurd), policy="joint")
-        settle(db, wait_until, job, 90)
-        row = job_row(db, job)
-        assert (row["state"], row["sqlstate"]) == ("failed", "22023")
-        assert 'device "cpu" cannot have' in row["error"]
-        assert value(db, "SELECT count(*) FROM tensile.device_profiles") == 0
-        honest = submit(db, "honest", MLP)
-        assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
+    job = submit(db, "absurd", python_model(on_build=absurd), policy="joint")
+    settle(db, wait_until, job, 90)
+    row = job_row(db, job)
+    assert (row["state"], row["sqlstate"]) == ("failed", "22023")
+    assert 'device "cpu" cannot have' in row["error"]
+    assert value(db, "SELECT count(*) FROM tensile.device_profiles") == 0
+    honest = submit(db, "honest", MLP)
+    assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
 
 
 # -- an unusable Python -----------------------------------------------------------------------------------------------
@@ -212,17 +222,11 @@ def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
     ],
 )
 def test_a_python_that_cannot_run_the_executor(
-    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row, python: str, message: str
+    impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row, python: str, message: str
 ) -> None:
-    good = value(impatient_db, "SHOW pg_tensile.python")
-    impatient.configure({"pg_tensile.python": python})
-    impatient.reload()
-    try:
-        job = submit(impatient_db, "m", MLP)
-        settle(impatient_db, wait_until, job)
-    finally:
-        impatient.configure({"pg_tensile.python": good})
-        impatient.reload()
+    alter({"pg_tensile.python": python})
+    job = submit(impatient_db, "m", MLP)
+    settle(impatient_db, wait_until, job)
     row = job_row(impatient_db, job)
     assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "58P01", 1)
     assert message in row["error"]

@@ -19,6 +19,7 @@ from tests.server.support import (
     Connection,
     Row,
     Wait,
+    after_restart,
     alive,
     children,
     ended,
@@ -34,6 +35,8 @@ from tests.server.support import (
     value,
     worker_pid,
 )
+
+Alter = Callable[[dict[str, object]], None]  # fixture alter
 
 # -- deaths of the executor by its own code ---------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ def test_the_executor_is_killed(
     arguments, when = MOMENTS[moment]
     with undisturbed(impatient_db, bystander):
         impatient_db.execute("SELECT pg_advisory_lock(7)")
-        job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.7)"), **arguments)
+        job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.2)"), **arguments)
         wait_until(lambda: when(impatient_db, job))
         pid = wait_until(lambda: executor_pid(impatient_db, job))
         os.kill(pid, signal.SIGKILL)
@@ -128,20 +131,21 @@ def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_unt
 
 
 @pytest.mark.long
-def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
+def test_a_hanging_executor_is_killed(
+    impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row
+) -> None:
     """Takes seconds: the time-out of the executor passes."""
-    cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "6s"})
-    with cluster.connect() as db:
-        job = submit(db, "m", MLP, epochs=FOREVER)
-        wait_until(lambda: steps(db, job) > 3)
-        pid = executor_pid(db, job)
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        settle(db, wait_until, job)
-        row = job_row(db, job)
-        assert (row["state"], row["sqlstate"]) == ("failed", "58000")
-        assert "sent nothing for 6 s (pg_tensile.executor_timeout)" in row["error"]
-        assert not alive(pid)
+    alter({"pg_tensile.executor_timeout": "6s"})
+    job = submit(impatient_db, "m", MLP, epochs=FOREVER)
+    wait_until(lambda: steps(impatient_db, job) > 3)
+    pid = executor_pid(impatient_db, job)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    settle(impatient_db, wait_until, job)
+    row = job_row(impatient_db, job)
+    assert (row["state"], row["sqlstate"]) == ("failed", "58000")
+    assert "sent nothing for 6 s (pg_tensile.executor_timeout)" in row["error"]
+    assert not alive(pid)
 
 
 @pytest.mark.long
@@ -154,16 +158,22 @@ def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_un
     ],
 )
 def test_a_silent_executor_is_killed_unless_it_computes(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, code: str, end: str, message: str | None
+    impatient_db: Connection,
+    alter: Alter,
+    wait_until: Wait,
+    job_row: Row,
+    code: str,
+    end: str,
+    message: str | None,
 ) -> None:
     """Long: the executor is silent for seconds, until the time-out or beyond it."""
-    cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "3s"})
-    with cluster.connect() as db:
-        job = submit(db, "m", python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}"), epochs=1)
-        wait_until(lambda: ended(db, job), 120)
-        row = job_row(db, job)
-        assert (row["state"], row["sqlstate"]) == (end, "58000" if message else None)
-        assert message is None or message in row["error"]
+    alter({"pg_tensile.executor_timeout": "3s"})
+    model = python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}")
+    job = submit(impatient_db, "m", model, epochs=1)
+    settle(impatient_db, wait_until, job, 120)
+    row = job_row(impatient_db, job)
+    assert (row["state"], row["sqlstate"]) == (end, "58000" if message else None)
+    assert message is None or message in row["error"]
 
 
 # -- retries ----------------------------------------------------------------------------------------------------------
@@ -181,14 +191,13 @@ def test_a_job_that_dies_once_is_tried_again(db: Connection, cluster: Any, wait_
 
 
 @pytest.mark.long
-def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
-    cluster = fresh_cluster({"pg_tensile.max_retries": 1})
-    with cluster.connect() as db:
-        job = submit(db, "m", python_model(on_build="os._exit(3)"))
-        settle(db, wait_until, job)
-        row = job_row(db, job)
-        assert (row["state"], row["attempts"], row["retries"]) == ("failed", 2, 1)
-        assert row["error"] == DEATHS["sys.exit"][1]
+def test_a_job_that_always_dies_is_given_up(db: Connection, alter: Alter, wait_until: Wait, job_row: Row) -> None:
+    alter({"pg_tensile.max_retries": 1})
+    job = submit(db, "m", python_model(on_build="os._exit(3)"))
+    settle(db, wait_until, job)
+    row = job_row(db, job)
+    assert (row["state"], row["attempts"], row["retries"]) == ("failed", 2, 1)
+    assert row["error"] == DEATHS["sys.exit"][1]
 
 
 @pytest.mark.long
@@ -222,31 +231,25 @@ def test_a_job_resumes_from_its_checkpoint_after_a_fault(
 
 
 def test_a_killed_supervisor_ends_its_executor_and_the_job_resumes(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+    db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
-    cluster = fresh_cluster({"restart_after_crash": "on"})
-    cluster.expect("was terminated by signal 9")
-    with cluster.connect() as db:
-        model = python_model(on_forward="time.sleep(0.005)")
-        job = submit(db, "m", model, epochs=30, batch_size=40, options={"checkpoint_interval": 0})
-        epoch = "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s"
-        wait_until(lambda: (value(db, epoch, job) or 0) >= 3)
-        worker, executor = worker_pid(db, job), executor_pid(db, job)
-        assert worker is not None and executor is not None
-        os.kill(worker, signal.SIGKILL)
+    """The job waits in its fifth epoch until then."""
+    marker = cluster.folder / f"killed-{time.monotonic_ns()}"
+    model = python_model(on_forward=f"while step > 40 and not os.path.exists({str(marker)!r}): time.sleep(0.01)")
+    job = submit(db, "m", model, epochs=8, batch_size=40, options={"checkpoint_interval": 0})
+    epoch = "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s"
+    wait_until(lambda: (value(db, epoch, job) or 0) >= 2)
+    worker, executor = worker_pid(db, job), executor_pid(db, job)
+    assert worker is not None and executor is not None
+    cluster.expect(rf"\(PID {worker}\) was terminated by signal 9")
+    os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not alive(executor), what="the executor dies")
-
-    def again() -> Connection | None:
-        try:
-            return cluster.connect()
-        except Exception:
-            return None
-
-    with wait_until(again) as db:
-        wait_until(lambda: ended(db, job))
-        row = job_row(db, job)
+    marker.touch()
+    with after_restart(cluster, db, wait_until) as conn:
+        wait_until(lambda: ended(conn, job))
+        row = job_row(conn, job)
         assert (row["state"], row["attempts"]) == ("finished", 2)
-        assert value(db, epoch, job) == 30
+        assert value(conn, epoch, job) == 8
 
 
 # -- the predictor ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from tests.server.recording import Recorder, install_recorder, microseconds
+from tests.server.recording import Recorder, microseconds
 
 MAX_ROWS = 16_384
 MAX_BYTES = 8 << 20
@@ -107,7 +107,9 @@ def test_a_million_distinct_strings_are_enough(recorder: Recorder) -> None:
     assert hint is not None and "fewer categories, for example by hashtext(x) % 1000" in hint
 
 
+@pytest.mark.long
 def test_a_row_of_more_than_a_gigabyte_is_refused(recorder: Recorder) -> None:
+    """Long: the server makes the row."""
     columns = ", ".join(f"b AS b{n}" for n in range(11))
     query = f"SELECT {columns}, 1 AS y FROM (SELECT convert_to(repeat('x', 100000000), 'UTF8') AS b OFFSET 0) t"
     sqlstate, message, hint, detail = recorder.end(recorder.job(query, "y"))
@@ -130,7 +132,7 @@ def test_a_date_that_no_timestamp_reaches_is_an_error_with_its_row(recorder: Rec
 
 def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_until: Callable[..., Any]) -> None:
     conn, cluster = recorder.conn, recorder.cluster
-    conn.execute("ALTER SYSTEM SET pg_tensile.executor_timeout = '2 s'")
+    conn.execute("ALTER SYSTEM SET pg_tensile.executor_timeout = '1 s'")
     conn.execute("ALTER SYSTEM SET pg_tensile.max_retries = 0")
     cluster.reload()
     try:
@@ -151,7 +153,7 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
         conn.execute("ALTER SYSTEM RESET pg_tensile.max_retries")
         cluster.reload()
     assert sqlstate == "58000"
-    assert message == "the executor took no data for 2 s"
+    assert message == "the executor took no data for 1 s"
     wait_until(lambda: pid not in cluster.processes(), what="the executor's end")
 
 
@@ -178,15 +180,17 @@ def test_the_query_runs_with_the_submitters_settings_and_leaves_none_behind(reco
     assert recording.values("z") == [microseconds(dt.datetime(2024, 2, 29, 15))]
 
 
-def test_strings_of_other_encodings_arrive_as_utf8(fresh_cluster: Callable[..., Any]) -> None:
-    cluster = fresh_cluster({"pg_tensile.database": "latin"}, extension=False)
-    folder = cluster.folder / "recorded"
-    cluster.configure({"pg_tensile.python": install_recorder(cluster, folder)})
-    cluster.reload()
-    with cluster.connect() as conn:
-        conn.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
-    with cluster.connect("latin") as conn:
-        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-        conn.execute("""SELECT register_model('recorder', '{"type": "mlp"}')""")
-        recording = Recorder(cluster, conn, folder)("""SELECT 'caf' || chr(233) AS "père", 'x'::name AS n, 1 AS y""")
+def test_strings_of_other_encodings_arrive_as_utf8(recorder: Recorder) -> None:
+    conn, cluster = recorder.conn, recorder.cluster
+    conn.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    cluster.alter({"pg_tensile.database": "latin"})
+    try:
+        with cluster.connect("latin") as latin:
+            latin.execute("CREATE EXTENSION pg_tensile CASCADE")
+            latin.execute("""SELECT register_model('recorder', '{"type": "mlp"}')""")
+            query = """SELECT 'caf' || chr(233) AS "père", 'x'::name AS n, 1 AS y"""
+            recording = Recorder(cluster, latin, recorder.folder)(query)
+    finally:
+        cluster.alter({"pg_tensile.database": None})
+        conn.execute("DROP DATABASE latin WITH (FORCE)")
     assert recording.dictionaries == {"père": ["café"], "n": ["x"]}

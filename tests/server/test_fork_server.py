@@ -14,7 +14,6 @@ from tests.server.explaining import backend, explaining
 from tests.server.stage import processes, terminate
 from tests.server.support import (
     FOREVER,
-    MLP,
     Connection,
     Row,
     Wait,
@@ -30,6 +29,8 @@ from tests.server.support import (
 )
 
 CONTROLLER = "pg_tensile controller"
+# Trains until it is cancelled, and takes no time of other processes
+LASTING: dict[str, Any] = {"architecture": python_model(on_forward="time.sleep(0.02)"), "epochs": FOREVER}
 
 
 def parent(pid: int) -> int:
@@ -62,77 +63,68 @@ def cancel(conn: Connection, *jobs: int) -> None:
 
 
 def test_jobs_and_sessions_fork_as_long_as_the_setting_says_so(
-    fresh_cluster: Callable[..., Any], wait_until: Wait
+    db: Connection, connect: Callable[..., Connection], alter: Callable[..., None], wait_until: Wait
 ) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn, cluster.connect() as session:
-        jobs = [submit(conn, f"m{k}", MLP, epochs=FOREVER) for k in range(2)]
-        executors = training(conn, wait_until, *jobs)
-        server = fork_server(conn)
-        assert [parent(pid) for pid in executors] == [server, server]
-        register(conn, "slow", python_model(on_build="time.sleep(1000)"))
-        pid = backend(session)
-        with explaining(session, model="slow") as errors:
-            executor = wait_until(lambda: next(iter(children(pid)), None))
-            assert parent(executor) == server
-            conn.execute("SELECT pg_cancel_backend(%s)", (pid,))
-        assert len(errors) == 1
-        cluster.configure({"pg_tensile.fork_server": "off"})
-        cluster.reload()
-        wait_until(lambda: value(conn, "SHOW pg_tensile.fork_server") == "off")
-        jobs.append(submit(conn, "m2", MLP, epochs=FOREVER))
-        (executor,) = training(conn, wait_until, jobs[2])
-        assert parent(executor) == worker_pid(conn, jobs[2])
-        assert alive(server) and all(map(alive, executors))
-        cancel(conn, *jobs)
-        wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
+    session = connect()
+    jobs = [submit(db, f"m{k}", **LASTING) for k in range(2)]
+    executors = training(db, wait_until, *jobs)
+    server = fork_server(db)
+    assert [parent(pid) for pid in executors] == [server, server]
+    register(db, "slow", python_model(on_build="time.sleep(1000)"))
+    pid = backend(session)
+    with explaining(session, model="slow") as errors:
+        executor = wait_until(lambda: next(iter(children(pid)), None))
+        assert parent(executor) == server
+        db.execute("SELECT pg_cancel_backend(%s)", (pid,))
+    assert len(errors) == 1
+    alter({"pg_tensile.fork_server": "off"})
+    jobs.append(submit(db, "m2", **LASTING))
+    (executor,) = training(db, wait_until, jobs[2])
+    assert parent(executor) == worker_pid(db, jobs[2])
+    assert alive(server) and all(map(alive, executors))
+    cancel(db, *jobs)
+    wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
 
 
 def test_jobs_are_retried_when_the_fork_server_is_killed(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+    db: Connection, wait_until: Wait, job_row: Row
 ) -> None:
     """Their processes die with it; another one is started for them."""
-    cluster = fresh_cluster({"pg_tensile.max_retries": 1})
-    with cluster.connect() as conn:
-        job = submit(conn, "m", MLP, epochs=FOREVER)
-        (executor,) = training(conn, wait_until, job)
-        server = fork_server(conn)
-        os.kill(server, signal.SIGKILL)
-        wait_until(lambda: not alive(executor))
-        wait_until(lambda: job_row(conn, job)["attempts"] == 2)
-        (executor,) = training(conn, wait_until, job)
-        assert parent(executor) == fork_server(conn) != server
-        cancel(conn, job)
+    job = submit(db, "m", **LASTING)
+    (executor,) = training(db, wait_until, job)
+    server = fork_server(db)
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not alive(executor))
+    wait_until(lambda: job_row(db, job)["attempts"] == 2)
+    (executor,) = training(db, wait_until, job)
+    assert parent(executor) == fork_server(db) != server
+    cancel(db, job)
 
 
 @pytest.mark.long
-def test_a_new_controller_has_a_fork_server_of_its_own(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_new_controller_has_a_fork_server_of_its_own(db: Connection, wait_until: Wait) -> None:
     """A job that runs is not disturbed. Long: the launcher takes its time to start another controller."""
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
-        old = submit(conn, "m", MLP, epochs=FOREVER)
-        (executor,) = training(conn, wait_until, old)
-        server, controller = fork_server(conn), terminate(conn, CONTROLLER)
-        wait_until(lambda: processes(conn).get(CONTROLLER, (controller,))[0] != controller, what="a controller")
-        new = submit(conn, "m2", MLP, epochs=FOREVER)
-        training(conn, wait_until, new)
-        assert fork_server(conn) != server and executor_pid(conn, old) == executor and parent(executor) == server
-        cancel(conn, old)
-        wait_until(lambda: not alive(server), what="the end of the first fork server")
-        cancel(conn, new)
+    old = submit(db, "m", **LASTING)
+    (executor,) = training(db, wait_until, old)
+    server, controller = fork_server(db), terminate(db, CONTROLLER)
+    wait_until(lambda: processes(db).get(CONTROLLER, (controller,))[0] != controller, what="a controller")
+    new = submit(db, "m2", **LASTING)
+    training(db, wait_until, new)
+    assert fork_server(db) != server and executor_pid(db, old) == executor and parent(executor) == server
+    cancel(db, old)
+    wait_until(lambda: not alive(server), what="the end of the first fork server")
+    cancel(db, new)
 
 
 def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(
-    fresh_cluster: Callable[..., Any], wait_until: Wait
+    db: Connection, wait_until: Wait
 ) -> None:
     """The supervisor kills its child itself; the leftovers that a test's cluster looks for are none."""
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
-        job = submit(conn, "m", MLP, epochs=FOREVER)
-        (executor,) = training(conn, wait_until, job)
-        server = fork_server(conn)
-        os.kill(server, signal.SIGSTOP)
-        conn.execute("SELECT cancel_job(%s)", (job,))
-        wait_until(lambda: not alive(executor))
-        os.kill(server, signal.SIGCONT)
-        assert value(conn, "SELECT wait_for_job(%s, '60 s')", job) == "cancelled"
+    job = submit(db, "m", **LASTING)
+    (executor,) = training(db, wait_until, job)
+    server = fork_server(db)
+    os.kill(server, signal.SIGSTOP)
+    db.execute("SELECT cancel_job(%s)", (job,))
+    wait_until(lambda: not alive(executor))
+    os.kill(server, signal.SIGCONT)
+    assert value(db, "SELECT wait_for_job(%s, '60 s')", job) == "cancelled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,31 @@ from tests.server.support import Connection, Wait, value
 FATAL = r"\] +FATAL"  # logged by background processes
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [LAUNCHER, CONTROLLER, SCHEDULER])
-def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait, kind: str) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
-        wait_until(lambda: {LAUNCHER, *BOTH} <= set(processes(conn)))
-        others = {name: pid for name, pid in processes(conn).items() if name != kind}
-        old = terminate(conn, kind)
-        wait_until(lambda: processes(conn).get(kind, (old,))[0] not in (old, None), what=f"{kind} runs again")
-        assert {name: pid for name, pid in processes(conn).items() if name != kind} == others
-    assert not re.search(FATAL, cluster.log())
+@pytest.fixture(scope="module")
+def bare_cluster(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    cluster = new_cluster(extension=False)
+    yield cluster
+    cluster.end()
 
 
-def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster(extension=False)
-    with cluster.connect() as conn:
-        wait_until(lambda: LAUNCHER in processes(conn))
+@pytest.fixture
+def bare(bare_cluster: Any, wait_until: Wait) -> Iterator[Any]:
+    """A cluster without the extension, whose launcher waits for it in database `postgres`."""
+    with bare_cluster.connect() as conn:
+        wait_until(lambda: set(processes(conn)) == {LAUNCHER})
+    yield bare_cluster
+    bare_cluster.alter(dict.fromkeys(("pg_tensile.database", "pg_tensile.device_memory")))
+
+
+@pytest.fixture
+def news(bare: Any) -> Callable[[], str]:
+    """Return what the server has logged since the beginning of the test."""
+    start = len(bare.log())
+    return lambda: bare.log()[start:]
+
+
+def test_processes_come_and_go_with_the_extension(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:
+    with bare.connect() as conn:
         for _ in range(2):
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
             wait_until(
@@ -51,59 +59,74 @@ def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., A
         with conn.transaction(force_rollback=True):
             conn.execute("CREATE EXTENSION pg_tensile")
         assert not running_in(conn, "postgres")
-    assert not re.search("ERROR|FATAL|LOG: +pg_tensile", cluster.log())
+    assert not re.search("ERROR|FATAL|LOG: +pg_tensile", news())
 
 
-def test_a_missing_database_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster({"pg_tensile.database": "later"}, extension=False)
+def test_a_missing_database_is_logged_once(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:
+    bare.alter({"pg_tensile.database": "later"})
     complaint = 'pg_tensile waits for database "later", which does not exist'
-    wait_until(lambda: complaint in cluster.log())
-    with cluster.connect() as conn:
+    wait_until(lambda: complaint in news())
+    with bare.connect() as conn:
         for memory in ("1GB", "2GB"):  # each reload wakes the launcher
-            cluster.configure({"pg_tensile.device_memory": memory})
-            cluster.reload()
-            wait_until(lambda: value(conn, "SHOW pg_tensile.device_memory") == memory)  # noqa: B023
+            bare.alter({"pg_tensile.device_memory": memory})
         conn.execute("CREATE DATABASE later")
-    with cluster.connect("later") as conn:
-        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-        wait_until(lambda: running_in(conn, "later") == BOTH, what="processes start when CREATE EXTENSION commits")
-    assert cluster.log().count(complaint) == 1
+        with bare.connect("later") as later:
+            later.execute("CREATE EXTENSION pg_tensile CASCADE")
+            wait_until(lambda: running_in(conn, "later") == BOTH, what="processes start when CREATE EXTENSION commits")
+        assert news().count(complaint) == 1
+        conn.execute("DROP DATABASE later WITH (FORCE)")
 
 
-def test_a_database_without_connections_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster({"pg_tensile.database": "template0"}, extension=False)
-    wait_until(lambda: 'database "template0", which does not accept connections' in cluster.log())
-    assert not re.search(FATAL, cluster.log())
+def test_a_database_without_connections_is_logged_once(
+    bare: Any, news: Callable[[], str], wait_until: Wait
+) -> None:
+    bare.alter({"pg_tensile.database": "template0"})
+    wait_until(lambda: 'database "template0", which does not accept connections' in news())
+    assert not re.search(FATAL, news())
 
 
-def test_drop_database_with_force(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster({"pg_tensile.database": "doomed"}, extension=False)
-    with cluster.connect() as conn:
+def test_drop_database_with_force(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:
+    bare.alter({"pg_tensile.database": "doomed"})
+    with bare.connect() as conn:
         conn.execute("CREATE DATABASE doomed")
-        with cluster.connect("doomed") as doomed:
+        with bare.connect("doomed") as doomed:
             doomed.execute("CREATE EXTENSION pg_tensile CASCADE")
             wait_until(lambda: running_in(conn, "doomed") == BOTH)
+        before = len(news())
         conn.execute("DROP DATABASE doomed WITH (FORCE)")
         assert set(processes(conn)) == {LAUNCHER}
-    wait_until(lambda: 'database "doomed", which does not exist' in cluster.log())
-    assert not re.search(FATAL, cluster.log())
+    wait_until(lambda: 'database "doomed", which does not exist' in news()[before:])
+    assert not re.search(FATAL, news())
 
 
-def test_another_database_after_a_reload(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [LAUNCHER, CONTROLLER, SCHEDULER])
+def test_a_terminated_process_comes_back(module_cluster: Any, wait_until: Wait, kind: str) -> None:
+    """Takes seconds: the launcher and the postmaster wait before they start a process again."""
+    start = len(module_cluster.log())
+    with module_cluster.connect() as conn:
+        wait_until(lambda: {LAUNCHER, *BOTH} <= set(processes(conn)))
+        others = {name: pid for name, pid in processes(conn).items() if name != kind}
+        old = terminate(conn, kind)
+        wait_until(lambda: processes(conn).get(kind, (old,))[0] not in (old, None), what=f"{kind} runs again")
+        assert {name: pid for name, pid in processes(conn).items() if name != kind} == others
+    assert not re.search(FATAL, module_cluster.log()[start:])
+
+
+def test_another_database_after_a_reload(module_cluster: Any, wait_until: Wait) -> None:
+    with module_cluster.connect() as conn:
         conn.execute("CREATE DATABASE other")
-        with cluster.connect("other") as other:
+        with module_cluster.connect("other") as other:
             other.execute("CREATE EXTENSION pg_tensile CASCADE")
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         for name in ("other", "postgres"):
-            cluster.configure({"pg_tensile.database": name})
-            cluster.reload()
+            module_cluster.alter({"pg_tensile.database": name})
             wait_until(lambda: running_in(conn, name) == BOTH, what=f"they move to {name}")  # noqa: B023
             assert len(processes(conn)) == 3
-        cluster.configure({"pg_tensile.database": ""})
-        cluster.reload()
+        module_cluster.alter({"pg_tensile.database": ""})
         wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops the processes")
+        module_cluster.alter({"pg_tensile.database": None})
+        conn.execute("DROP DATABASE other")
 
 
 @pytest.mark.long
@@ -136,10 +159,9 @@ def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: 
         assert calls[process].startswith("CALL tensile._step(")
 
 
-def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_waiting_processes_hold_no_snapshot(module_cluster: Any, wait_until: Wait) -> None:
     """They wait outside any transaction for up to half a minute; VACUUM need not wait for them."""
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
+    with module_cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         waiting = (
             "SELECT count(*) FROM pg_stat_activity"
@@ -157,18 +179,18 @@ def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], w
         )
         conn.execute("CREATE TABLE t AS SELECT 1 AS a")
         conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
+        conn.execute("DROP TABLE t")
 
 
-def test_waits_have_names_from_17_on(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    with fresh_cluster().connect() as conn:
+def test_waits_have_names_from_17_on(module_cluster: Any, wait_until: Wait) -> None:
+    with module_cluster.connect() as conn:
         name = "PgTensileSupervisor" if conn.info.server_version >= 170000 else "Extension"
         waits = "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = %s"
         wait_until(lambda: value(conn, waits, name) == 3)  # launcher, controller, scheduler
 
 
-def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
+def test_idle_processes_sleep(module_cluster: Any, wait_until: Wait) -> None:
+    with module_cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         pids = [pid for pid, _ in processes(conn).values()]
         wait_until(  # until all of them have started

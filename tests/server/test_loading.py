@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.conftest import sweep
 from tests.server.stage import (
     BOTH,
     SCHEDULER,
@@ -33,15 +34,21 @@ def test_library_and_extension_have_one_version(db: Connection) -> None:
     assert value(db, "SELECT tensile._version()") == version
 
 
+VERSION = "UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'"
+
+
 @pytest.fixture
-def other_version(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
+def other_version(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
     """A cluster whose extension has another version than its library, as before ALTER EXTENSION UPDATE."""
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
+    with module_cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         register(conn, "m")
-        conn.execute("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'pg_tensile'")
-    return cluster
+        conn.execute(VERSION, ("0.0.1",))
+    yield module_cluster
+    with module_cluster.connect() as conn:
+        conn.execute(VERSION, (value(conn, "SELECT tensile._version()"),))
+        conn.execute("SELECT tensile._notify(0)")
+        sweep(conn)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_another_version_of_the_extension_is_refused(other_version: Any, call: s
         assert f'"pg_tensile" has version 0.0.1, but the server\'s library has version {version}' in str(caught.value)
         hint = caught.value.diag.message_hint or ""
         assert "ALTER EXTENSION pg_tensile UPDATE" in hint and "make install" in hint
-        conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
+        conn.execute(VERSION, (version,))
         conn.execute("SELECT tensile._notify(0)")  # as ALTER EXTENSION UPDATE does
         try:
             conn.execute(f"SELECT {call}")
@@ -76,16 +83,16 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
     wait_until(lambda: len(re.findall(complaint, other_version.log())) == len(BOTH))
     with other_version.connect() as conn:
         for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher
-            other_version.configure({"pg_tensile.device_memory": memory})
-            other_version.reload()
+            other_version.alter({"pg_tensile.device_memory": memory})
             conn.execute("SELECT tensile._notify(0)")
-            value(conn, "SELECT pg_sleep(1)")
+            value(conn, "SELECT pg_sleep(0.5)")
         assert not running_in(conn, "postgres")
         assert len(re.findall(complaint, other_version.log())) == len(BOTH), "one line for each process"
         version = value(conn, "SELECT tensile._version()")
-        conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
+        conn.execute(VERSION, (version,))
         conn.execute("SELECT tensile._notify(0)")
         wait_until(lambda: running_in(conn, "postgres") == BOTH, what="the processes start")
+    other_version.alter({"pg_tensile.device_memory": None})
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import size
 from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample
-from tests.server.support import FOREVER, value
+from tests.server.support import ENDLESS_ROWS, FOREVER, MLP, Connection, submit, value
 
 
 @pytest.mark.long
@@ -66,10 +67,11 @@ def test_a_job_beyond_the_limit_waits_and_priorities_decide_the_next(lab: Lab) -
         lab.cancel(first)
 
 
-def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> None:
-    job = lab.submit("mlp", epochs=FOREVER)
-    lab.conn.execute("CREATE ROLE trudy LOGIN IN ROLE tensile_user")
-    with lab.cluster.connect(user="trudy") as trudy, pytest.raises(psycopg.errors.UndefinedObject) as denied:
+def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    job = submit(db, "m", MLP, query=ENDLESS_ROWS)
+    with connect(roles("trudy")) as trudy, pytest.raises(psycopg.errors.UndefinedObject) as denied:
         trudy.execute("SELECT set_job_priority(%s, 1)", (job,))
     assert denied.value.diag.message_primary == f"job {job} does not exist"  # in messages to other roles
     for number, priority, sqlstate, message in (
@@ -78,10 +80,12 @@ def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> No
         (job, None, "22004", "priority"),
     ):
         with pytest.raises(psycopg.Error, match=message) as error:
-            lab.conn.execute("SELECT set_job_priority(%s, %s)", (number, priority))
+            db.execute("SELECT set_job_priority(%s, %s)", (number, priority))
         assert error.value.sqlstate == sqlstate and error.value.diag.message_hint
-    lab.cancel(job)
-    assert value(lab.conn, "SELECT set_job_priority(%s, 1)", job) is False
+    assert value(db, "SELECT set_job_priority(%s, 1)", job) is True
+    db.execute("SELECT cancel_job(%s)", (job,))
+    assert value(db, "SELECT wait_for_job(%s)", job) == "cancelled"
+    assert value(db, "SELECT set_job_priority(%s, 1)", job) is False
 
 
 @pytest.mark.long

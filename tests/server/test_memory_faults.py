@@ -1,6 +1,6 @@
 """Jobs, planner and scheduler die or hang while jobs share a device: the weights stay the same.
 
-Long, with one exception: a test trains two or three jobs to their end and waits for processes to restart.
+Long: a test trains two or three jobs to their end and waits for processes to restart.
 """
 
 from __future__ import annotations

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.conftest import sweep
 from tests.server.support import (
+    BY_CANCEL_JOB,
+    ENDLESS_ROWS,
     FOREVER,
     MLP,
     Connection,
     Row,
     Wait,
     ended,
+    reason,
     register,
     state,
     submit,
     value,
 )
+
+CLUSTER_SETTINGS = {"pg_tensile.max_jobs": 1}
 
 
 def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
@@ -27,13 +33,35 @@ def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
     return [row[0] for row in rows]
 
 
+@pytest.fixture
+def one_slot(module_cluster: Any) -> Iterator[Any]:
+    """A cluster that runs one job at a time, without jobs."""
+    yield module_cluster
+    with module_cluster.connect() as conn:
+        sweep(conn)
+
+
+def block(conn: Connection, wait_until: Wait) -> int:
+    """Submit a job that takes the slot until it is cancelled, and does nothing."""
+    blocker = submit(conn, "blocker", MLP, query=ENDLESS_ROWS)
+    wait_until(lambda: state(conn, blocker) == "running")
+    return blocker
+
+
+def test_cancel_a_queued_job(one_slot: Any, wait_until: Wait) -> None:
+    with one_slot.connect() as db:
+        block(db, wait_until)
+        queued = submit(db, "queued", MLP)
+        assert value(db, "SELECT cancel_job(%s)", queued) is True
+        assert (state(db, queued), reason(db, queued)) == ("cancelled", BY_CANCEL_JOB)
+        assert value(db, "SELECT cancel_job(%s)", queued) is False
+
+
 @pytest.mark.long
-def test_priority_comes_first_then_age_and_ageing_beats_priority(
-    fresh_cluster: Callable[..., Any], wait_until: Wait
-) -> None:
-    with fresh_cluster({"pg_tensile.max_jobs": 1, "pg_tensile.ageing": "100s"}).connect() as db:
-        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
-        wait_until(lambda: state(db, blocker) == "running")
+def test_priority_comes_first_then_age_and_ageing_beats_priority(one_slot: Any, wait_until: Wait) -> None:
+    one_slot.alter({"pg_tensile.ageing": "100s"})
+    with one_slot.connect() as db:
+        blocker = block(db, wait_until)
         old, young, urgent, starved = (
             submit(db, name, MLP, epochs=1, priority=priority)
             for name, priority in [("old", 0), ("young", 0), ("urgent", 5), ("starved", -5)]
@@ -44,6 +72,7 @@ def test_priority_comes_first_then_age_and_ageing_beats_priority(
         jobs = [old, young, urgent, starved]
         wait_until(lambda: all(state(db, job) == "finished" for job in jobs))
         assert order_of_start(db, jobs) == [starved, urgent, old, young]
+    one_slot.alter({"pg_tensile.ageing": None})
 
 
 @pytest.mark.long
@@ -72,8 +101,8 @@ def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
         first = submit(db, "first", MLP, epochs=FOREVER)
         wait_until(lambda: state(db, first) == "running")
         second = submit(db, "second", MLP, epochs=1)
-        reason = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
-        wait_until(lambda: "max_worker_processes" in (value(db, reason, second) or ""))
+        waits = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
+        wait_until(lambda: "max_worker_processes" in (value(db, waits, second) or ""))
         until = time.monotonic() + 4
         wait_until(lambda: time.monotonic() > until)
         db.execute("SELECT cancel_job(%s)", (first,))
@@ -82,26 +111,20 @@ def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
     assert cluster.log().count("no background worker is free") == 1
 
 
-def test_a_queued_job_survives_a_restart(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
-    with cluster.connect() as db:
-        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
-        wait_until(lambda: state(db, blocker) == "running")
-        queued = submit(db, "queued", MLP, priority=9)
-    cluster.restart()
-    with cluster.connect() as db:
+def test_a_queued_job_survives_a_restart(one_slot: Any, wait_until: Wait) -> None:
+    with one_slot.connect() as db:
+        block(db, wait_until)
+        queued = submit(db, "queued", MLP, epochs=1, priority=9)
+    one_slot.restart()
+    with one_slot.connect() as db:
         wait_until(lambda: state(db, queued) == "finished")
 
 
-def test_a_role_dropped_while_its_job_is_queued(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
-) -> None:
-    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
-    with cluster.connect() as db:
-        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
-        wait_until(lambda: state(db, blocker) == "running")
+def test_a_role_dropped_while_its_job_is_queued(one_slot: Any, wait_until: Wait, job_row: Row) -> None:
+    with one_slot.connect() as db:
+        blocker = block(db, wait_until)
         db.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
-        with cluster.connect(user="leaver") as theirs:
+        with one_slot.connect(user="leaver") as theirs:
             register(theirs, "theirs")
             job = submit(theirs, "theirs")
         db.execute("DROP ROLE leaver")

@@ -1,4 +1,7 @@
-"""Jobs that are trained by ranks on a real Ray cluster, from SQL: their weights, what is told of them, and failures."""
+"""Jobs that are trained by ranks on a real Ray cluster, from SQL: their weights, what is told of them, and failures.
+
+All long, because the processes of a Ray cluster take 20 seconds to start, and a job with ranks takes seconds.
+test_ranks_settings.py has what the server does with such jobs, and tests/unit/execution/distributed what the ranks do."""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.server.support import (
     value,
 )
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 PATIENCE = "270 s"  # for a job of LONG_EPOCHS, beside others
 LONG_EPOCHS = 400
 
@@ -69,7 +72,6 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
     assert value(conn, "SELECT count(*) FROM tensile.ranks") == 0
 
 
-@pytest.mark.long
 def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
     """Its numbers are those with which a job then begins."""
     arguments = {key: given for key, given in SMALL_JOB.items() if key != "options"}
@@ -97,7 +99,6 @@ def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
         assert f"1 CPU, on {addresses[0]} (2 CPUs), {addresses[1]} (2 CPUs)" in text
 
 
-@pytest.mark.long
 def test_ranks_end_when_their_job_is_cancelled(idle: Site, job_row: Row) -> None:
     job = idle.submit(2, epochs=FOREVER)
     idle.await_steps(job)
@@ -107,7 +108,6 @@ def test_ranks_end_when_their_job_is_cancelled(idle: Site, job_row: Row) -> None
     idle.await_no_ranks()
 
 
-@pytest.mark.long
 def test_a_job_waits_until_there_are_processors(idle: Site) -> None:
     first = idle.submit(3, epochs=FOREVER, batch_size=66)
     idle.await_steps(first)
@@ -118,7 +118,6 @@ def test_a_job_waits_until_there_are_processors(idle: Site) -> None:
     finish(idle.conn, job)
 
 
-@pytest.mark.long
 def test_the_server_stops_and_the_job_goes_on(idle: Site) -> None:
     job = idle.submit(2, epochs=LONG_EPOCHS)
     idle.await_steps(job)
@@ -129,7 +128,6 @@ def test_the_server_stops_and_the_job_goes_on(idle: Site) -> None:
     assert value(idle.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
 
 
-@pytest.mark.long
 def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
     other = idle.server.folder / "token"
     idle.server.configure({"pg_tensile.ray_token_file": other})
@@ -147,7 +145,6 @@ def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:
         idle.wait_until(lambda: value(idle.conn, "SHOW pg_tensile.ray_token_file") == str(idle.ray.token_file))
 
 
-@pytest.mark.long
 def test_a_job_goes_on_with_fewer_ranks_when_a_node_dies(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with making_site(new_cluster, wait_until) as site:
         site.set_timeout("20s")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.conftest import sweep
 from tests.server.support import (
+    ENDLESS_ROWS,
     MLP,
-    SLOW_ROWS,
     Connection,
     Row,
     Wait,
@@ -77,51 +78,54 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
     assert value(db, weights, disturbed) == value(db, weights, undisturbed)
 
 
+@pytest.fixture
+def server(module_cluster: Any) -> Iterator[Any]:
+    """A cluster that a test stops and starts, without jobs."""
+    yield module_cluster
+    with module_cluster.connect() as conn:
+        sweep(conn)
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_job_resumes_after_a_stop_of_the_server(
-    fresh_cluster: Callable[..., Any], wait_until: Wait, mode: str
-) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as db:
-        job = resumable(db, checkpoint_interval=0)
-        wait_until(lambda: epochs_done(db, job) >= 3 and has_checkpoint(db, job))
-    cluster.stop(mode)
-    wait_until(lambda: not cluster.processes(), what="the end of every process")
-    cluster.start()
-    with cluster.connect() as db:
+def test_jobs_resume_after_a_stop_of_the_server(server: Any, wait_until: Wait, mode: str) -> None:
+    """One that trained, and waits in its fifth epoch, goes on from its checkpoint, one that loaded its rows starts
+    again."""
+    marker = server.folder / f"stopped-{mode}"
+    waits = python_model(on_forward=f"while step > 40 and not os.path.exists({str(marker)!r}): time.sleep(0.01)")
+    with server.connect() as db:
+        loads = submit(db, "loads", MLP, query=ENDLESS_ROWS)
+        job = submit(db, "m", waits, epochs=8, batch_size=40, options={"checkpoint_interval": 0})
+        wait_until(lambda: epochs_done(db, job) >= 2 and has_checkpoint(db, job))
+        wait_until(lambda: phase(db, loads) == "loading")
+    server.stop(mode)
+    wait_until(lambda: not server.processes(), what="the end of every process")
+    marker.touch()
+    server.start()
+    with server.connect() as db:
+        wait_until(lambda: phase(db, loads) == "loading", what="the job starts again")
         wait_until(lambda: state(db, job) == "finished")
         attempts, retries, submitted = db.execute(
             "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE id = %s", (job,)
         ).fetchone()
         assert (attempts, retries, submitted) == (2, 0, True)
-        assert epochs_done(db, job) == 40
-
-
-def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as db:
-        job = submit(db, "m", MLP, query=SLOW_ROWS)
-        wait_until(lambda: phase(db, job) == "loading")
-    cluster.stop("fast")
-    cluster.start()
-    with cluster.connect() as db:
-        wait_until(lambda: phase(db, job) == "loading", what="the job starts again")
+        assert epochs_done(db, job) == 8
 
 
 @pytest.mark.long
-def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_fast_stop_saves_what_no_checkpoint_had(server: Any, wait_until: Wait) -> None:
     """The job is stopped within its first epoch, without a checkpoint so far.
 
     Takes seconds: the server is restarted.
     """
-    cluster = fresh_cluster({"pg_tensile.checkpoint_interval": 0})
-    with cluster.connect() as db:
+    server.alter({"pg_tensile.checkpoint_interval": 0})
+    with server.connect() as db:
         job = submit(db, "m", python_model(on_forward="time.sleep(0.01)"), epochs=1, batch_size=1)
         wait_until(lambda: steps(db, job) >= 20)
         assert not has_checkpoint(db, job)
-    cluster.stop("fast")
-    cluster.start()
-    with cluster.connect() as db:
+    server.stop("fast")
+    server.start()
+    with server.connect() as db:
         wait_until(lambda: has_checkpoint(db, job) or state(db, job) == "finished")
         assert value(db, "SELECT (meta ->> 'step')::int FROM tensile.checkpoints WHERE job = %s", job) >= 20
         wait_until(lambda: state(db, job) == "finished")
+    server.alter({"pg_tensile.checkpoint_interval": None})

@@ -24,7 +24,8 @@ from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
-from tests.server.stage import SCHEDULER, processes, set_the_stage, terminate
+from tests.conftest import sweep
+from tests.server.stage import SCHEDULER, await_turn, processes, restart_processes, set_the_stage, terminate
 from tests.server.support import Wait, alive, children, register, state, value
 from tests.unit.handmade import network
 from tests.unit.slowed import slowed_by_load
@@ -119,6 +120,16 @@ class Play:
         self.conn = cluster.connect()
         set_the_stage(self.conn, "worker")
         self.jobs = 0
+        self._altered: dict[str, None] = {}
+
+    def reset(self) -> None:
+        """End the jobs, forget what was stored about them and the device, and set the settings back."""
+        sweep(self.conn)
+        self.conn.execute(
+            "TRUNCATE tensile.scheduler_log, tensile.latency_models, tensile.device_profiles, stage.orders"
+        )
+        self.cluster.alter(self._altered)
+        await_turn(self.conn, self.wait_until, SCHEDULER)
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:
         insert = "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id"
@@ -146,8 +157,8 @@ class Play:
         self.wait_until(lambda: state(self.conn, job.number) == "cancelled")
 
     def set(self, name: str, text: str) -> None:
-        self.conn.execute(f"ALTER SYSTEM SET pg_tensile.{name} = '{text}'")
-        self.conn.execute("SELECT pg_reload_conf()")
+        self._altered[f"pg_tensile.{name}"] = None
+        self.cluster.alter({f"pg_tensile.{name}": text})
 
     def log(self, event: str | None = None) -> list[tuple[Any, ...]]:
         sql = "SELECT event, job, reason FROM tensile.scheduler_log WHERE event = coalesce(%s, event) ORDER BY id"
@@ -168,14 +179,22 @@ class Play:
         return int(value(self.conn, "SELECT granted_bytes FROM tensile._devices() WHERE name = 'cpu'") or 0)
 
 
-@pytest.fixture
-def play(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
+@pytest.fixture(scope="module")
+def theatre(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
     """A device with memory for one network without a plan, and for another one that loses much time by its plan."""
     memory = MOST + (3 * LEAST + MOST) // 4
     settings = {"pg_tensile.device_memory": f"{memory // 1024}kB", "pg_tensile.plan_events": 1024}
-    play = Play(fresh_cluster(settings), wait_until)
+    play = Play(new_cluster(settings), wait_until)
     yield play
     play.conn.close()
+    play.cluster.end()
+
+
+@pytest.fixture
+def play(theatre: Play) -> Iterator[Play]:
+    """The server, without jobs."""
+    yield theatre
+    theatre.reset()
 
 
 def budget(play: Play) -> int:
@@ -195,6 +214,7 @@ def test_a_job_waits_for_its_plan_and_gets_one(play):
 
 
 def test_the_planner_starts_with_the_first_trace_and_imports_no_torch(play):
+    restart_processes(play.cluster, play.conn, play.wait_until)
     job = play.job()
     assert not children(processes(play.conn)[SCHEDULER][0])
     job.send_trace()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -19,14 +19,17 @@ from tests.server.stage import (
 from tests.server.support import Connection, Wait, register, value
 
 
+CLUSTER_SETTINGS = {"pg_tensile.database": "", "max_prepared_transactions": 2}
+
+
 @pytest.fixture
-def quiet(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
+def quiet(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
     """A cluster without working processes, so that only the test changes anything."""
-    cluster = fresh_cluster({"pg_tensile.database": "", "max_prepared_transactions": 2})
-    with cluster.connect() as conn:
+    with module_cluster.connect() as conn:
         wait_until(lambda: set(processes(conn)) == {LAUNCHER})
         conn.execute("CREATE TABLE t (x float8, y float8)")
-    return cluster
+        yield module_cluster
+        conn.execute("DROP TABLE t; DELETE FROM tensile.models")
 
 
 class Sleeper(threading.Thread):
