@@ -1,7 +1,6 @@
 """evaluate_model and feature_importance: results, groups, refusals, privileges and the end of their executor.
 
-One cluster for the file, with small models trained once; metrics are compared with those of scikit-learn on what
-predict_rows returns.
+Small models are trained once for the file; metrics are compared with those of scikit-learn on what predict_rows returns.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from sklearn.calibration import calibration_curve
 
 from tests.server.explaining import backend
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
 TABLE = """
@@ -37,26 +37,20 @@ TRAINED = {  # name: features, target, options
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with trained models."""
-    cluster = new_cluster({"pg_tensile.threads": 1})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(TABLE)
-            conn.execute("GRANT SELECT ON flights TO PUBLIC")
-            jobs = []
-            for name, (features, target, options) in TRAINED.items():
-                query = f"SELECT {features}, {target} FROM flights"
-                architecture = {"type": "mlp", "hidden": [16]}
-                jobs.append(
-                    submit(conn, name, architecture, query=query, target=target, epochs=2, options=options, seed=1)
-                )
-            register(conn, "untrained")
-            for job in jobs:
-                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with trained models."""
+    with shared_server.connect() as conn:
+        conn.execute(TABLE)
+        conn.execute("GRANT SELECT ON flights TO PUBLIC")
+        jobs = []
+        for name, (features, target, options) in TRAINED.items():
+            query = f"SELECT {features}, {target} FROM flights"
+            architecture = {"type": "mlp", "hidden": [16]}
+            jobs.append(submit(conn, name, architecture, query=query, target=target, epochs=2, options=options, seed=1))
+        register(conn, "untrained")
+        for job in jobs:
+            assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+    return shared_server
 
 
 @pytest.fixture
