@@ -1,4 +1,4 @@
-"""The worker's cluster, lent to a test module: a schema and settings for the module, of which nothing is left behind."""
+"""The worker's cluster, lent to a test module, with a schema and settings of which nothing is left behind."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ class SharedServer:
 
 
 @contextlib.contextmanager
-def lent(
-    cluster: TestCluster, schema: str, settings: Mapping[str, object], wait_until: Wait
-) -> Iterator[SharedServer]:
+def lent(cluster: TestCluster, schema: str, settings: Mapping[str, object], wait_until: Wait) -> Iterator[SharedServer]:
     """A context with the cluster that has these settings of pg_tensile, all of which a reload changes.
 
     At the end, jobs and models are deleted, roles and schemas that are new dropped, and the settings as before."""
@@ -79,8 +77,8 @@ def configure(cluster: TestCluster, conn: Connection, settings: Mapping[str, obj
     """Change settings by a reload and wait until this session has them."""
     if not settings:
         return
+    loaded = "SELECT pg_conf_load_time()"
+    before = value(conn, loaded)
     cluster.configure(settings)
     cluster.reload()
-    loaded = "SELECT pg_conf_load_time()"
-    started = value(conn, loaded)
-    wait_until(lambda: value(conn, loaded) > started, what="the settings are read")
+    wait_until(lambda: value(conn, loaded) > before, what="the settings are read")

@@ -108,7 +108,9 @@ def endless(server: Any, client: Client, budget: int, wait_until: Wait) -> Itera
     if rows:
         job = client.job(rows[0]["job"])
     else:
-        job = client.train("endless", LONG_QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS)
+        job = client.train(
+            "endless", LONG_QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS
+        )
     with server.connect() as conn:
         pid = executor_pid(conn, job.number)
         if pid is not None:

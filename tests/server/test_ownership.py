@@ -288,7 +288,9 @@ def test_row_level_security_holds_in_the_worker(db: Connection, mallorys_model: 
         "CREATE POLICY few ON secrets USING (current_user <> session_user OR x <= 20)"
     )
     mallory = mallorys_model.mallory
-    job = value(mallory, "SELECT train_model('m', 'TABLE secrets', 'y', epochs => 1, batch_size => 4, policy => 'none')")
+    job = value(
+        mallory, "SELECT train_model('m', 'TABLE secrets', 'y', epochs => 1, batch_size => 4, policy => 'none')"
+    )
     assert value(mallory, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
     assert value(mallory, "SELECT rows FROM tensile.jobs WHERE id = %s", job) == 20
     assert value(mallory, "SELECT count(*) FROM tensile.model_weights") > 0

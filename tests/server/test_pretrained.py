@@ -26,7 +26,7 @@ SENTENCES = ["A man is eating food.", "", "Ein Satz über 東京 🙂", "word " 
 
 @pytest.fixture(scope="module")
 def served(cluster: Any, clusters_folder: Path, wait_until: Wait) -> Iterator[SharedServer]:
-    """The worker's cluster with pg_tensile.model_path, in which there are bert, gpt2, minilm and a link that leads outside."""
+    """The worker's cluster with pg_tensile.model_path: there are bert, gpt2, minilm and a link that leads outside."""
     models = clusters_folder / "models"
     save_bert(models / "bert")
     save_gpt2(models / "gpt2")

@@ -54,10 +54,7 @@ def build(n_inputs, n_outputs):
 """,
 }
 TRAINED: dict[str, dict[str, Any]] = {  # name: features, target, arguments
-    "late": {"features": FEATURES, "target": "late", "epochs": 12},
-    "quantiles": {
-        "features": "far, kind", "target": "late", "epochs": 20, "options": {"quantiles": [0.1, 0.9]}
-    },
+    "late": {"features": FEATURES, "target": "late", "epochs": 12, "batch_size": 128, "learning_rate": 0.03},
     "few": {"features": NUMBERS, "target": "late", "where": "id <= 40"},
     "unvalidated": {"features": NUMBERS, "target": "late", "where": "id <= 40", "validation": 0.0},
     "missed": {"features": NUMBERS, "target": "missed", "architecture": SURE},
@@ -158,6 +155,11 @@ def test_what_has_no_interval_is_refused(conn: Connection) -> None:
 
 @pytest.mark.long
 def test_learned_quantiles_cover_as_asked_too_and_within_a_plan(conn: Connection) -> None:
+    """Long: it trains two models, one of them for thousands of steps."""
+    query = f"SELECT far, kind, late FROM trips WHERE {TRAINING}"
+    learned: dict[str, Any] = {"epochs": 20, "batch_size": 32, "learning_rate": 0.01, "seed": 1}
+    learned["options"] = {"quantiles": [0.1, 0.9]}
+    finish(conn, submit(conn, "quantiles", MLP, query=query, target="late", **learned))
     share, widths, contained = conn.execute(
         "SELECT avg((late BETWEEN lower AND upper)::int)::float8, count(DISTINCT round((upper - lower)::numeric, 3)),"
         " bool_and(prediction BETWEEN lower AND upper AND abs(prediction - predict('quantiles', t)) < 1e-9)"
