@@ -95,26 +95,13 @@ def by_file(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return sorted(files, key=lambda row: -(row[3] + row[4]))
 
 
-def write_seconds(rows: list[dict[str, Any]], path: Path) -> None:
-    """Update the seconds that a file's short and long tests take (tests/parts.py), for the files of this run."""
-    seconds = json.loads(path.read_text()) if path.exists() else {}
-    for kind, long in enumerate((False, True)):
-        for file, _, wall, *_ in by_file([row for row in rows if row["long"] == long and "::" in row["test"]]):
-            seconds.setdefault(file, [0, 0])[kind] = wall
-    lines = ",\n".join(f" {json.dumps(file)}: {seconds[file]}" for file in sorted(seconds))
-    path.write_text(f"{{\n{lines}\n}}\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print the times of a run as a table, by file and by test.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--files", type=int, default=40)
     parser.add_argument("--tests", type=int, default=40)
-    parser.add_argument("--seconds", type=Path, help="write seconds of each file, [short tests, long ones], as JSON")
     arguments = parser.parse_args()
     rows = rows_of(arguments.folder)
-    if arguments.seconds:
-        write_seconds(rows, arguments.seconds)
     files = by_file(rows)
     total = ["all", *(round(sum(column), 1) for column in zip(*(row[1:] for row in files), strict=True))]
     print("| file | tests | wall | own CPU | others' CPU |\n| --- | --- | --- | --- | --- |")

@@ -1,8 +1,8 @@
 """A plugin for pytest: a part of the long tests beside the others, and a summary of the run as a file.
 
 `--long-part 1/4` leaves out the long tests that are not in part 1 of the parts 0 to 3; with `-m long` nothing else
-runs. A file's long tests are in one part. Files are dealt out by the seconds that they took (tests/seconds.json), so that
-the parts take about equally long.
+runs. A file's long tests are in one part. Files are dealt out by the seconds that they took (tests/seconds.json), so
+that the parts take about equally long.
 
 `--summary FILE` writes JSON: `{"passed": 812, "skipped": 0, "seconds": 95.2, "failed": [[test, is it long], …]}`. No
 file is written if the run was interrupted or could not begin.
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = Path(__file__).parent / "seconds.json"
+from scripts.test_seconds import SECONDS, SHORTEST
+
 started = time.monotonic()
 
 
@@ -50,9 +51,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if chosen is None:
         return
     part, parts = chosen
-    known = json.loads(SECONDS.read_text())
+    seconds = json.loads(SECONDS.read_text())["long"]
     files = {item.path.relative_to(config.rootpath).as_posix() for item in items if item.get_closest_marker("long")}
-    part_of = deal({file: known.get(file, [0, 10])[1] for file in files}, parts)
+    part_of = deal({file: seconds.get(file, SHORTEST) for file in files}, parts)
 
     def runs(item: pytest.Item) -> bool:
         file = item.path.relative_to(config.rootpath).as_posix()

@@ -96,7 +96,7 @@ def submit_dropout(lab: Lab, model: str, options: dict[str, Any] | None = None, 
         query="SELECT label, image FROM images",
         target="label",
         options={"task": "classification"} | (options or {}),
-        **{"batch_size": 256, "validation": 0.1, "epochs": EPOCHS} | arguments,
+        **{"batch_size": 256, "validation": 0.1, "epochs": EPOCHS, "policy": "joint"} | arguments,
     )
 
 

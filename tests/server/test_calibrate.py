@@ -73,9 +73,7 @@ def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until
 
 
 @pytest.mark.long
-def test_a_calibration_fits_into_a_small_device(
-    db: Connection, alter: Callable[..., None], wait_until: Wait
-) -> None:
+def test_a_calibration_fits_into_a_small_device(db: Connection, alter: Callable[..., None], wait_until: Wait) -> None:
     """Long: it measures for seconds."""
     alter({"pg_tensile.device_memory": "16MB"})
     job = calibrate(db, 3)
@@ -92,7 +90,7 @@ def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> 
     query = "SELECT 1.5 * i AS a, i % 3 AS y FROM generate_series(1, 200) i"
     lines = db.execute("SELECT explain_training('m', %s, 'y')", (query,)).fetchall()
     assert any("predicted by calibrated models" in line for (line,) in lines)
-    job = submit(db, "m", query=query)
+    job = submit(db, "m", query=query, policy="joint")
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
     loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile.latencies l USING (job) WHERE job = %s"

@@ -86,9 +86,7 @@ def test_jobs_and_sessions_fork_as_long_as_the_setting_says_so(
     wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
 
 
-def test_jobs_are_retried_when_the_fork_server_is_killed(
-    db: Connection, wait_until: Wait, job_row: Row
-) -> None:
+def test_jobs_are_retried_when_the_fork_server_is_killed(db: Connection, wait_until: Wait, job_row: Row) -> None:
     """Their processes die with it; another one is started for them."""
     job = submit(db, "m", **LASTING)
     (executor,) = training(db, wait_until, job)
@@ -116,9 +114,7 @@ def test_a_new_controller_has_a_fork_server_of_its_own(db: Connection, wait_unti
     cancel(db, new)
 
 
-def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(
-    db: Connection, wait_until: Wait
-) -> None:
+def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(db: Connection, wait_until: Wait) -> None:
     """The supervisor kills its child itself; the leftovers that a test's cluster looks for are none."""
     job = submit(db, "m", **LASTING)
     (executor,) = training(db, wait_until, job)
