@@ -30,8 +30,6 @@ import numpy as np
 import pandas as pd
 import psycopg
 from psycopg import sql
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 
 from benchmarks.flights import load as load_flights
 from benchmarks.scenarios import RESULTS as FOLDER
@@ -123,6 +121,8 @@ class Held(NamedTuple):
 
 def error(problem: Problem, held: Held) -> float:
     """Return 1 − R², 1 − accuracy or 1 − ROC AUC."""
+    from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+
     actual = problem.test[problem.target]
     if problem.name == FLIGHTS:
         return 1.0 - float(roc_auc_score(actual.astype(bool), held.probability))
@@ -204,6 +204,8 @@ def answers_of(
 
 
 def hist_gradient_boosting(problem: Problem, seed: int) -> Held:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
     return answers_of(
         problem, HistGradientBoostingRegressor(random_state=seed), HistGradientBoostingClassifier(random_state=seed)
     )

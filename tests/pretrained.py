@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
@@ -12,7 +12,9 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, BertConfig, GPT2Config, MPNetConfig, PretrainedConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 WORDS = ("good", "fine", "nice", "bad", "poor", "awful", "it", "was", "the", "a", "day", "film", "very", "not", "so")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -35,24 +37,32 @@ SIZES: dict[str, Any] = {
 
 
 def save_bert(folder: Path) -> Path:
+    from transformers import BertConfig
+
     config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **SIZES)
     return _save(folder, config, special=True)
 
 
 def save_mpnet(folder: Path) -> Path:
     """Save a model that makes its masks in the way of older versions of transformers."""
+    from transformers import MPNetConfig
+
     config = MPNetConfig(vocab_size=VOCABULARY, max_position_embeddings=64, pad_token_id=0, **SIZES)
     return _save(folder, config, special=True)
 
 
 def save_gpt2(folder: Path) -> Path:
     """Save a decoder, whose tokenizer adds no special tokens."""
+    from transformers import GPT2Config
+
     tokens: dict[str, Any] = {"bos_token_id": 3, "eos_token_id": 3}
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=2, **tokens)
     return _save(folder, config, special=False)
 
 
 def _save(folder: Path, config: PretrainedConfig, special: bool) -> Path:
+    from transformers import AutoModel
+
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModel.from_config(config).save_pretrained(folder, safe_serialization=True)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
@@ -185,6 +184,8 @@ class Digits(nn.Module):
 
 def accuracy_row(quick: bool) -> Row:
     """Measure the accuracy on the last fifth of the digits, averaged over several seeds."""
+    from sklearn.datasets import load_digits
+
     pixels, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
     pixels = (pixels / 16).float()
     kept = len(pixels) // 5

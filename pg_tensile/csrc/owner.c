@@ -117,16 +117,6 @@ tensile_owned(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(tensile_role_owned(PG_GETARG_OID(0), NameStr(*PG_GETARG_NAME(1))));
 }
 
-bool
-tensile_model_granted(int64 model, const char *privilege)
-{
-	Oid			types[] = {OIDOID, INT8OID, TEXTOID};
-	Oid			function = LookupFuncName(private_name("_granted"), 3, types, false);
-
-	return DatumGetBool(OidFunctionCall3(function, ObjectIdGetDatum(GetUserId()),
-										 Int64GetDatum(model), CStringGetTextDatum(privilege)));
-}
-
 /* Calls tensile._parse_budget, as train_model does. */
 int64
 tensile_parse_budget(text *budget)

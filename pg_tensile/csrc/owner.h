@@ -15,12 +15,6 @@
  */
 extern bool tensile_role_owned(Oid owner, const char *name);
 
-/*
- * Does the current user own the model, or have the privilege 'predict' or
- * 'train' on it?  Needs an active snapshot.
- */
-extern bool tensile_model_granted(int64 model, const char *privilege);
-
 /* The bytes of a memory_budget such as '100MB'; 22023 if it is not valid. */
 extern int64 tensile_parse_budget(text *budget);
 

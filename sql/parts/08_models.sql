@@ -11,7 +11,7 @@ AS $$
     WHERE c.oid = $1
 $$;
 
--- True if the caller owns the model or holds the privilege on it. Also called from C (tensile_model_granted).
+-- True if the caller owns the model or holds the privilege on it.
 CREATE FUNCTION tensile._granted(caller oid, model bigint, privilege text) RETURNS bool
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

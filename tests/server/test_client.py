@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pandas.testing import assert_frame_equal
 from psycopg import sql
 
 from pg_tensile.client import (
@@ -302,6 +301,8 @@ def test_versions_are_deployed_and_models_dropped(client: Client, trained: int) 
 def test_the_plan_is_the_view_while_the_job_runs_and_stays_after(
     client: Client, endless: Job, wait_until: Wait
 ) -> None:
+    from pandas.testing import assert_frame_equal
+
     columns = sql.SQL(", ").join(map(sql.Identifier, PLAN.columns))
     query = sql.SQL("SELECT {} FROM tensile.plan WHERE job = %s ORDER BY sequence").format(columns)
 

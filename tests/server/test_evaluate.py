@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
-from sklearn import metrics as sk
-from sklearn.calibration import calibration_curve
 
 from tests.server.explaining import backend
 from tests.server.refusals import refused
@@ -104,6 +102,9 @@ def close(value: float | None) -> Any:
 
 
 def test_metrics_of_two_classes_are_scikit_learns_on_the_predictions(conn: Connection) -> None:
+    from sklearn import metrics as sk
+    from sklearn.calibration import calibration_curve
+
     values = evaluated(conn, "verdict")
     answers = predicted(conn, "verdict")
     probability = np.array([answer[0] for answer in answers])
@@ -137,6 +138,8 @@ def test_metrics_of_two_classes_are_scikit_learns_on_the_predictions(conn: Conne
 
 
 def test_metrics_of_several_classes_are_scikit_learns_on_the_predictions(conn: Connection) -> None:
+    from sklearn import metrics as sk
+
     values = evaluated(conn, "part")
     answers = predicted(conn, "part")
     labels, actual = np.array([int(answer[1]) for answer in answers]), np.array(targets(conn, "part"))
@@ -157,6 +160,8 @@ def test_metrics_of_several_classes_are_scikit_learns_on_the_predictions(conn: C
 
 
 def test_metrics_of_a_regression_are_scikit_learns_on_the_predictions(conn: Connection) -> None:
+    from sklearn import metrics as sk
+
     values = evaluated(conn, "delay")
     prediction = np.array([answer[0] for answer in predicted(conn, "delay")])
     actual = np.array(targets(conn, "delay::float8"))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.order import dependencies
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
@@ -480,3 +481,9 @@ def broken(draw: st.DrawFn, trace: Trace, plan: Plan) -> Plan:
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
         plan = mutate(random, trace, plan)
     return plan
+
+
+def live_tensors(sequence: AccessSequence, step: int) -> list[int]:
+    """Return the tensors that are resident at a step, in ascending order."""
+    live = (sequence.interval_first <= step) & (step <= sequence.interval_last)
+    return sorted(sequence.interval_tensor[live].tolist())

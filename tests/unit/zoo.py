@@ -1,22 +1,22 @@
 """Small models that train in moments and cover the habits of real ones, for tests of capture and runtime.
 
 `NAMED` has models for bitwise comparisons (narrow versions of well-known networks, and one for each error-prone way of
-handling tensors); `OTHERS` has further habits. Every case is built anew from the given seed.
+handling tensors); `OTHERS` has further habits. Every case is built anew from the given seed. Other packages are imported
+when a model is built, because every process that runs tests imports this module.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from pytorchcv.models import alexnet, densenet, inceptionv3, inceptionv4, mobilenet, nasnet, resnet, squeezenet, vgg
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec
 
@@ -75,6 +75,17 @@ def thin(model: nn.Module, factor: int) -> nn.Module:
     return model
 
 
+def constructor(path: str) -> Callable[..., nn.Module]:
+    """Return a function of pytorchcv, `module.name`."""
+    module, name = path.split(".")
+    return getattr(importlib.import_module(f"pytorchcv.models.{module}"), name)
+
+
+def thinned(path: str, factor: int) -> Callable[[], nn.Module]:
+    """Return a function that builds a thin network of pytorchcv, `module.name`, with ten classes."""
+    return lambda: thin(constructor(path)(num_classes=10), factor)
+
+
 def images(size: int, batch: int = 2, channels: int = 3) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(batch, channels, size, size),)
 
@@ -115,6 +126,8 @@ def next_token(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(
         vocab_size=50,
         hidden_size=16,
@@ -128,6 +141,8 @@ def bert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     config = GPT2Config(
         vocab_size=50,
         n_positions=16,
@@ -142,7 +157,7 @@ def gpt2() -> nn.Module:
 
 
 def small_nasnet() -> nn.Module:
-    return nasnet.get_nasnet(
+    return constructor("nasnet.get_nasnet")(
         repeat=1,
         penultimate_filters=96,
         init_block_channels=8,
@@ -313,14 +328,14 @@ def channels_last() -> nn.Module:
 
 NAMED: dict[str, Case] = dict(
     (
-        classified("vgg16", lambda: thin(vgg.vgg16(num_classes=10), 32), 224),
-        classified("inceptionv3", lambda: thin(inceptionv3.inceptionv3(num_classes=10), 16), 75),
-        classified("inceptionv4", lambda: thin(inceptionv4.inceptionv4(num_classes=10), 32), 75),
-        classified("resnet50", lambda: thin(resnet.resnet50(num_classes=10), 16), 33),
-        classified("densenet121", lambda: thin(densenet.densenet121(num_classes=10), 8), 32),
-        classified("alexnet", lambda: thin(alexnet.alexnet(num_classes=10), 16), 224),
-        classified("squeezenet", lambda: thin(squeezenet.squeezenet_v1_0(num_classes=10), 4), 224),
-        classified("mobilenet", lambda: thin(mobilenet.mobilenet_w1(num_classes=10), 8), 33),
+        classified("vgg16", thinned("vgg.vgg16", 32), 224),
+        classified("inceptionv3", thinned("inceptionv3.inceptionv3", 16), 75),
+        classified("inceptionv4", thinned("inceptionv4.inceptionv4", 32), 75),
+        classified("resnet50", thinned("resnet.resnet50", 16), 33),
+        classified("densenet121", thinned("densenet.densenet121", 8), 32),
+        classified("alexnet", thinned("alexnet.alexnet", 16), 224),
+        classified("squeezenet", thinned("squeezenet.squeezenet_v1_0", 4), 224),
+        classified("mobilenet", thinned("mobilenet.mobilenet_w1", 8), 33),
         classified("nasnet", small_nasnet, 64),
         ("bert", Case(bert, ids(50, 2, 12), ids(2, 2), F.cross_entropy, {"output_key": "logits"})),
         ("gpt2", Case(gpt2, ids(50, 2, 12), ids(50, 2, 12), next_token, {"output_key": "logits"})),

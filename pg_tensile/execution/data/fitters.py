@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +27,6 @@ HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a li
 MAX_LABELS = 10_000
 SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
 RANKED_ROWS = 100_000  # from which rank scales of features are computed
-
-
-class Fitter(Protocol):
-    """Fitter of one column: `observe` takes the rows in a first pass, `observe_again` in a second."""
-
-    def observe(self, values: Values) -> None: ...
-
-    def observe_again(self, values: Values) -> None: ...
 
 
 class _Moments:

@@ -21,7 +21,6 @@ from pg_tensile.planning.plan.following import has_structure
 from pg_tensile.planning.trace.trace import Floats, Trace
 
 BINS_PER_OCTAVE = 4  # of work; each bin of samples is reduced to its median
-SATURATED = 0.95  # of the highest throughput
 SMALLEST_US = 0.01
 
 
@@ -46,16 +45,6 @@ class Curve(NamedTuple):
         edge = np.where(work < self.work[0], 0, -1)
         beyond = self.launch_us + (self.us[edge] - self.launch_us) * work / self.work[edge]
         return np.where((work < self.work[0]) | (work > self.work[-1]), beyond, inside)
-
-    def throughput(self, work: Floats) -> Floats:
-        """Return the work per second."""
-        return np.maximum(work, 1.0) / self.time_us(work) * 1e6
-
-    @property
-    def saturation(self) -> float:
-        """Least work that reaches SATURATED of the highest throughput seen."""
-        reached = self.throughput(self.work)
-        return float(self.work[np.argmax(reached >= SATURATED * reached.max())])
 
 
 def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:

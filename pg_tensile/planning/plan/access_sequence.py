@@ -96,15 +96,6 @@ class AccessSequence:
         persistent = self.trace.persistent
         return Boundary(_set(persistent & ~self._off_device), _set(persistent & self._copied))
 
-    @property
-    def final_state(self) -> Boundary:
-        """The state after this iteration: `boundary`, plus host copies that were current at the start and stay so."""
-        self.check()
-        last = self._states.last & self.trace.persistent[self._items.tensor]
-        tensors = self._items.tensor[last]
-        current = frozenset(tensors[self._states.current_after[last]].tolist())
-        return Boundary(self.boundary.device, current)
-
     def check(self) -> None:
         """Raise InvalidPlanError if there is a problem."""
         if self.problem is not None:

@@ -1,4 +1,4 @@
-"""A plan on its trace as text: a listing of the iteration, and the difference between two plans.
+"""A plan on its trace as text: a listing of the iteration.
 
 A listing has a line for each operator and, below it, the events that the operator triggers, in the manner of an
 assembler listing: `print(plan_listing(trace, plan))`. A trace alone is listed by `print(trace)`, a plan by
@@ -7,7 +7,6 @@ assembler listing: `print(plan_listing(trace, plan))`. A trace alone is listed b
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 
 from pg_tensile.planning.plan.memory import footprint
@@ -53,17 +52,3 @@ def summary(trace: Trace, plan: Plan) -> str:
         return f"{text}, device peak {size(peak)}"
     without = size(footprint(trace).device_peak_bytes)
     return f"{text}; {plan.summary}; device peak {size(peak)}, {without} without the plan"
-
-
-def plan_difference(trace: Trace, old: Plan, new: Plan) -> str:
-    """Return the events that differ between two plans of a trace, as a unified diff without context; "" if none do."""
-
-    def listed(plan: Plan) -> list[str]:
-        executed = as_executed(trace, plan)
-        return [
-            f"after {int(executed.captured_operator[event.trigger])}: {event_text(executed, event)}"
-            for event in plan.events
-        ]
-
-    names = f"plan {old.generation}", f"plan {new.generation}"
-    return "\n".join(difflib.unified_diff(listed(old), listed(new), *names, n=0, lineterm=""))

@@ -46,18 +46,6 @@ def footprint_of(sequence: AccessSequence) -> Footprint:
     return Footprint(samples, sequence.operators, int(samples[peak]), peak, device_peak)
 
 
-def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
-    """Return the tensors in the footprint of a step, in ascending order.
-
-    A recompute step's footprint also includes its `scratch_bytes`. Raises IndexError if the plan has no such step.
-    """
-    sequence = AccessSequence(trace, plan)
-    if not 0 <= step < len(sequence.steps):
-        raise IndexError(f"there is no step {step} among {len(sequence.steps)}")
-    live = (sequence.interval_first <= step) & (step <= sequence.interval_last)
-    return np.sort(sequence.interval_tensor[live])
-
-
 def floor_bytes(trace: Trace) -> int:
     """Return the largest working set of one operator in bytes. No device peak, whatever the plan, is below it.
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.experiments.models import googlenet, widened
 from benchmarks.experiments.recurrent import BidirectionalLSTM
 
 
@@ -15,6 +14,8 @@ def parameters(model: nn.Module) -> int:
 
 
 def test_wide_networks_have_more_channels_between_the_same_images_and_classes() -> None:
+    from benchmarks.experiments.models import widened  # imports transformers
+
     with torch.device("meta"):
         plain, wide = (widened("pytorchcv.models.inceptionv4:inceptionv4", times) for times in (1, 4))
         assert wide(torch.empty(2, 3, 299, 299)).shape == (2, 1000)
@@ -26,12 +27,16 @@ def test_wide_networks_have_more_channels_between_the_same_images_and_classes() 
 
 
 def test_grouped_convolutions_are_not_widened() -> None:
+    from benchmarks.experiments.models import widened
+
     with pytest.raises(AssertionError, match="grouped"), torch.device("meta"):
         widened("pytorchcv.models.mobilenet:mobilenet_w1", 2)
 
 
 def test_googlenet_is_that_of_its_paper() -> None:
     """Sizes of its table 1, and as many parameters as Caffe's without auxiliary classifiers."""
+    from benchmarks.experiments.models import googlenet
+
     with torch.device("meta"):
         model = googlenet()
         shapes: list[tuple[int, ...]] = []

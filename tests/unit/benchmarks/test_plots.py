@@ -7,18 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from benchmarks.experiments.cases import EXPERIMENTS, FULL, parsed
 from benchmarks.figures import plots, style
@@ -26,6 +20,10 @@ from benchmarks.figures.points import front, method, right
 from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.options import PEERS
 from tests.examples import examples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HOSTILE = (
     "$\\frac{1}{$_^",
@@ -58,6 +56,8 @@ def drawn() -> Iterator[Any]:
 
 def markers(axes: Axes) -> dict[tuple[float, float], tuple[str, str, str]]:
     """Marker, colour and face of the points of a panel."""
+    from matplotlib.colors import to_hex
+
     return {
         points(line)[0]: (
             str(line.get_marker()),
@@ -223,6 +223,8 @@ def test_times_far_apart_are_on_a_logarithmic_scale(largest, scale, drawn):
 
 
 def test_memory_has_vanilla_filled_and_the_budget_dashed(drawn):
+    from matplotlib.collections import PolyCollection
+
     rows = [NONE | {"timeline": TIMELINE}, row(budget="60%", timeline=SAVING), row("vdnn"), row("lru", timeline=None)]
     figure = drawn(plots.memory, rows)
     (axes,) = figure.axes
@@ -311,6 +313,8 @@ def everything() -> list[dict[str, Any]]:
 
 
 def test_all_figures_are_written_in_both_formats(tmp_path):
+    from matplotlib.image import imread
+
     written = plots.draw(everything(), tmp_path / "new" / "folder")
     names = ["pareto-table3", "memory-table3", "fig6", "fig7", "pareto-..-own-1"]
     assert [path.name for path in written] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
@@ -324,6 +328,8 @@ def test_all_figures_are_written_in_both_formats(tmp_path):
 
 
 def test_the_same_rows_are_the_same_bytes_whatever_the_settings_outside(tmp_path):
+    import matplotlib
+
     first = plots.draw(everything(), tmp_path / "first")
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None, "lines.color": "red", "text.usetex": True}):
         before = dict(matplotlib.rcParams)

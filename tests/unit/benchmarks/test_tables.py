@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from benchmarks import bench_tables
 from benchmarks.bench_tables import MIB, Sizes, checks, many, page_part
@@ -95,6 +94,8 @@ def test_a_table_is_repeated_as_often_as_needed() -> None:
 
 
 def test_the_table_has_a_function_of_its_features_and_is_the_same_every_time() -> None:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
     frame = synthetic_table(3000)
     assert frame.equals(synthetic_table(3000)) and not frame.equals(synthetic_table(3000, seed=1))
     assert list(frame) == [*FEATURES, "amount", "late"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -316,6 +315,8 @@ def test_without_a_solution_the_weaker_bound_is_left(monkeypatch: pytest.MonkeyP
 @given(random=dice(), size=st.sampled_from((1e-6, 1e-3, 1.0)))
 @examples(10, long=50)
 def test_wrong_dual_values_give_a_lower_bound_and_no_false_one(random: Random, size: float) -> None:
+    import scipy.optimize
+
     trace, profile = random_trace(random, 16, 20), linked(random)
     least = floor_bytes(trace)
     budget = least + (device_peak(trace) - least) // 3

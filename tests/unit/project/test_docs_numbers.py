@@ -11,6 +11,7 @@ called "Measured", no constant goes without a reference either, because there it
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import operator
 import re
@@ -22,49 +23,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import (
-    bench_allocator,
-    bench_answers,
-    bench_busy,
-    bench_cold,
-    bench_core,
-    bench_db,
-    bench_drift,
-    bench_finetuning,
-    bench_flowing,
-    bench_gpu,
-    bench_methods,
-    bench_papers,
-    bench_parallel,
-    bench_planner,
-    bench_prices,
-    bench_recovery,
-    bench_serving,
-    bench_systems,
-    bench_tables,
-    bench_tensile,
-    bench_tuning,
-    bench_waterwave,
-    soak,
-)
-from benchmarks.scenarios import DOCUMENT, RESULTS, marks, page_part
+from benchmarks.scenarios import DOCUMENT, RESULTS, page_part
 from tests.documents import DOCUMENTS, REPOSITORY
 
+OPERATIONS = REPOSITORY / "docs" / "operations.md"
 FILES = sorted(RESULTS.glob("*.json"))
-MODULES = {
-    module.BENCHMARK.name: module
-    for module in (
-        bench_busy,
-        bench_cold,
-        bench_core,
-        bench_finetuning,
-        bench_gpu,
-        bench_methods,
-        bench_papers,
-        bench_systems,
-        bench_tensile,
-    )
-}
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 UNITS = {
     "%": 0.01,
@@ -90,51 +53,32 @@ REFERENCE = re.compile(rf"({NUMBER})\s?({UNIT})?<!-- ([\w-]+): ([^>]*?) -->")
 WITH_UNIT = re.compile(rf"(?<![\w.,/×-])({NUMBER})\s?({UNIT})(?![\w/]| ?\d)")
 STATED = re.compile(r"\bpaper|\basked\b|\bgoal")
 
-
-# benchmarks that write their part of the page themselves
-WHOLE: dict[str, Any] = {
-    "allocator": bench_allocator,
-    "answers": bench_answers,
-    "db": bench_db,
-    "drift": bench_drift,
-    "flowing": bench_flowing,
-    "parallel": bench_parallel,
-    "planner": bench_planner,
-    "prices": bench_prices,
-    "recovery": bench_recovery,
-    "serving": bench_serving,
-    "tables": bench_tables,
-    "tuning": bench_tuning,
-    "waterwave": bench_waterwave,
-}
-
-
 # ---- generated parts ------------------------------------------------------------------------------------------------
 
 
 def part_of_page(name: str, kind: str) -> str:
-    if name == "soak":
-        return soak.PAGE.read_text().partition(soak.BEGIN)[2].partition(soak.END)[0].strip()
-    begin, end = marks(name, kind)
-    return DOCUMENT.read_text().partition(begin)[2].partition(end)[0].strip()
+    page = OPERATIONS if name == "soak" else DOCUMENT
+    mark = f"<!-- {name}-{kind}: "
+    found = re.search(rf"{mark}begin, written by [\w./]+ -->\n(.*?){mark}end -->", page.read_text(), re.DOTALL)
+    return found[1].strip() if found else ""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")
-    if name in WHOLE:
-        section = WHOLE[name].page_part(json.loads(path.read_text()))
-    elif name == "soak":
-        section = soak.section(json.loads(path.read_text()))
-    else:
-        section = page_part(MODULES[name].BENCHMARK, path, tmp_path / kind)
+    module = importlib.import_module("benchmarks.soak" if name == "soak" else f"benchmarks.bench_{name}")
+    if hasattr(module, "BENCHMARK"):
+        assert module.BENCHMARK.name == name
+        section = page_part(module.BENCHMARK, path, tmp_path / kind)
+    else:  # it writes its part of the page itself
+        section = (module.section if name == "soak" else module.page_part)(json.loads(path.read_text()))
     assert part_of_page(name, kind) == section.strip()
 
 
 def test_parts_without_results_have_no_numbers() -> None:
     there = {path.stem for path in FILES}
-    parts = re.findall(r"<!-- (\w+)-(\w+): begin", DOCUMENT.read_text() + soak.PAGE.read_text())
+    parts = re.findall(r"<!-- (\w+)-(\w+): begin", DOCUMENT.read_text() + OPERATIONS.read_text())
     assert there <= {f"{name}-{kind}" for name, kind in parts}
     for name, kind in parts:
         if f"{name}-{kind}" not in there:

@@ -40,11 +40,6 @@ def class_sizes(sizes: Int64s, classes: tuple[int, ...]) -> Int64s:
     return sizes[np.flatnonzero(np.diff(classes, append=classes[-1] + 1))]
 
 
-def pool_bytes(sizes: Int64s, allocation: Allocation) -> int:
-    """Return the bytes of all slots together."""
-    return int(class_sizes(sizes, allocation.classes) @ np.array(allocation.counts, np.int64))
-
-
 def extended(allocation: Allocation) -> Floats:
     """Return CNT_EXT: for each size, the number of slots that its tensors may have."""
     return np.array(allocation.counts, np.float64)[list(allocation.classes)]

@@ -3,9 +3,8 @@
 A walk over the operators keeps the device within the budget. Where the next operator does not fit, the tensor that is
 needed again farthest in the future is swapped out (Belady), if it was last used long enough ago for its copy to end in
 time. A first walk starts without persistent tensors. Those resident at its end are the initial residents of a second
-walk, except those that the second walk has to evict before their first use: so the iteration ends as it began. Then
-every transfer is scheduled (building_blocks/transfer_times.py): out as soon as it may, in as soon as the memory that it
-takes is free.
+walk, except those that the second walk has to evict before their first use: so the iteration ends as it began.
+individuals.py has every transfer scheduled then: out as soon as it may, in as soon as the memory that it takes is free.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
-from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import EVENT_ROW, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes
 from pg_tensile.planning.trace.trace import Trace
 
@@ -30,30 +26,14 @@ LOOKS = 16  # candidates that are examined for one that was last used long enoug
 NEVER = -1
 
 
-def plan_swaps(
-    trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None = None, distance: float = 1.0
-) -> Plan | None:
-    """Return a plan of `trace`, whose operators are in the order of the schedule, within the budget.
-
-    The budget limits the device peak, workspaces included; None if that is impossible. `allocation`: None means that
-    any tensor may replace any other. `distance`: how long ago a tensor that leaves should have been used, in times of
-    its own copy out.
-    """
-    decided = decide(trace, profile, budget_bytes, allocation, distance)
-    if decided is None:
-        return None
-    sequence = AccessSequence(trace, decided)
-    if footprint_of(sequence).device_peak_bytes > budget_bytes:
-        return None
-    return schedule(sequence, profile, budget_bytes)
-
-
 def decide(
     trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None, distance: float
 ) -> Plan | None:
-    """Return the same plan without times for its transfers; None if an operator does not fit.
+    """Return a plan of `trace`, whose operators are in the order of the schedule, without times for its transfers.
 
-    Tensors leave right after their last use and come back right before their next.
+    Tensors leave right after their last use and come back right before their next. The budget limits the device peak,
+    workspaces included; None if an operator does not fit. `allocation`: None means that any tensor may replace any
+    other. `distance`: how long ago a tensor that leaves should have been used, in times of its own copy out.
     """
     walk = _Walk(trace, profile, budget_bytes, allocation, distance)
     first = walk.run(())

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn import metrics as sk
-from sklearn.calibration import calibration_curve
 
 from pg_tensile.execution.data.scores import (
     BINS,
@@ -33,6 +31,8 @@ def classified(labels: int, rows: int, seed: int) -> Classified:
 
 
 def test_scores_of_classes_are_scikit_learns_macro_averages() -> None:
+    from sklearn import metrics as sk
+
     data = classified(4, 300, 1)
     actual, predicted = data.actual, data.predicted
     result = scores(data)
@@ -48,6 +48,8 @@ def test_scores_of_classes_are_scikit_learns_macro_averages() -> None:
 
 
 def test_scores_of_two_classes_are_those_of_the_second() -> None:
+    from sklearn import metrics as sk
+
     data = classified(2, 300, 2)
     result = scores(data)
     assert result["f1"] == sk.f1_score(data.actual, data.predicted)
@@ -123,6 +125,8 @@ def test_every_score_has_a_direction() -> None:
 
 @pytest.mark.parametrize("labels", [2, 3])
 def test_confusion_is_scikit_learns(labels: int) -> None:
+    from sklearn import metrics as sk
+
     data = classified(labels, 100, 7)
     matrix = np.zeros((labels, labels), int)
     for actual, predicted, rows in confusion(data):
@@ -132,6 +136,8 @@ def test_confusion_is_scikit_learns(labels: int) -> None:
 
 @given(st.integers(1, 200), st.integers(0, 1000), st.booleans())
 def test_calibration_is_scikit_learns(rows: int, seed: int, rounded: bool) -> None:
+    from sklearn.calibration import calibration_curve
+
     data = classified(2, rows, seed)
     if rounded:  # equal probabilities share a bin, others stay empty
         chance = data.probabilities[:, 1].round(1)

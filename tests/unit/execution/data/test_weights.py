@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.utils.class_weight import compute_class_weight
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.weights import Weighting
@@ -41,6 +40,8 @@ def test_weights_are_those_of_scikit_learn(labels: list[str], data: st.DataObjec
     prepared = rows_of(labels, weights).prepare(0.0, weighting=Weighting("w", balanced))
     expected = np.array(weights)
     if balanced:
+        from sklearn.utils.class_weight import compute_class_weight
+
         names = np.unique(labels)
         factors = compute_class_weight("balanced", classes=names, y=np.array(labels), sample_weight=expected)
         expected = expected * factors[np.searchsorted(names, labels)]

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, AutoTokenizer
 
 from pg_tensile.errors import ArchitectureError, CheckpointError, DataError, TensileError
 from pg_tensile.execution import models
@@ -88,6 +87,8 @@ def reviews(count: int = 60) -> Rows:
 
 @pytest.mark.parametrize("length", [8, 128])
 def test_tokens_are_those_of_transformers(folders: Path, length: int) -> None:
+    from transformers import AutoTokenizer
+
     texts = ["Hello, World!", "", "naïve Straße 東京 🙂", "a" * 300, "word " * 400, "[SEP] [PAD] [CLS]"]
     source = source_of("minilm", length=length)
     expected = AutoTokenizer.from_pretrained(folders / "real", local_files_only=True)(
@@ -127,6 +128,8 @@ def test_a_text_feature_is_a_category_for_requests_and_tokens_for_the_model() ->
 def test_vectors_are_pooled_outputs_of_transformers_whatever_the_padding(
     folders: Path, name: str, pooling: str
 ) -> None:
+    from transformers import AutoModel
+
     model = build(name, pooling=pooling, tune="full").eval()
     reference = AutoModel.from_pretrained(folders / name).eval()
     tokens = torch.zeros(3, 12, dtype=torch.int64)

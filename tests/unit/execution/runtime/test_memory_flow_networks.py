@@ -11,17 +11,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from pytorchcv.models import densenet, inceptionv3, inceptionv4, resnet, vgg
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import BertConfig, BertForSequenceClassification
 
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.waterwave.groups import groups_of, step_bytes
 from tests.unit.flowing import Flowing, alone, run_together
-from tests.unit.zoo import thin
+from tests.unit.zoo import thinned
 
 ALONE = 64  # batch of a job that fills the memory
 SHARES = {8: 0.88, 16: 0.93}  # of that batch, by groups on the way to the peak
@@ -29,6 +27,8 @@ STEPS = 5
 
 
 def small_bert() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
     config = BertConfig(
         vocab_size=50,
         hidden_size=32,
@@ -44,11 +44,11 @@ def small_bert() -> nn.Module:
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the width of an image; 0: tokens
-    "vgg16": (lambda: thin(vgg.vgg16(num_classes=10), 32), 224),
-    "inceptionv3": (lambda: thin(inceptionv3.inceptionv3(num_classes=10), 16), 75),
-    "inceptionv4": (lambda: thin(inceptionv4.inceptionv4(num_classes=10), 32), 75),
-    "resnet50": (lambda: thin(resnet.resnet50(num_classes=10), 16), 33),
-    "densenet121": (lambda: thin(densenet.densenet121(num_classes=10), 8), 32),
+    "vgg16": (thinned("vgg.vgg16", 32), 224),
+    "inceptionv3": (thinned("inceptionv3.inceptionv3", 16), 75),
+    "inceptionv4": (thinned("inceptionv4.inceptionv4", 32), 75),
+    "resnet50": (thinned("resnet.resnet50", 16), 33),
+    "densenet121": (thinned("densenet.densenet121", 8), 32),
     "bert": (small_bert, 0),
 }
 

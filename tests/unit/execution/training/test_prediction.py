@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pytorchcv.models.resnet import resnet152
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -191,6 +190,8 @@ def test_streaming_keeps_the_budget_and_beats_swapping_on_demand(name: str) -> N
 @pytest.mark.long
 def test_resnet_152_in_less_than_a_quarter_of_its_parameters() -> None:
     """Long: a network of real size."""
+    from pytorchcv.models.resnet import resnet152
+
     torch.manual_seed(0)
     model = resnet152()
     model.features.final_pool = nn.AdaptiveAvgPool2d(1)

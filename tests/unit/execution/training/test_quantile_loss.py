@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import mean_pinball_loss
 from torch.nn import functional as F
 
 from pg_tensile.errors import OptionError
@@ -38,6 +37,8 @@ def uneven(rows: int) -> Prepared:
 
 
 def test_the_loss_is_scikit_learns() -> None:
+    from sklearn.metrics import mean_pinball_loss
+
     rng = np.random.default_rng(0)
     outputs, target = rng.normal(size=(50, 3)), rng.normal(size=50)
     loss = with_quantiles(mean_loss, QUANTILES)(torch.from_numpy(outputs), torch.from_numpy(target))

@@ -42,8 +42,6 @@ def test_a_known_curve_is_found_again() -> None:
     curve = fit_curve(work, np.array([true_us(flops) for flops in work]), LAUNCH_US)
     for each in np.geomspace(1e4, 1e11, 50):
         assert float(curve.time_us(np.array(each))) == pytest.approx(true_us(each), rel=0.1)
-    assert SATURATED_AT / 1.5 < curve.saturation < SATURATED_AT * 1.5
-    assert float(curve.throughput(np.array(1e9))) == pytest.approx(RATE * 1e6, rel=0.1)
 
 
 def test_an_outlier_changes_little() -> None:
@@ -65,7 +63,6 @@ def test_time_never_falls_and_is_never_below_the_launch(points: list[tuple[float
     times = curve.time_us(np.geomspace(1, 1e17, 300))
     assert np.all(np.diff(times) >= -1e-6 * times[1:])
     assert np.all(times >= launch_us * (1 - 1e-9))
-    assert curve.work[0] <= curve.saturation <= curve.work[-1]
 
 
 def test_neighbours_that_fall_are_averaged() -> None:

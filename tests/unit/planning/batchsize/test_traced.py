@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorchcv.models import resnet_cifar
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +25,7 @@ from pg_tensile.planning.batchsize.traces import SIZES, BatchLaw, BatchTraces
 from pg_tensile.planning.trace.trace import Strings, Trace
 from tests.examples import examples
 from tests.unit.rows import every_type
-from tests.unit.zoo import thin
+from tests.unit.zoo import thinned
 
 SPEC = StepSpec(F.cross_entropy, OptimizerSpec("adamw", 1e-3), returns_outputs=True)
 
@@ -52,7 +51,7 @@ MODELS: dict[str, Callable[[], Callable[[int], Trace]]] = {
     "mlp": lambda: ours({"type": "mlp", "hidden": [16, 8], "norm": "batch", "dropout": 0.1}),
     "transformer": lambda: images(transformer(), 8),
     "cnn": lambda: images(models_cnn(), 12),
-    "resnet": lambda: images(thin(resnet_cifar.resnet20_cifar10(), 4), 32),
+    "resnet": lambda: images(thinned("resnet_cifar.resnet20_cifar10", 4)(), 32),
 }
 
 

@@ -52,7 +52,7 @@ def test_without_events_what_is_dead_goes():
         state + 13, state + 13 + a, state + a + b, state + a + b, state + a + b + c, state + a + b + c + d,
         state + a + c + d + e, state + c + e, state + c, state + c,
     ]  # fmt: skip
-    assert sequence.final_state == sequence.boundary == Boundary(frozenset({W, F, S}), frozenset())
+    assert sequence.boundary == Boundary(frozenset({W, F, S}), frozenset())
 
 
 def test_a_swap_out_frees_at_its_deadline_and_a_swap_in_counts_from_its_trigger():
@@ -139,7 +139,7 @@ def test_outputs_that_are_not_wanted_count_in_their_step_only():
 def test_a_tensor_off_the_device_between_iterations_comes_before_its_first_use():
     plan = Plan.build([Event(IN, W, 0, 1), Event(OUT, W, 1, 2), Event(IN, W, 5, 7), Event(OUT, W, 8, 8)])
     sequence = AccessSequence(chain(), plan)
-    assert sequence.boundary == sequence.final_state == Boundary(frozenset({F, S}), frozenset({W}))
+    assert sequence.boundary == Boundary(frozenset({F, S}), frozenset({W}))
     assert residency(sequence, W) == [(1, 2), (6, 8)]
     assert sequence.copies.event.tolist() == [0, 2, 3]  # nothing has written it before the first swap-out
 
@@ -170,7 +170,7 @@ def test_what_must_be_there_at_the_end_comes_in_passively():
 def test_a_sequence_with_a_problem_tells_nothing_else():
     sequence = AccessSequence(chain(), Plan.build([Event(RELEASE, A, 3, 3)]))
     assert sequence.problem and sequence.problem.operator == 6
-    for name in ("steps", "footprint", "interval_first", "copies", "final_state", "scratch_bytes", "host_copies"):
+    for name in ("steps", "footprint", "interval_first", "copies", "scratch_bytes", "host_copies"):
         with pytest.raises(InvalidPlanError):
             getattr(sequence, name)
     with pytest.raises(InvalidPlanError):
@@ -192,7 +192,6 @@ def check(trace: Trace, plan: Plan, begin: Boundary | None = None, passive: bool
     assert sequence.problem is None
     assert sequence.steps.tolist() == expected.steps
     assert sequence.footprint.tolist() == expected.footprint
-    assert sequence.final_state == expected.final
     assert sequence.copies.event.tolist() == sorted(expected.copies)
     done = oracle.perform(trace, plan, sequence.actions(), sequence.steps.tolist(), begin or sequence.boundary)
     assert done.footprint == expected.footprint

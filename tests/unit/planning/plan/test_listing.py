@@ -1,4 +1,4 @@
-"""Traces and plans as text: what a listing shows of an iteration, and the difference between two plans."""
+"""Traces and plans as text: what a listing shows of an iteration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.listing import plan_difference, plan_listing
+from pg_tensile.planning.plan.listing import plan_listing
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
@@ -64,15 +64,6 @@ def test_every_plan_has_a_listing_with_all_operators_and_events(data: st.DataObj
 def test_operators_stand_in_the_plans_order_by_their_captured_numbers(trace: Trace, random) -> None:
     order = random_order(random, trace)
     assert operators(plan_listing(trace, Plan.build([], order=order))) == order
-
-
-def test_a_difference_has_the_events_that_one_plan_has_and_the_other_has_not() -> None:
-    old = Plan.build([Event(OUT, A, 2, 3), Event(IN, A, 4, 6)], 1)
-    new = Plan.build([Event(OUT, A, 2, 3), Event(IN, A, 3, 6)], 2)
-    lines = plan_difference(chain(), old, new).splitlines()
-    assert lines[:2] == ["--- plan 1", "+++ plan 2"]
-    assert lines[3:] == ["-after 4: swap in a, 20 B, needed by 6", "+after 3: swap in a, 20 B, needed by 6"]
-    assert plan_difference(chain(), old, old) == ""
 
 
 @given(traces())

@@ -30,7 +30,7 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simu
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.examples import examples
 from tests.unit.executing import FAST, recorded, same
-from tests.unit.graphs import random_trace
+from tests.unit.graphs import live_tensors, random_trace
 from tests.unit.handmade import network, trace_of
 from tests.unit.zoo import NAMED
 
@@ -301,10 +301,11 @@ def test_nothing_goes_while_something_older_stays_or_while_there_is_room(random)
         """Operators since it was used last, in this iteration or the one before."""
         return next(back for back in range(1, count + 1) if tensor in used[(operator - back) % count])
 
+    sequence = AccessSequence(trace, plan)
     for gap in {event.trigger for event in plan.events if event.kind == OUT}:
         operator = (gap + 1) % count
         gone = [event.tensor for event in plan.events if event.kind == OUT and event.trigger == gap]
-        there = memory.live_tensors(trace, plan, operator).tolist()
+        there = live_tensors(sequence, operator)
         stays = [
             t for t in there if trace.tensor_bytes[t] and t not in used[operator] and trace.tensor_first[t] < count
         ]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
-from benchmarks.experiments.models import LSTMClassifier, bert
 from pg_tensile.errors import MeasurementError, OptionError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import GB, RTX_A6000
@@ -260,6 +259,8 @@ def test_blocks_are_the_units_of_a_networks_stages():
 
 
 def test_blocks_are_the_layers_of_a_transformer():
+    from benchmarks.experiments.models import bert  # imports transformers
+
     model: Any = bert(layers=3, width=64, vocabulary=50)
     assert blocks(model) == list(model.bert.encoder.layer)
 
@@ -272,6 +273,8 @@ def test_blocks_are_those_of_the_longest_sequence():
 
 
 def test_a_model_without_a_sequence_has_no_blocks():
+    from benchmarks.experiments.models import LSTMClassifier
+
     with pytest.raises(MeasurementError, match="no sequence of blocks"):
         blocks(LSTMClassifier(width=8))
     with pytest.raises(MeasurementError, match="no sequence of blocks"):

@@ -16,7 +16,6 @@ from pg_tensile.planning.policies.swapadvisor.allocation import (
     fitted,
     monotone,
     mutate,
-    pool_bytes,
     scattered,
     separate,
 )
@@ -25,6 +24,11 @@ from tests.unit.handmade import network, trace_of
 
 FOUR = np.array([1, 2, 3, 4])
 ONE, TWO = Allocation((0, 0, 0, 0), (4,)), Allocation((0, 1, 1, 1), (8, 1))  # of Figure 5, counted from 0
+
+
+def pool_bytes(sizes, allocation: Allocation) -> int:
+    """Return the bytes of all slots together."""
+    return int(class_sizes(sizes, allocation.classes) @ np.array(allocation.counts, np.int64))
 
 
 def check(sizes, allocation: Allocation, budget: int) -> None:

@@ -18,9 +18,10 @@ from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes, scattered
-from pg_tensile.planning.policies.swapadvisor.planner import decide, plan_swaps
+from pg_tensile.planning.policies.swapadvisor.planner import decide
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
@@ -32,6 +33,16 @@ from tests.unit.unrolled import unrolled
 READ, CREATE = Mode.READ, Mode.CREATE
 UNIT = replace(RTX_A6000, transfer_latency_us=0.0).with_link(1e6)  # a byte a µs
 BOTH_WAYS = replace(UNIT.with_link(2e8, 1e8, 0.7), transfer_latency_us=0.5, handover_us=0.25)
+
+
+def plan_swaps(
+    trace: Trace, profile, budget: int, allocation: Allocation | None = None, distance: float = 1.0
+) -> Plan | None:
+    """Return the planner's plan with times for its transfers; None if there is none within the budget."""
+    without_times = decide(trace, profile, budget, allocation, distance)
+    if without_times is None or footprint(trace, without_times).device_peak_bytes > budget:
+        return None
+    return schedule(AccessSequence(trace, without_times), profile, budget)
 
 
 def planned(trace: Trace, *asked, **more) -> Plan:
