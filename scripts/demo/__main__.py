@@ -71,7 +71,10 @@ def run() -> None:
         show(conn, FIRST_ROWS)
         cancel_leftovers(conn)
         console.rule("2. One statement trains a model")
-        console.print("It learns from 4,000 of the diamonds what price comes with a weight, cut, color and clarity.")
+        console.print(
+            "It learns from 4,000 of the diamonds what price comes with a weight, cut, color and clarity. The kind of"
+            " network is chosen by the columns: tabular is the one for tables."
+        )
         learn(conn)
         console.rule("3. Is it better than guessing?")
         console.print("Diamonds that it has not seen. The guess is the average price of the 4,000, for all of them:")

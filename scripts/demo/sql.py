@@ -45,7 +45,7 @@ TRAIN = {
     target => 'price', epochs => 4, batch_size => 2048{more})""",
     "digit": """('digit',
     'SELECT label::text, image FROM digits WHERE id <= 1500',
-    target => 'label', epochs => 8{more})""",
+    target => 'label', epochs => 30{more})""",
 }
 
 # During the training
