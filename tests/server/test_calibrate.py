@@ -73,9 +73,7 @@ def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until
 
 
 @pytest.mark.long
-def test_a_calibration_fits_into_a_small_device(
-    db: Connection, alter: Callable[..., None], wait_until: Wait
-) -> None:
+def test_a_calibration_fits_into_a_small_device(db: Connection, alter: Callable[..., None], wait_until: Wait) -> None:
     """Long: it measures for seconds."""
     alter({"pg_tensile.device_memory": "16MB"})
     job = calibrate(db, 3)

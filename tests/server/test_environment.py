@@ -186,9 +186,7 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
 
 
 @pytest.mark.long
-def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
-    db: Connection, wait_until: Wait, job_row: Row
-) -> None:
+def test_absurd_numbers_of_an_executor_fail_its_own_job_only(db: Connection, wait_until: Wait, job_row: Row) -> None:
     db.execute("DELETE FROM tensile.device_profiles")
     absurd = """
         from pyworker.children import memory

@@ -131,9 +131,7 @@ def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_unt
 
 
 @pytest.mark.long
-def test_a_hanging_executor_is_killed(
-    impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row
-) -> None:
+def test_a_hanging_executor_is_killed(impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row) -> None:
     """Takes seconds: the time-out of the executor passes."""
     alter({"pg_tensile.executor_timeout": "6s"})
     job = submit(impatient_db, "m", MLP, epochs=FOREVER)

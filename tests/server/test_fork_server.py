@@ -23,6 +23,7 @@ from tests.server.support import (
     phase,
     python_model,
     register,
+    settle,
     submit,
     value,
     worker_pid,
@@ -86,9 +87,20 @@ def test_jobs_and_sessions_fork_as_long_as_the_setting_says_so(
     wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
 
 
-def test_jobs_are_retried_when_the_fork_server_is_killed(
-    db: Connection, wait_until: Wait, job_row: Row
+def test_another_interpreter_is_tried_at_once_after_one_that_failed(
+    db: Connection, alter: Callable[..., None], wait_until: Wait
 ) -> None:
+    alter({"pg_tensile.python": "/bin/false"})
+    failed = submit(db, "m", **LASTING)
+    settle(db, wait_until, failed)
+    alter({"pg_tensile.python": None})
+    job = submit(db, "m2", **LASTING)
+    (executor,) = training(db, wait_until, job)
+    assert parent(executor) == fork_server(db)
+    cancel(db, job)
+
+
+def test_jobs_are_retried_when_the_fork_server_is_killed(db: Connection, wait_until: Wait, job_row: Row) -> None:
     """Their processes die with it; another one is started for them."""
     job = submit(db, "m", **LASTING)
     (executor,) = training(db, wait_until, job)
@@ -116,9 +128,7 @@ def test_a_new_controller_has_a_fork_server_of_its_own(db: Connection, wait_unti
     cancel(db, new)
 
 
-def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(
-    db: Connection, wait_until: Wait
-) -> None:
+def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(db: Connection, wait_until: Wait) -> None:
     """The supervisor kills its child itself; the leftovers that a test's cluster looks for are none."""
     job = submit(db, "m", **LASTING)
     (executor,) = training(db, wait_until, job)

@@ -77,9 +77,7 @@ def test_a_missing_database_is_logged_once(bare: Any, news: Callable[[], str], w
         conn.execute("DROP DATABASE later WITH (FORCE)")
 
 
-def test_a_database_without_connections_is_logged_once(
-    bare: Any, news: Callable[[], str], wait_until: Wait
-) -> None:
+def test_a_database_without_connections_is_logged_once(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:
     bare.alter({"pg_tensile.database": "template0"})
     wait_until(lambda: 'database "template0", which does not accept connections' in news())
     assert not re.search(FATAL, news())
