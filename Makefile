@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-recovery bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -91,10 +91,10 @@ build/rules.h: pg_tensile/rules.json
 	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 help:
-	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'
+	@echo 'make demo            set up, start a private server, learn the prices of diamonds, train two models at once'
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run the tests, but for the long ones'
-	@echo 'make test-long       the long ones, and the tests of the server with PostgreSQL 17'
+	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), and tests of the server with PostgreSQL 17'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make first-gpu-run   those, PyTorch'"'"'s sanitizer and short benchmarks on a GPU, and a page of the results'
 	@echo 'make first-gpu-run-server  jobs and the demo in a server on a GPU'
@@ -125,7 +125,6 @@ help:
 	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
 	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
 	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
-	@echo 'make bench-ranks    jobs of up to 512 ranks with and without memory plans, simulated; a quarter of an hour'
 	@echo 'make bench-parallel  one job on two ranks with a core each, beside one core and DistributedDataParallel; ten minutes'
 	@echo 'make bench-recovery  one job on two ranks: how soon it starts, and trains again after a rank or node has died'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
@@ -154,13 +153,14 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
-PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
+PYTEST = $(VENV_PYTHON) -m pytest -p tests.parts -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
 test: venv deploy lint emulator
-	@$(PYTEST) -m 'not long' tests
+	@$(PYTEST) $(if $(LONG_PART),--long-part $(LONG_PART),-m 'not long') $(if $(SUMMARY),--summary $(SUMMARY)) tests
 
-# What takes long: the tests that say so, and those of the server with another PostgreSQL.
+# What takes long: the tests that say so and more examples of property tests, in four parts, and the tests of the server
+# with another PostgreSQL.
 test-long: venv deploy emulator
-	@$(PYTEST) -m long tests
+	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
 	@$(MAKE) --no-print-directory test-major
 
 # Compile the emulated accelerator, which takes longer than a test may.
@@ -187,19 +187,17 @@ bench-gpu:
 test-docker: venv
 	@scripts/test_docker.sh
 
-# Without those of what works outside of the server, the same with every version: client, report, demo, documents, what
-# models and ranks compute, and the emulated accelerator, which would have to be compiled in each folder.
+# The tests of what is compiled differently for each version (csrc/compat.h)
 MAJOR = 17
-OF_ACCELERATORS = $(addprefix tests/server/test_,accelerator.py predict_device.py)
-TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top \
-	batch_size chosen_architectures compression evaluate pretrained ranks recipe search uncertainty)) $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
+OF_VERSIONS = catalogue explain_sessions feed launcher lineage predict security submit wait_for_job workers
+TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
 	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)
 
-# The newest versions, with the tests of tools and documents as well; those of the report need Chromium, which the
-# folders have not.
-test-majors: TESTS = $(filter-out tests/server/test_report.py $(OF_ACCELERATORS),$(wildcard tests/server/test_*.py))
+# The newest versions, with all tests of the server but for those of the report, which need Chromium, and of the emulated
+# accelerator, which would have to be compiled in each folder.
+test-majors: TESTS = $(filter-out $(addprefix tests/server/test_,report.py accelerator.py predict_device.py),$(wildcard tests/server/test_*.py))
 test-majors: venv
 	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(TESTS)'
 	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(TESTS)'
@@ -219,5 +217,5 @@ soak: venv deploy
 # Need no server. A run that was stopped goes on where it was.
 bench: venv
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-ranks bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
+bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

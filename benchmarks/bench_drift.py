@@ -1,6 +1,6 @@
 """`make bench-drift`: cost of counting rows for drift, in predictions.
 
-The model is the demo's MLP of bench_predict.py. The same server predicts with pg_tensile.drift_sample_rate 0, with its
+The model is the MLP of bench_predict.py. The same server predicts with pg_tensile.drift_sample_rate 0, with its
 default, with 0 again, and with 1, turn by turn in each round:
 
 - **one**, **eight**: busy sessions that predict single rows; the median, and with eight the predictor's CPU time of a

@@ -1,6 +1,6 @@
 """Speed of predictions with a trained model: one row at a time inside a session, and whole queries against a client.
 
-The model predicts the late arrival of the demo's flights, an MLP with embeddings, trained for one epoch, because speed
+The model predicts the late arrival of flights, an MLP with embeddings, trained for one epoch, because speed
 does not depend on the weights. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over
 the year's departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of the
 same size and discards the answers (its model is loaded beforehand). The join behind the rows is executed once for both.
@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from benchmarks import flights
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.tables import show_table
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from scripts.demo import data, sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -110,8 +110,7 @@ class Client:
 
 
 def set_up(conn: Connection) -> None:
-    data.load(conn)
-    conn.execute(sql.DEPARTURES)
+    flights.load(conn)
     conn.execute("CREATE TABLE rows AS SELECT * FROM departures")
     conn.execute("VACUUM ANALYZE rows")
     conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -196,7 +195,7 @@ def main() -> None:
         (name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
         for (name, median), seconds in zip(medians.items(), (inside, outside), strict=True)
     ]
-    show_table(f"{rows:,} rows through the demo's MLP", ("method", "median s", "best s", "rows/s"), lines)
+    show_table(f"{rows:,} rows through the flights' MLP", ("method", "median s", "best s", "rows/s"), lines)
     result = {
         "p50_us": round(p50, 1),
         "p99_us": round(p99, 1),

@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks import flights
 from benchmarks.scenarios import RESULTS as FOLDER
 from benchmarks.scenarios import Check, measured_on, print_checks, verdicts, write_document
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.tables import table
 from pg_tensile.tools.bench.report import machine, versions
 from scripts.cluster import Cluster
-from scripts.demo import data
 from scripts.ray_cluster import RayCluster
 
 RESULTS = FOLDER / "recovery-host.json"
@@ -67,7 +67,7 @@ class Site:
         self.cluster = cluster
         self._jobs = 0
         self.conn = cluster.connect()
-        data.load(self.conn)
+        flights.load(self.conn)
 
     def submit(self, ranks: Any = None) -> int:
         """Submit a job that trains until it is cancelled; return its number."""

@@ -1,6 +1,6 @@
 """`make bench-serving`: the predictor with several sessions, while it loads models, and on standbys.
 
-The model is the demo's MLP of bench_predict.py, whose single rows are predicted one after the other, timed in PL/pgSQL:
+The model is the MLP of bench_predict.py, whose single rows are predicted one after the other, timed in PL/pgSQL:
 
 - **sessions**: the median of one busy session and of eight, and the CPU time that sessions and predictor take for it;
 - **beside**: the 99th percentile of one session while others have the predictor load a model of 100 MB, load and plan

@@ -1,6 +1,6 @@
 """Training through the database against the same loop in plain PyTorch on arrays in memory, in the same run.
 
-The demo's late-arrival model: 300,000 flights of the three-table join, MLP [128, 64] with embeddings, AdamW, batches of
+The flights' late arrivals: 300,000 flights of the three-table join, MLP [128, 64] with embeddings, AdamW, batches of
 1024. A job's rate is that of whole epochs, by the time at which their metrics were committed, so it includes batches,
 steps, training metrics, progress, and checkpoints with their way into the catalogue. The plain loop runs in a process
 of its own, with the default threads of a job (all cores but one), on tensors of the same shapes and types, with a new
@@ -24,11 +24,11 @@ import psycopg
 import torch
 from torch import Tensor, nn
 
+from benchmarks import flights
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.tables import show_table
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
 from scripts.cluster import Cluster, child_python
-from scripts.demo import data, sql
 
 ROUNDS = 3
 EPOCHS = 6
@@ -114,8 +114,7 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
 def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {"job": [], "plain": [], "all": []}
     with cluster.connect() as conn:
-        data.load(conn)
-        conn.execute(sql.DEPARTURES)
+        flights.load(conn)
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         architecture = {"type": "mlp", "hidden": HIDDEN, "embedding": EMBEDDING}
         conn.execute("SELECT register_model('bench', %s)", (json.dumps(architecture),))
@@ -138,7 +137,7 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     titles = {"job": "a job in the database", "plain": "plain PyTorch", "all": "plain PyTorch on all cores"}
     lines = [(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}") for name, title in titles.items()]
-    show_table(f"training the demo's MLP, threads: {threads}", ("loop", "median rows/s", "best rows/s"), lines)
+    show_table(f"training the flights' MLP, threads: {threads}", ("loop", "median rows/s", "best rows/s"), lines)
     result = {
         "rows_per_s": round(medians["job"]),
         "plain_rows_per_s": round(medians["plain"]),

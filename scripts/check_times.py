@@ -2,9 +2,9 @@
 
     python -m scripts.check_times RESULTS.json --in before=../before --in after=. lint tests long
 
-Runs each phase in each clone, in the order given, in a control group of its own (see test_times.py), and adds a row to
-RESULTS.json as soon as it has ended. Rows that are there are not measured again, so a run that was stopped goes on where
-it was. `--rounds N` measures everything N times. A phase that fails ends the run.
+Runs each phase in each clone, in the order given, in a control group of its own (see control_group.py), and adds a row
+to RESULTS.json as soon as it has ended. Rows that are there are not measured again, so a run that was stopped goes on
+where it was. `--rounds N` measures everything N times. A phase that fails ends the run.
 
 Columns: revision, clone, phase, round; wall (seconds); cpu (CPU seconds of all processes, detached ones included); idle
 (share of the machine's processor time that nothing used).
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.test_times import ControlGroup
+from scripts.control_group import ControlGroup
 
 PYTEST = ".venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q"
 PHASES = {
@@ -30,7 +30,7 @@ PHASES = {
     "lint": "rm -rf .mypy_cache .ruff_cache && make -s lint",
     "emulator": "git clean -qfdX tests/emulated && make -s emulator",
     "tests": f"make -s deploy && {PYTEST} -m 'not long' tests",
-    "long": f"make -s deploy && {PYTEST} -m long tests",
+    "long": f"make -s deploy && {PYTEST} --hypothesis-profile long -m long tests",
     "major": "make -s test-major",
     "image": "make -s test-docker",
     "make test": "make -s test",

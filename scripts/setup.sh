@@ -73,7 +73,14 @@ missing_packages() {
     fi
 }
 
-apt_install() { as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get install -y -q --no-install-recommends "$@"; }
+# apt-get shows percentages on a terminal. A log gets lines: how much there is to fetch, then package by package.
+quiet=()
+[ -t 1 ] || quiet=(-q)
+
+apt_install() {
+    as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 \
+        apt-get install -y "${quiet[@]}" --no-install-recommends "$@"
+}
 
 # Debian creates and starts a cluster named "main" with the first server package; we need none, so it is told not to.
 without_main_cluster() {
@@ -98,7 +105,7 @@ install_packages() {
     [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
         die "these Debian packages are missing, and installing them needs root or sudo: $*" "run as root: apt-get install $*"
     say "installing the Debian packages $*"
-    as_root apt-get update -q || say "apt-get update failed; trying with the package lists that are there"
+    as_root apt-get update "${quiet[@]}" || say "apt-get update failed; trying with the package lists that are there"
     if server_runs "$major" && apt-get -s install --no-install-recommends "$@" | grep -q "^Inst postgresql-$major \["; then
         die "installing $* would upgrade postgresql-$major and restart the server that runs" "when that suits you, run: apt-get install $*"
     fi
@@ -114,7 +121,7 @@ if [ -e /etc/postgresql-common/createcluster.conf.before-pg_tensile ]; then
 fi
 major=$(pg_major)
 if [ -z "$major" ] && command -v apt-get >/dev/null; then
-    as_root apt-get update -q || true
+    as_root apt-get update "${quiet[@]}" || true
     major=$(pg_major)
 fi
 [ -n "$major" ] || die "no PostgreSQL is installed, and apt knows none" "is this machine connected to a network? PG_CONFIG=… names a server elsewhere"
@@ -155,6 +162,40 @@ venv_folder() {
     fi
 }
 
+# Lines of pip's output, as short as a log wants them.
+summary_of_pip() {
+    local line commas
+    while IFS= read -r line; do
+        if [[ $line =~ (Downloading|Using cached)\ ([^ ]+)\ \(([0-9.]+\ [MG]B)\) ]]; then
+            say "${BASH_REMATCH[1]} ${BASH_REMATCH[2]##*/} (${BASH_REMATCH[3]})"
+        elif [[ $line =~ ^Processing\ (.*\.whl) ]]; then
+            say "Using ${BASH_REMATCH[1]##*/} ($(du -shL "${BASH_REMATCH[1]}" 2>/dev/null | cut -f1)B)"
+        elif [[ $line == "Installing collected packages: "* ]]; then
+            commas=${line//[!,]/}
+            say "unpacking $((${#commas} + 1)) packages"
+        fi
+    done
+}
+
+# On a terminal, pip shows a bar for each package; in a log, there is a line for each of a megabyte or more. Its warnings
+# are about indexes and folders that the machine's configuration names. Bytecode is made afterwards, by all cores.
+pip_install() {
+    local pip=("$1/bin/python" -m pip install --disable-pip-version-check --no-compile --use-pep517 -r "$2")
+    {
+        if [ -t 1 ]; then "${pip[@]}"; else "${pip[@]}" --progress-bar off | summary_of_pip; fi
+    } 2> >(grep -v '^WARNING: ' >&2)
+}
+
+# Say how large a folder has become, every ten seconds in which it has grown: pip is silent while it unpacks.
+watch_folder() {
+    local size last=
+    while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        size=$(du -sm "$1" | cut -f1)
+        [ "$size" = "${last:-$size}" ] || say "$size MB are in .venv"
+        last=$size
+    done
+}
+
 make_venv() {
     local folder=$1
     if [ "$folder" != "$clone/.venv" ]; then
@@ -166,9 +207,18 @@ make_venv() {
         rm .venv
     fi
     from_system_python "$folder" || /usr/bin/python3 -m venv --clear "$folder"
-    say "installing the Python packages of ${requirements[-1]} into .venv (torch is large; only the first time)"
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --use-pep517 -r "${requirements[-1]}" ||
-        die "pip could not install ${requirements[-1]}" "is this machine connected to a network?"
+    say "installing the Python packages of ${requirements[-1]} into .venv, which takes minutes, but only the first time"
+    say "the largest is torch: 0.2 GB to fetch if it is built for the CPU, with CUDA several GB"
+    watch_folder "$folder" &
+    local watcher=$! status=0
+    pip_install "$folder" "${requirements[-1]}" || status=$?
+    if [ $status = 0 ]; then
+        # The server's user could not write it later. As with pip, what cannot be compiled is left as it is.
+        say "compiling them to bytecode"
+        "$folder/bin/python" -m compileall -q -j 0 "$folder"/lib/python3*/site-packages >/dev/null 2>&1 || true
+    fi
+    kill $watcher 2>/dev/null || true
+    [ $status = 0 ] || die "pip could not install ${requirements[-1]}" "is this machine connected to a network?"
     chmod -R go+rX "$folder"
     stamp "${requirements[@]}" >"$folder/$stamp_name"
 }

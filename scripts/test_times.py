@@ -2,9 +2,10 @@
 
 Each process of the run (each worker of xdist) moves itself into a control group of its own, which everything that it
 starts inherits, servers that have detached themselves included. It appends a line of JSON for each test to
-FOLDER/<worker>.jsonl:
+FOLDER/<worker>.jsonl, which `python -m scripts.test_times FOLDER` turns into tables:
 
     test     node id; "collection" for what comes before the first test
+    long     whether it has the mark of long tests
     wall     seconds, of its set-up and tear-down too
     own      CPU seconds of the process of the tests, its threads included
     others   CPU seconds of servers, jobs and all other processes in the group
@@ -14,48 +15,17 @@ Needs root and control groups, version 1 (cpuacct) or 2. The tests that run do n
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-class ControlGroup:
-    """A new control group that counts the CPU time of its processes.
-
-    name: one level below the root of the hierarchy. Raises OSError without the rights or a hierarchy.
-    """
-
-    def __init__(self, name: str) -> None:
-        first = CGROUPS / "cpuacct"
-        self.folder = (first if first.is_dir() else CGROUPS) / name
-        self.folder.mkdir()
-
-    def enter(self) -> None:
-        """Move this process into the group."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-
-    def cpu_seconds(self) -> float:
-        usage = self.folder / "cpuacct.usage"
-        if usage.exists():
-            return int(usage.read_text()) / 1e9
-        fields = dict(line.split() for line in (self.folder / "cpu.stat").read_text().splitlines())
-        return int(fields["usage_usec"]) / 1e6
-
-    def remove(self) -> None:
-        """Remove the group. Processes that are left in it move to the group above."""
-        parent = self.folder.parent / "cgroup.procs"
-        for pid in (self.folder / "cgroup.procs").read_text().split():
-            try:
-                parent.write_text(pid)
-            except ProcessLookupError:
-                continue
-        self.folder.rmdir()
+from scripts.control_group import ControlGroup
 
 
 class Recorder:
@@ -67,11 +37,12 @@ class Recorder:
         self.last = (time.perf_counter(), time.process_time(), group.cpu_seconds())
         self.first = True
 
-    def record(self, test: str) -> None:
+    def record(self, test: str, long: bool = False) -> None:
         now = (time.perf_counter(), time.process_time(), self.group.cpu_seconds())
         wall, own, everything = (b - a for a, b in zip(self.last, now, strict=True))
         self.last = now
-        row = {"test": test, "wall": round(wall, 4), "own": round(own, 4), "others": round(max(everything - own, 0), 4)}
+        times = {"wall": wall, "own": own, "others": max(everything - own, 0)}
+        row = {"test": test, "long": long} | {name: round(value, 4) for name, value in times.items()}
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -80,7 +51,7 @@ class Recorder:
         self.record("collection" if self.first else "between tests")
         self.first = False
         result = yield
-        self.record(item.nodeid)
+        self.record(item.nodeid, item.get_closest_marker("long") is not None)
         return result
 
     def pytest_unconfigure(self) -> None:
@@ -103,3 +74,43 @@ def pytest_configure(config: pytest.Config) -> None:
     group = ControlGroup(f"pg_tensile-{worker or 'main'}-{os.getpid()}")
     group.enter()
     config.pluginmanager.register(Recorder(folder.resolve() / f"{worker or 'main'}.jsonl", group))
+
+
+# ---- tables of a run -------------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of all workers."""
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def by_file(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Return file, number of tests, and sums of wall, own and others, the largest CPU time first."""
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        total = sums.setdefault(row["test"].split("::")[0], [0, 0.0, 0.0, 0.0])
+        for index, value in enumerate((1, row["wall"], row["own"], row["others"])):
+            total[index] += value
+    files = [[file, int(count), *(round(value, 1) for value in times)] for file, (count, *times) in sums.items()]
+    return sorted(files, key=lambda row: -(row[3] + row[4]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print the times of a run as a table, by file and by test.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--files", type=int, default=40)
+    parser.add_argument("--tests", type=int, default=40)
+    arguments = parser.parse_args()
+    rows = rows_of(arguments.folder)
+    files = by_file(rows)
+    total = ["all", *(round(sum(column), 1) for column in zip(*(row[1:] for row in files), strict=True))]
+    print("| file | tests | wall | own CPU | others' CPU |\n| --- | --- | --- | --- | --- |")
+    for row in [total, *files[: arguments.files]]:
+        print(f"| {' | '.join(map(str, row))} |")
+    print("\n| test | wall | own CPU | others' CPU |\n| --- | --- | --- | --- |")
+    for row in sorted(rows, key=lambda row: -(row["own"] + row["others"]))[: arguments.tests]:
+        print(f"| {row['test']} | {row['wall']:.1f} | {row['own']:.1f} | {row['others']:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

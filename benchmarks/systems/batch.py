@@ -173,7 +173,7 @@ def memory_check(row: Row, asked: Asked) -> Check:
 
 
 class Digits(nn.Module):
-    """A network of the demo's kind."""
+    """A small network for scikit-learn's digits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""The demo: two models train at once inside a PostgreSQL of its own, from real tables, and are used in queries."""
+"""The demo: a PostgreSQL of its own learns the prices of diamonds, then trains two models at once in little memory."""

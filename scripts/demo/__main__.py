@@ -1,4 +1,4 @@
-"""The demo: two models train at once inside a PostgreSQL of its own, from real tables, and are used in queries.
+"""The demo: a PostgreSQL of its own learns the prices of diamonds, then trains two models at once in little memory.
 
     python -m scripts.demo [run | stop | remove]
 
@@ -17,23 +17,25 @@ import time
 
 import psycopg
 
-from pg_tensile.tools.cli.main import main as pg_tensile
 from scripts.cluster import REPOSITORY, Cluster, ClusterError
 from scripts.demo.data import load
 from scripts.demo.evaluation import evaluate
 from scripts.demo.screen import DemoError, console, print_notice, show
 from scripts.demo.server import DATABASE, ROLE, demo_folder, open_cluster, start_cluster
-from scripts.demo.sql import DEPARTURES, DIGITS, ROUTES, SAMPLE, YEAR
-from scripts.demo.training import cancel_leftovers, compare_weights, show_and_register, train_within
+from scripts.demo.sql import BY_CUT, DIGITS, FIRST_ROWS, ONE
+from scripts.demo.training import cancel_leftovers, compare_weights, learn, train_within
 
-
-def report(cluster: Cluster, job: int) -> None:
-    """Write a page about the job, its plan and its model."""
-    arguments = ["report", str(job), *address(cluster), "--evaluate", SAMPLE, "-o", str(cluster.folder / "report.html")]
-    console.print(f"\n.venv/bin/pg-tensile {shlex.join(arguments)}", soft_wrap=True, style="bold")
-    if pg_tensile(arguments) != 0:
-        raise DemoError("the report could not be made")
-    console.print("Open it in a browser: memory and link over one iteration, latencies, learning curves, evaluation.")
+INTRODUCTION = (
+    "A training keeps the results of a network's layers in memory until they are needed again. Where memory is short,"
+    " the server makes a plan for each training: which results are moved out and back in, or computed again, and when."
+    " The second model here reads images of handwritten digits."
+)
+TO_TRY = (
+    "SELECT *, predict('price', d)::int FROM diamonds d WHERE id > 53900 ORDER BY price / predict('price', d) LIMIT 5;",
+    "SELECT * FROM feature_importance('price', 'SELECT * FROM diamonds WHERE id > 53000');",
+    "SELECT model, ran_for, epochs, rmse, accuracy FROM tensile.job_history;",
+    "\\df *predict*",
+)
 
 
 def address(cluster: Cluster) -> list[str]:
@@ -51,39 +53,39 @@ def next_steps(cluster: Cluster) -> None:
         make += f" DEMO_DIR={shlex.quote(os.environ['DEMO_DIR'])}"
     console.print("\nNow it is your turn:", style="bold")
     console.print(f"  {sudo}{psql} {where}", soft_wrap=True)
-    console.print("    SELECT model, ran_for, epochs, accuracy, f1 FROM tensile.job_history;")
-    console.print("    SELECT predict_class('late_arrival', d), d.* FROM departures d LIMIT 5;")
-    console.print("    SELECT * FROM tensile.predictions;")
-    console.print("    \\df *predict*")
+    for statement in TO_TRY:
+        console.print(f"    {statement}", soft_wrap=True, markup=False)
     console.print(f"  {sudo}{shlex.quote(str(REPOSITORY))}/.venv/bin/pg-tensile top {where}", soft_wrap=True)
     console.print(f"  stop the server:        {make} demo-stop", soft_wrap=True)
     console.print(f"  remove it and its data: {make} demo-remove", soft_wrap=True)
 
 
 def run() -> None:
-    """Run the demo from the first table to the last prediction."""
+    """Run the demo from the table to the last prediction."""
     started = time.monotonic()
     cluster = start_cluster()
     with cluster.connect(DATABASE, ROLE) as conn:
         conn.add_notice_handler(print_notice)
+        console.rule("1. A table: 53,940 diamonds and their prices")
         load(conn)
-        console.rule("A model's training data is a query: three tables joined")
-        show(conn, DEPARTURES)
-        console.rule("Two models train at once, inside the server, in less memory than they need")
+        show(conn, FIRST_ROWS)
         cancel_leftovers(conn)
-        show_and_register(conn)
-        jobs = train_within(cluster, conn)
-        console.rule("How good is the model, by what does it predict, how sure may it be?")
-        console.print("December was kept out of the training.")
+        console.rule("2. One statement trains a model")
+        console.print("It learns from 4,000 of the diamonds what price comes with a weight, cut, color and clarity.")
+        learn(conn)
+        console.rule("3. Is it better than guessing?")
+        console.print("Diamonds that it has not seen. The guess is the average price of the 4,000, for all of them:")
         evaluate(conn)
-        report(cluster, jobs[0])
-        console.rule("The same two jobs without a plan")
+        console.rule("4. The model is a function in your queries")
+        show(conn, BY_CUT)
+        console.print("\nA diamond that is in no table:")
+        show(conn, ONE)
+        console.rule("5. Two models train at once, in less memory than they need")
+        console.print(INTRODUCTION)
+        jobs = train_within(cluster, conn)
+        console.print("\nThe same two trainings with all the memory, without a plan:")
         compare_weights(conn, jobs)
-        console.rule("Both models are now functions")
-        console.print("The ten routes that were late most often in December:")
-        show(conn, ROUTES)
-        show(conn, YEAR)
-        console.print("\nThe last 297 images of digits were kept out, too:")
+        console.print("\nOf 297 handwritten digits that were kept out:")
         show(conn, DIGITS)
     console.print(f"\nThe demo took {time.monotonic() - started:.0f} s.")
     next_steps(cluster)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from itertools import product
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ FIRST = 1 + PLAIN_ITERATIONS  # iterations without a replay: the first one is ve
 STEPS = FIRST + 3
 Batch = tuple[torch.Tensor, torch.Tensor]
 NAMES = ("convolutions", "attention", "lstm")
+# Every policy on one network, and one that swaps and one that recomputes on the others; the other pairs are long.
+SHORT = ("joint", "recompute_all")
 
 
 class Subject:
@@ -85,8 +88,13 @@ def train(executor: Executor, batches: list[Batch], learning_rate: float | None 
 # ---- every plan ----
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=[] if name == NAMES[0] or policy in SHORT else pytest.mark.long)
+        for name, policy in product(NAMES, POLICIES)
+    ],
+)
 def test_replays_change_no_bit(subject, open_executor, name, policy):
     job = subject(name)
     plan = planned(policy, job.captured.trace) if policy != "none" else NO_EVENTS

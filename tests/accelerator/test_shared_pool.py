@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
@@ -34,6 +35,9 @@ STEPS = 4
 # Of the least budget: blocks are multiples of 512 bytes, which is much for such small jobs, with gaps between them.
 CAPACITY = 1.35
 SCHEDULES = [("eager", 0), ("late_compute", 0), ("late_copies", 0), ("random", 1), ("random", 2)]
+POLICIES = ["none", "swap_all", "recompute_all"]
+# Each schedule once, and each policy; the other pairs are in the long tests.
+SHORT = {(schedule, "none") for schedule in SCHEDULES[:2]} | set(zip(SCHEDULES[2:], POLICIES, strict=True))
 MIB = 1 << 20
 
 
@@ -211,8 +215,18 @@ def batch(subject: Subject, step: int) -> tuple[list[torch.Tensor], list[torch.T
     return [x], [y]
 
 
-@pytest.mark.parametrize("policy", ["none", "swap_all", "recompute_all"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: f"{schedule[0]} {schedule[1]}")
+@pytest.mark.parametrize(
+    ("schedule", "policy"),
+    [
+        pytest.param(
+            schedule,
+            policy,
+            id=f"{schedule[0]} {schedule[1]}-{policy}",
+            marks=[] if (schedule, policy) in SHORT else pytest.mark.long,
+        )
+        for schedule, policy in product(SCHEDULES, POLICIES)
+    ],
+)
 def test_jobs_that_share_memory_compute_what_they_compute_alone(control, subjects, schedule, policy):
     """The fixture `checked` finds races, `Turns` checks at every operator that the registries fit the budget."""
     from tests.accelerator.leftovers import leftovers

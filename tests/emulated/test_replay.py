@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import A100_40GB
@@ -29,11 +29,11 @@ from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.recompute_all import plan as recompute_all
 from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import random_trace
 
 DEVICE = "emulated:0"
 MEMORY = 1 << 42
-KEPT = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 randoms = st.integers(0, 1 << 32).map(Random)  # those of hypothesis mostly draw small numbers
 
 
@@ -65,7 +65,7 @@ def some_size(random: Random) -> int:
 
 
 @given(random=randoms, limit=st.one_of(st.none(), st.integers(60, 600)))
-@settings(KEPT, max_examples=50)
+@examples(10, long=50, suppress=[HealthCheck.function_scoped_fixture])
 def test_any_order_of_allocations(random, limit):
     """Until the limit, in MiB, is too little even after free pages were given back."""
     begin()
@@ -140,7 +140,7 @@ def plan_of(policy: str, trace: Trace) -> Plan:
 
 
 @given(random=randoms, policy=st.sampled_from(["none", "swap_all", "recompute_all"]))
-@settings(KEPT, max_examples=100)
+@examples(15, long=100, suppress=[HealthCheck.function_scoped_fixture])
 def test_plans(random, policy):
     trace = scaled(random)
     plan = plan_of(policy, trace)
@@ -148,7 +148,7 @@ def test_plans(random, policy):
 
 
 @given(random=randoms, policy=st.sampled_from(["none", "swap_all", "recompute_all"]))
-@settings(KEPT, max_examples=100)
+@examples(15, suppress=[HealthCheck.function_scoped_fixture])
 def test_what_a_plan_is_granted_is_enough_and_the_tensors_peak_is_not(random, policy):
     """With the last page of each segment, which the margin has; pages are given back as often as is allowed."""
     trace = scaled(random)

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.compression.codec import COUNTED, WIDTHS, Codec, Launch, word_of
@@ -25,6 +25,7 @@ from tests.codec_cases import (
     pairwise,
     sparse_words,
 )
+from tests.examples import examples
 from tests.kernels.interpreter import interpreting
 
 CPU = torch.device("cpu")
@@ -53,8 +54,12 @@ def check_bytes(codec: Codec, width: int, raw: bytes) -> None:
     check_against_host(CudaCoder(CPU, LAUNCHES[-1]), CPU, codec, width, source)
 
 
-@all_codecs
-@all_widths
+# Runs take the interpreter long: two of their widths are in the long tests only.
+@pytest.mark.parametrize(
+    ("width", "codec"),
+    [pair for pair in product(WIDTHS, COUNTED) if pair not in product((2, 8), (Codec.RLE,))],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_bytes_of_short_chunks_are_the_hosts(interpreted, codec, width):
     interpreted(check_launch, LAUNCHES[-1], codec, width, SHORT_CASES)
 
@@ -83,13 +88,12 @@ def test_bytes_are_the_hosts(interpreted, launch, codec, width):
 any_codec = {"codec": st.sampled_from(COUNTED), "word_bytes": st.sampled_from([*WIDTHS, 16, 3])}
 
 
-@settings(max_examples=40, deadline=None)
 @given(**any_codec, raw=st.binary(max_size=400))
 def test_any_short_string_is_coded_as_by_the_host(interpreted, codec, word_bytes, raw):
     interpreted(check_bytes, codec, word_bytes, raw)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, long=30)
 @given(
     **any_codec,
     words=st.integers(0, 5000),

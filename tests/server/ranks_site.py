@@ -25,6 +25,7 @@ class Site:
 
     def submit(self, ranks: object, architecture: dict[str, Any] = MLP, **arguments: Any) -> int:
         options = {"ranks": ranks, **arguments.pop("options", {})} if ranks else arguments.pop("options", {})
+        arguments = {"policy": "joint"} | arguments
         return submit(self.conn, f"m{next(self._numbers)}", architecture, options=options, **arguments)
 
     def await_steps(self, job: int, more: int = 20) -> None:

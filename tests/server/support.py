@@ -25,12 +25,13 @@ ROWS = """
     FROM generate_series(1, 400) i
 """
 FOREVER = 1_000_000  # epochs
-SMALL_JOB: dict[str, Any] = {  # arguments of train_model; no number is left to the recipe
+SMALL_JOB: dict[str, Any] = {  # arguments of train_model; no number is left to the recipe, nothing to a plan
     "query": ROWS,
     "target": "y",
     "epochs": 2,
     "batch_size": 64,
     "learning_rate": 1e-3,
+    "policy": "none",
     "options": {},
 }
 SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
@@ -88,14 +89,14 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Register the model if there is an architecture, call train_model with small defaults and return the job.
 
-    `options` None: the function's default. Python models get policy "none": side effects of a captured model do not run
-    in every pass."""
+    `options` or `policy` None: the function's default. Policy "none" captures nothing, which takes most of a small
+    job's time, and side effects of a captured model do not run in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
-        if architecture["type"] == "python":
-            arguments = {"policy": "none"} | arguments
     arguments = SMALL_JOB | arguments
     options = arguments.pop("options")
+    if arguments["policy"] is None:
+        del arguments["policy"]
     if options is not None:
         every_epoch = {} if "early_stopping" in options else {"keep": "last"}
         arguments["options"] = Jsonb(every_epoch | options)

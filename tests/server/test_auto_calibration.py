@@ -127,7 +127,7 @@ def test_a_new_server_calibrates_itself(fresh_cluster: Callable[..., Any], wait_
         events = "SELECT reason, (details->>'kinds')::int FROM tensile.scheduler_log WHERE event = 'calibration'"
         models = value(conn, "SELECT kinds FROM tensile.latency_models")
         assert conn.execute(events).fetchall() == [("finished", models)]
-        finish(conn, submit(conn, "m", MLP))
+        finish(conn, submit(conn, "m", MLP, policy="joint"))
         assert value(conn, "SELECT torch FROM tensile.traces WHERE job <> %s", job) == version
         assert not any("PyTorch" in cause for _, cause in conn.execute(DUE).fetchall())
 

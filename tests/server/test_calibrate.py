@@ -90,7 +90,7 @@ def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> 
     query = "SELECT 1.5 * i AS a, i % 3 AS y FROM generate_series(1, 200) i"
     lines = db.execute("SELECT explain_training('m', %s, 'y')", (query,)).fetchall()
     assert any("predicted by calibrated models" in line for (line,) in lines)
-    job = submit(db, "m", query=query)
+    job = submit(db, "m", query=query, policy="joint")
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
     loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile.latencies l USING (job) WHERE job = %s"

@@ -54,7 +54,7 @@ def cancels(db: Connection, job: int, wait_until: Wait) -> None:
             lambda db, job: phase(db, job) == "loading",
             id="in one long call",
         ),
-        pytest.param({}, lambda db, job: steps(db, job) > 3, id="training"),
+        pytest.param({"policy": "joint"}, lambda db, job: steps(db, job) > 3, id="training"),
     ],
 )
 def test_cancel_a_job(

@@ -1,6 +1,6 @@
 """The demo as a newcomer runs it: twice in a row, then the commands that it suggests, then stop and remove.
 
-Long: the demo trains two models from real tables, twice.
+Long: the demo trains five models, twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 from scripts.cluster import Cluster
 from tests.repository import REPOSITORY
-from tests.unit.records import facts_in
 
 pytestmark = pytest.mark.long
 
@@ -56,54 +55,45 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
     folder = clusters_folder / "demo"
     first = demo(folder)
     try:
-        assert "336,776 flights" in first
-        assert 'NOTICE:  model "late_arrival" is registered with the architecture tabular' in " ".join(
-            first.split("\n")
-        )
-        assert first.count("late_arrival   3/3") == 2 and first.count("digit         24/24") == 2
-        assert len(table_rows(first, "model", 1)) == len(table_rows(first, "model", 2)) == 8  # events, operators
-        assert "The same, to the bit" in first
+        assert "Loaded the tables" in first
+        assert 'NOTICE:  model "price" is registered with the architecture tabular' in " ".join(first.split("\n"))
+        assert len(table_rows(first, "id")) == 5
+        # It is as good as the demo says: a fifth of the guess's error at most, and close to gradient boosting's.
+        _, _, guess, own = map(int, table_rows(first, "diamonds")[0])
+        assert 2500 < guess < 3500 and own < guess / 5
+        words = " ".join(first.split())
+        assert f"misses a price by ${own:,} on average, the guess by ${guess:,}" in words
+        boosted = re.search(r"gets \$([\d,]+) from the same rows", words)
+        assert boosted is not None and own < 1.2 * int(boosted[1].replace(",", ""))
+        cuts = table_rows(first, "cut")
+        assert len(cuts) == 5 and all(0.8 < int(said) / int(real) < 1.25 for _, _, real, said in cuts)
+        assert 5000 < int(first.splitlines()[first.splitlines().index("price") + 2]) < 12000
         # The first job takes much less memory than without a plan. The second may have ended by then.
-        late = table_rows(first, "model")[0]
-        assert late[0] == "late_arrival"
-        vanilla, planned, peak = (megabytes(cell) for cell in late[1:4])
-        assert vanilla > 50 and peak <= planned < 0.8 * vanilla and megabytes(late[4]) > 0
-        _, jobs, budget, granted = table_rows(first, "device")[0]
-        assert jobs in ("1", "2") and planned <= megabytes(granted) <= megabytes(budget) < vanilla
-        evaluated = dict(table_rows(first, "metric"))
-        assert int(evaluated["rows"]) > 20_000 and 0.6 < float(evaluated["roc_auc"]) < 0.8
-        compared = {name: values for name, *values in table_rows(first, "metric", 1)}
-        assert compared.keys() == {"roc_auc", "log_loss", "brier"}
-        for name, (own, other) in compared.items():
-            assert float(own) == pytest.approx(float(evaluated[name]), abs=1e-4) and 0.1 < float(other) < 0.8, name
-        frequencies = [int(row[1]) for row in table_rows(first, "predicted late, %")]
-        assert len(frequencies) == 10 and frequencies[0] < frequencies[-1]
-        importances = [float(row[1]) for row in table_rows(first, "feature")]
-        assert len(importances) == 6 and importances == sorted(importances, reverse=True) and importances[0] > 0
-        digests = [row[4] for row in table_rows(first, "job")]
+        trained = table_rows(first, "model")[0]
+        assert trained[0] == "price_2"
+        needed, planned, peak, moved = map(megabytes, trained[1:])
+        assert needed > 50 and peak <= planned < 0.7 * needed and moved > 0
+        assert "The same, to the bit" in first
+        digests = [row[3] for row in table_rows(first, "job")]
         assert len(digests) == 4 and digests[0] == digests[1] and digests[2] == digests[3]
-        routes = table_rows(first, "origin")
-        assert len(routes) == 10
-        shares = [int(row[3]) for row in routes]
-        assert shares == sorted(shares, reverse=True) and all(0 < share < 100 for share in shares)
-        images, read = (sum(int(row[i]) for row in table_rows(first, "digit")) for i in (1, 2))
+        images, read = map(int, table_rows(first, "images")[0])
         assert images == 297 and read > 0.85 * images
 
         second = demo(folder)
-        assert "Using the server of the last run" in second and "336,776 flights" not in second
+        assert "Using the server of the last run" in second and "Loaded the tables" not in second
 
-        page = (folder / "report.html").read_text("utf-8")
-        facts = facts_in(page)
-        assert facts["summary"]["saved_share"] > 0 and "<title>Job 5: late_arrival" in page
-        assert facts["evaluation"]["metrics"]["rows"] == 5000 and facts["evaluation"]["version"] == 3
-        assert len(facts["evaluation"]["calibration"]) == 10 and len(facts["evaluation"]["importance"]) == 16
         top = next(line.split() for line in second.splitlines() if "pg-tensile top" in line)
         done = subprocess.run([*top, "--once"], capture_output=True, text=True)
         assert done.returncode == 0 and "No open jobs" in done.stdout, done.stderr
         psql = next(line.strip() for line in second.splitlines() if line.strip().startswith("psql "))
-        query = "SELECT string_agg(DISTINCT deployed_version::text, ',') FROM tensile.models"
+        statements = [line.strip() for line in second.splitlines() if re.match(r"    (SELECT|\\df) ", line)][-4:]
+        assert len(statements) == 4
+        for statement in statements:
+            done = subprocess.run([*psql.split(), "-Atc", statement], capture_output=True, text=True)
+            assert done.returncode == 0 and done.stdout and not done.stderr, (statement, done.stderr)
+        query = "SELECT name, deployed_version FROM tensile.models ORDER BY name"
         done = subprocess.run([*psql.split(), "-Atc", query], capture_output=True, text=True)
-        assert done.stdout == "4\n", done.stderr
+        assert done.stdout == "digit|4\nprice|2\nprice_2|4\n", done.stderr
 
         assert "Stopped the server" in demo(folder, "stop")
         assert not Cluster(folder).processes()

@@ -1,8 +1,8 @@
 """The SQL examples of the documents, executed in order in a new database for each document; and the SQL reference
 agrees with the catalogue.
 
-The comment before a block says how it is treated (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
-demo, which are created here; statements that need the end of a job wait for it.
+The comment before a block says how it is treated (tests/documents.py). Some documents use a TABLE of the demo
+or of the benchmarks, which is created here; their statements that need the end of a job wait for it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from benchmarks import flights
 from scripts.demo import sql
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
@@ -24,13 +25,20 @@ from tests.pretrained import minilm
 from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
-WITH_FLIGHTS = {"README.md", "training.md"}
 BRIEF = {"README.md", "predictions.md"}  # of the others, jobs take minutes in all
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
+DIAMONDS = f"""
+    {sql.TABLES}
+    INSERT INTO diamonds
+        SELECT i, c, (ARRAY['Fair', 'Good', 'Ideal'])[1 + i % 3], (ARRAY['D', 'G', 'J'])[1 + i % 3 * i % 3],
+               (ARRAY['SI1', 'VS1'])[1 + i % 2], 4000 * c * c * (1 + i % 3)
+        FROM (SELECT i, 0.2 + i * 37 % 1000 / 500.0 AS c FROM generate_series(1, 600) i UNION ALL
+              SELECT i, 0.2 + i * 37 % 1000 / 500.0 FROM generate_series(52001, 52200) i) AS weights;
+"""
 FLIGHTS = f"""
-    {sql.TABLES} {sql.DEPARTURES}
+    {sql.TABLES} {flights.TABLES} {flights.DEPARTURES}
     INSERT INTO planes (tailnum, year, seats, engine)
         SELECT 'N' || i, 1990 + i, 100 + 10 * i, (ARRAY['Turbo-fan', 'Turbo-jet'])[1 + i % 2]
         FROM generate_series(0, 19) i;
@@ -51,6 +59,7 @@ FLIGHTS = f"""
                        options => '{{"task": "classification"}}');
     SELECT wait_for_job(1);
 """
+TABLES = {"README.md": DIAMONDS, "training.md": FLIGHTS}
 # Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
     *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
@@ -137,8 +146,8 @@ def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_
     examples: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-    if document.name in WITH_FLIGHTS:
-        for statement in statements(FLIGHTS):
+    if document.name in TABLES:
+        for statement in statements(TABLES[document.name]):
             conn.execute(statement.encode())
         examples = patient(document, conn, wait_until)
     for block in examples:

@@ -58,7 +58,7 @@ def test_dropping_the_extension_database_or_role_ends_a_running_job(
         db.execute("CREATE EXTENSION pg_tensile CASCADE")
     admin.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user")
     with cluster.connect("lab", user="alice") as alice:
-        job = submit(alice, "m", MLP, epochs=FOREVER, query=query)
+        job = submit(alice, "m", MLP, epochs=FOREVER, query=query, policy=None)
     with cluster.connect("lab") as db:
         wait_until(lambda: phase(db, job) == moment and (moment == "loading" or steps(db, job) > 3))
         worker, executor = worker_pid(db, job), executor_pid(db, job)
@@ -199,7 +199,7 @@ def test_absurd_numbers_of_an_executor_fail_its_own_job_only(db: Connection, wai
     assert (row["state"], row["sqlstate"]) == ("failed", "22023")
     assert 'device "cpu" cannot have' in row["error"]
     assert value(db, "SELECT count(*) FROM tensile.device_profiles") == 0
-    honest = submit(db, "honest", MLP)
+    honest = submit(db, "honest", MLP, policy="joint")
     assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
 
 

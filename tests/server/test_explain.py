@@ -153,7 +153,11 @@ def test_an_explanation_waits_for_memory_that_others_need(
 def test_an_explanation_counts_what_running_jobs_were_promised(db: Connection, wait_until: Wait) -> None:
     """Takes seconds: a job trains while another model is explained."""
     job = submit(
-        db, "kept", {"type": "mlp", "hidden": [1024]}, epochs=FOREVER, batch_size=256, options={"max_slowdown": 1}
+        *(db, "kept", {"type": "mlp", "hidden": [1024]}),
+        epochs=FOREVER,
+        batch_size=256,
+        policy="joint",
+        options={"max_slowdown": 1},
     )
     wait_until(lambda: phase(db, job) == "training")
     least = value(db, "SELECT least_bytes + overhead_bytes FROM tensile.traces WHERE job = %s", job)

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.server.recording import Recorder, microseconds
 
 # -- every type ------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ for _name, _value in {
 
 
 @pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15, suppress=list(HealthCheck))
 @given(rows=ROWS)
 @example(rows=[])
 @example(rows=[tuple(EXTREMES), (None,) * len(TYPES)])

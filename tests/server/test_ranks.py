@@ -74,7 +74,7 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
 
 def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
     """Its numbers are those with which a job then begins."""
-    arguments = {key: given for key, given in SMALL_JOB.items() if key != "options"}
+    arguments = {key: given for key, given in SMALL_JOB.items() if key not in ("options", "policy")}
     register(idle.conn, "explained", MLP)
     explanation = explained(idle.conn, "explained", options={"ranks": [1, 3], "keep": "last"}, **arguments)
     addresses = [idle.ray.node_address(number) for number in range(2)]

@@ -10,12 +10,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import TensileError
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
+from tests.examples import examples
 from tests.server.refusals import refused
 from tests.server.support import Connection, value
 
@@ -97,16 +98,13 @@ def agreed(conn: Connection, function: str, check: Callable[[Any], None], text: 
     return server
 
 
-RANDOM = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@RANDOM
+@examples(50, long=400, suppress=[HealthCheck.function_scoped_fixture])
 @given(architecture=architectures())
 def test_random_architectures(db: Connection, architecture: Any) -> None:
     agreed(db, "_check_architecture", check_architecture, json.dumps(architecture))
 
 
-@RANDOM
+@examples(50, long=400, suppress=[HealthCheck.function_scoped_fixture])
 @given(options=st.one_of(*[objects(OPTIONS)] * 9, ANYTHING))
 @example(options={"search_time": [2.1255059605588164e-124]})  # jsonb prints it with all zeros
 def test_random_options(db: Connection, options: Any) -> None:

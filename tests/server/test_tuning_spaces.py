@@ -7,11 +7,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from pyworker.children.tuner import suggest
+from tests.examples import examples
 from tests.server.support import Connection, value
 
 TYPES = ("tabular", "mlp", "cnn", "transformer", "pretrained", "import", "python", "svm")
@@ -38,7 +39,7 @@ SPACES = st.builds(
 @example(space={"hidden": {"low": 4, "high": 64, "log": True}}, type="mlp", seed=0)
 @example(space={"architecture": ["mlp", "tabular"], "hidden": [64, 128]}, type="cnn", seed=1)
 @example(space={"dim": [8, 12], "heads": [2, 8]}, type="transformer", seed=2)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, long=150, suppress=[HealthCheck.function_scoped_fixture])
 def test_accepted_spaces_give_valid_trials(db: Connection, space: dict[str, Any], type: str, seed: int) -> None:
     try:
         db.execute("SELECT tensile._check_space(%s, %s)", (Jsonb(space), type))

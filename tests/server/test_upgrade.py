@@ -150,17 +150,17 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
 def fill(conn: Connection, cluster: Any) -> None:
     """Train two versions of a model, and a regression as an ordinary role; leave a failed and a cancelled job."""
     for seed in (0, 1):
-        job = submit(conn, "kept", MLP if seed == 0 else None, seed=seed, epochs=3, options=None)
+        job = submit(conn, "kept", MLP if seed == 0 else None, seed=seed, epochs=3, options=None, policy=None)
         assert value(conn, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
     conn.execute("SELECT grant_model('kept', 'alice')")
     with cluster.connect(user="alice") as alice:
-        job = submit(alice, "alices", MLP, query=NUMBERS, options=None)
+        job = submit(alice, "alices", MLP, query=NUMBERS, options=None, policy=None)
         assert value(alice, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
     query = "SELECT i AS x, 1 / (i - 3) AS y FROM generate_series(1, 9) i"
-    failed = submit(conn, "never", MLP, query=query, options=None)
+    failed = submit(conn, "never", MLP, query=query, options=None, policy=None)
     with pytest.raises(psycopg.errors.DivisionByZero):
         conn.execute("SELECT wait_for_job(%s, '5 min')", (failed,))
-    endless = submit(conn, "never", epochs=FOREVER, options=None)
+    endless = submit(conn, "never", epochs=FOREVER, options=None, policy=None)
     conn.execute("SELECT cancel_job(%s)", (endless,))
     assert value(conn, "SELECT wait_for_job(%s, '5 min')", endless) == "cancelled"
 
@@ -186,7 +186,7 @@ def test_an_upgrade_revokes_nothing(upgraded: Upgraded) -> None:
     """Role alice, not a member of tensile_user, trains as before: only the documented statements revoke that."""
     assert upgraded.warnings == ["PUBLIC may use pg_tensile as before"]
     with upgraded.cluster.connect(user="alice") as alice:
-        job = submit(alice, "alices", query=NUMBERS, epochs=1)
+        job = submit(alice, "alices", query=NUMBERS, epochs=1, policy=None)
         assert value(alice, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
 
 
@@ -233,6 +233,6 @@ def test_an_upgraded_model_trains_on(upgraded: Upgraded) -> None:
     conn = upgraded.conn
     latest = value(conn, "SELECT max(v.version) FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
                          " WHERE m.name = 'kept'")  # fmt: skip
-    job = submit(conn, "kept", epochs=1)
+    job = submit(conn, "kept", epochs=1, policy=None)
     assert value(conn, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
     assert value(conn, "SELECT version FROM tensile.jobs WHERE id = %s", job) == latest + 1

@@ -1,7 +1,8 @@
 """Ranks for tests: processes that execute a function together, and what they execute there.
 
-The processes stay, because importing PyTorch takes seconds; each call makes a process group of its own over a file. A
-collective that not all ranks take part in ends with an error of gloo after DEADLOCK_S.
+The processes stay, and are forked from one that has imported this module, because importing PyTorch takes seconds; each
+call makes a process group of its own over a file. A collective that not all ranks take part in ends with an error of
+gloo after DEADLOCK_S.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class Ranks:
     """Processes that are the ranks of a job, for one call after another; `close` ends them."""
 
     def __init__(self, most: int) -> None:
-        spawn = get_context("spawn")
-        pipes = [spawn.Pipe() for _ in range(most)]
+        server = get_context("forkserver")
+        server.set_forkserver_preload(["tests.unit.ranked_runs"])
+        pipes = [server.Pipe() for _ in range(most)]
         self._connections = [ours for ours, _ in pipes]
-        self._processes = [spawn.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
+        self._processes = [server.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
         for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
             theirs.close()

@@ -1,21 +1,14 @@
-"""Time of collectives on the links between the ranks of a job, before it has been measured.
+"""Time of collectives on the network between the ranks of a job, before it has been measured.
 
-A message of b bytes between neighbours takes α + β · b. All-reduces among N ranks:
-
-- *Ring*: every rank passes 2 (N − 1) messages of an N-th of the bytes to its neighbour, so that β counts
-  2 (N − 1) / N times the bytes, which no algorithm can undercut (Patarasuk and Yuan 2009; Thakur et al. 2005).
-- *Tree*: the bytes are reduced to a root, in packets, and sent back. Of two binary trees, each of which has half of the
-  bytes, a rank is an inner node of one only and uses its link in full (Sanders et al. 2009; in NCCL since 2.4). The
-  number of packets is the best one for the depth.
-- *Hierarchical*: reduce-scatter on a ring within each machine, all-reduces of the parts between machines, all-gather on
-  the ring within.
+A message of b bytes between neighbours takes α + β · b. In an all-reduce on a ring of N ranks, every rank passes
+2 (N − 1) messages of an N-th of the bytes to its neighbour, so that β counts 2 (N − 1) / N times the bytes, which no
+algorithm can undercut (Patarasuk and Yuan 2009; Thakur et al. 2005).
 
 The network is not known when a job starts; measured steps replace the estimate, as they do for all operators.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import NamedTuple
 
@@ -27,57 +20,14 @@ ALL_REDUCE = "pg_tensile.all_reduce_.default"  # begins; its last argument is th
 BUCKET = "aten.cat.default"  # makes a tensor of several gradients
 WAIT = "pg_tensile.wait_.default"  # ends those that have begun, in their order
 
-
-class Link(NamedTuple):
-    """A link between neighbours: α in µs, and 1 / β in bytes per second, in each of both directions at once."""
-
-    name: str
-    latency_us: float
-    bytes_per_s: float
-
-    def us(self, nbytes: float) -> float:
-        """Return the time in µs of a message of `nbytes`."""
-        return self.latency_us + nbytes / self.bytes_per_s * 1e6
+# of a message of TCP between neighbouring machines: at least 10 µs (Larsen et al. 2009), often several times that
+LATENCY_US = 25.0
+BYTES_PER_S = 1.25e9  # of Ethernet with 10 Gbit/s, in each of both directions at once
 
 
-# Rates are those of the standards and the vendors' data sheets in one direction, so that times are bounds from below;
-# PCIe has the rate of the device profiles. Latencies: of TCP between neighbouring machines at least 10 µs (Larsen et
-# al. 2009) and often several times that; of the others those of a hop of NCCL's rings with its protocol LL128
-# (src/graph/tuning.cc, hwLat: NET, NVLINK and PCI).
-ETHERNET_10 = Link("10G Ethernet", 25.0, 1.25e9)
-ETHERNET_100 = Link("100G Ethernet", 25.0, 12.5e9)
-INFINIBAND_400 = Link("400G InfiniBand", 4.0, 50e9)  # NDR
-NVLINK_4 = Link("NVLink 4", 1.9, 450e9)  # of an H100: 18 links, 900 GB/s in both directions together
-PCIE_4 = Link("PCIe 4", 2.5, 25e9)  # x16
-
-LINKS = {link.name: link for link in (ETHERNET_10, ETHERNET_100, INFINIBAND_400, NVLINK_4, PCIE_4)}
-
-
-def ring_us(nbytes: float, ranks: int, link: Link) -> float:
+def ring_us(nbytes: float, ranks: int) -> float:
     """Return the time in µs of an all-reduce of `nbytes` on a ring of `ranks`; 0 for a single one."""
-    return 2 * (ranks - 1) * link.us(nbytes / ranks)
-
-
-def tree_us(nbytes: float, ranks: int, link: Link) -> float:
-    """Return the time in µs of an all-reduce of `nbytes` on two binary trees of `ranks`; 0 for a single one.
-
-    k packets pass d levels of a tree in (d − 1 + k) (α + β · bytes / k), once up and once down.
-    """
-    levels = math.ceil(math.log2(ranks))
-    if not levels:
-        return 0.0
-    bare_us = nbytes / link.bytes_per_s * 1e6
-    packets = max(1.0, math.sqrt((levels - 1) * bare_us / link.latency_us))
-    return 2 * (levels - 1 + packets) * link.us(nbytes / packets)
-
-
-def hierarchical_us(nbytes: float, machines: int, devices: int, within: Link, between: Link) -> float:
-    """Return the time in µs of an all-reduce of `nbytes` among `machines` with `devices` each.
-
-    All devices of a machine share its link `between` machines, where the faster of ring and trees is taken.
-    """
-    outside = min(ring_us(nbytes, machines, between), tree_us(nbytes, machines, between))
-    return ring_us(nbytes, devices, within) + outside
+    return 2 * (ranks - 1) * (LATENCY_US + nbytes / ranks / BYTES_PER_S * 1e6)
 
 
 def with_network_us(trace: Trace, latency_us: Floats) -> Floats:
@@ -95,7 +45,7 @@ def with_network_us(trace: Trace, latency_us: Floats) -> Floats:
         now += us
         if operator in begins:
             nbytes, ranks = reduced_bytes(trace, operator), rank_count(trace, operator)
-            free = max(now, free) + ring_us(nbytes, ranks, ETHERNET_10)
+            free = max(now, free) + ring_us(nbytes, ranks)
             ends.append(free)
         elif operator in under_way:
             longer = max(0.0, ends.popleft() - now)

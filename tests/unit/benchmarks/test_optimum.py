@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from benchmarks.optimum.best import MOST_OPERATORS, TOLERANCE, Optimum, TraceTooLargeError, best
@@ -26,6 +26,7 @@ from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import dice, planned, random_trace
 from tests.unit.handmade import network, trace_of
 
@@ -251,7 +252,7 @@ def tiny_trace(random: Random, repeatable: bool) -> Trace:
 @pytest.mark.long
 @pytest.mark.parametrize("repeatable", [True, False])
 @given(random=dice(), part=st.sampled_from((0.0, 0.3, 0.7)))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_nothing_that_can_be_tried_is_faster(repeatable, random, part):
     least = None
     while least is None:
@@ -276,7 +277,6 @@ def linked(random: Random) -> DeviceProfile:
 
 
 @given(case=planned(), random=dice())
-@settings(max_examples=200, deadline=None)
 def test_no_plan_beats_the_bound_for_any_trace(case, random):
     trace, plan = case
     profile = linked(random)
@@ -290,7 +290,7 @@ def solved(trace: Trace, plan: Plan, profile: DeviceProfile, limit_s: float = 2.
 
 
 @given(case=planned(), random=dice())
-@settings(max_examples=150, deadline=None)
+@examples(20)
 def test_every_plan_is_a_solution_of_the_program_in_no_more_time(case, random):
     trace, plan = case
     assume(is_ordered(plan))
@@ -303,7 +303,7 @@ def test_every_plan_is_a_solution_of_the_program_in_no_more_time(case, random):
 
 
 @given(case=planned(8, 9), random=dice())
-@settings(max_examples=40, deadline=None)
+@examples(10)
 def test_no_plan_beats_the_program(case, random):
     trace, plan = case
     assume(is_ordered(plan))
@@ -313,7 +313,7 @@ def test_no_plan_beats_the_program(case, random):
 
 @pytest.mark.parametrize("policy", ["joint", "swap_all", "tensile", "recompute_all"])
 @given(random=dice(), part=st.floats(0, 1))
-@settings(max_examples=15, deadline=None)
+@examples(5, long=15)
 def test_no_policy_beats_the_bounds(policy, random, part):
     trace = random_trace(random, 12, 14)
     profile = linked(random)
@@ -330,7 +330,7 @@ def test_no_policy_beats_the_bounds(policy, random, part):
 
 
 @given(random=dice(), part=st.floats(0, 1))
-@settings(max_examples=15, deadline=None)
+@examples(5, long=15)
 def test_the_best_plan_is_valid_within_the_budget_and_as_fast_as_it_says(random, part):
     trace, profile = random_trace(random, 10, 12), linked(random)
     least = POLICIES["swap_all"]({0: trace}, profile, 0)[0]

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -25,6 +25,7 @@ from benchmarks.figures import plots, style
 from benchmarks.figures.points import front, method, right
 from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.options import PEERS
+from tests.examples import examples
 
 HOSTILE = (
     "$\\frac{1}{$_^",
@@ -80,7 +81,7 @@ def points(line: Any) -> list[tuple[float, float]]:
 # ---- the front ----
 
 
-@settings(derandomize=True, max_examples=300)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6))))
 def test_the_front_is_what_nothing_beats(found):
     def beats(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.optimize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
@@ -27,6 +27,7 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
 from tests.unit.handmade import network, trace_of
 
@@ -54,7 +55,7 @@ def linked(random: Random) -> DeviceProfile:
 
 
 @given(random=dice(), style=st.sampled_from((MIXED, SWAP_ALL, RECOMPUTE_ALL, Style(leave=0.2))))
-@settings(max_examples=300, deadline=None)
+@examples(40, long=300)
 def test_no_plan_is_faster(random: Random, style: Style) -> None:
     trace = random_trace(random, 16, 20)
     plan, profile = random_plan(random, trace, style), linked(random)
@@ -62,7 +63,7 @@ def test_no_plan_is_faster(random: Random, style: Style) -> None:
 
 
 @given(random=dice(), cuts=st.integers(1, 6), like=st.sampled_from((1.03, 1e9)), part=st.floats(0.2, 0.8))
-@settings(max_examples=40, deadline=None)
+@examples(10, long=40)
 def test_no_plan_is_faster_wherever_the_iteration_is_cut(random: Random, cuts: int, like: float, part: float) -> None:
     """Between a few cuts, many tensors lie alike."""
     trace, profile = random_trace(random, 24, 24), linked(random)
@@ -78,7 +79,7 @@ def test_no_plan_is_faster_wherever_the_iteration_is_cut(random: Random, cuts: i
 
 
 @given(random=dice())
-@settings(max_examples=60, deadline=None)
+@examples(10, long=60)
 def test_no_compressed_swap_is_faster(random: Random) -> None:
     """Codecs that move fewer bytes, but may take longer than the link."""
     trace = random_trace(random, 16, 20)
@@ -98,7 +99,7 @@ def test_no_compressed_swap_is_faster(random: Random) -> None:
     "policy", [pytest.param(name, marks=[pytest.mark.long] * (name == "swapadvisor")) for name in POLICIES]
 )
 @given(random=dice(), part=st.floats(0, 1))
-@settings(max_examples=20, deadline=None)
+@examples(10)
 def test_no_policy_is_faster(policy: str, random: Random, part: float) -> None:
     trace, profile = random_trace(random, 14, 16), linked(random)
     least = floor_bytes(trace)
@@ -313,7 +314,7 @@ def test_without_a_solution_the_weaker_bound_is_left(monkeypatch: pytest.MonkeyP
 
 
 @given(random=dice(), size=st.sampled_from((1e-6, 1e-3, 1.0)))
-@settings(max_examples=50, deadline=None)
+@examples(10, long=50)
 def test_wrong_dual_values_give_a_lower_bound_and_no_false_one(random: Random, size: float) -> None:
     trace, profile = random_trace(random, 16, 20), linked(random)
     least = floor_bytes(trace)

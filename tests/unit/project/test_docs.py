@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -22,6 +22,7 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from scripts.sqlstates import ERRORS, condition
 from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements
+from tests.examples import examples
 from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
 
@@ -147,7 +148,7 @@ def test_the_example_of_a_policy_shares_the_budget(example: Callable[..., Any]) 
 
 
 @given(trace=traces(most_operators=20, most_tensors=20))
-@settings(max_examples=60, deadline=None)
+@examples(10)
 def test_the_example_of_a_policy_holds_for_any_trace(example: Callable[..., Any], trace: Trace) -> None:
     least, vanilla = least_bytes(trace), footprint(trace).device_peak_bytes
     assert example({0: trace}, RTX_A6000, vanilla)[0] == NO_EVENTS

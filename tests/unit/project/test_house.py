@@ -85,6 +85,10 @@ def test_make_reports_missing_server_headers():
     assert make("help", "PG_CONFIG=/nonexistent/pg_config").returncode == 0
 
 
+def test_the_long_tests_have_more_examples():
+    assert "--hypothesis-profile long -m long tests" in make("-n", "test-long").stdout
+
+
 @pytest.mark.long
 def test_tests_that_need_a_gpu_are_not_collected_without_one_and_their_target_says_so(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -7,11 +7,12 @@ import math
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyworker import wire
 from pyworker.wire import Decoder, Frame, FrameType, ProtocolError, encode
+from tests.examples import examples
 
 json_values = st.recursive(
     st.none()
@@ -48,13 +49,11 @@ def decoded(data: bytes, cuts: list[int] | None = None) -> list[Frame]:
     return found
 
 
-@settings(deadline=None)
 @given(st.lists(frames, max_size=4), st.lists(st.integers(0, 70), max_size=60))
 def test_frames_arrive_however_the_stream_is_cut(sent: list[Frame], cuts: list[int]) -> None:
     assert decoded(stream(*sent), cuts) == sent
 
 
-@settings(deadline=None)
 @given(frames)
 def test_every_part_is_aligned_to_eight_bytes(frame: Frame) -> None:
     data = stream(frame)
@@ -65,7 +64,6 @@ def test_every_part_is_aligned_to_eight_bytes(frame: Frame) -> None:
     assert len(data) == 32 + header + payload
 
 
-@settings(deadline=None)
 @given(frames, st.data())
 def test_a_truncated_stream_yields_no_frame_and_is_noticed(frame: Frame, data: st.DataObject) -> None:
     whole = stream(frame)
@@ -75,7 +73,7 @@ def test_a_truncated_stream_yields_no_frame_and_is_noticed(frame: Frame, data: s
     assert not decoder.between_frames
 
 
-@settings(deadline=None, max_examples=300)
+@examples(40, long=300)
 @given(frames, st.data())
 def test_flipped_bits_are_a_frame_or_a_protocol_error_but_never_a_crash(frame: Frame, data: st.DataObject) -> None:
     damaged = bytearray(stream(frame))
@@ -85,7 +83,6 @@ def test_flipped_bits_are_a_frame_or_a_protocol_error_but_never_a_crash(frame: F
         decoded(bytes(damaged))
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=32, max_size=200).filter(lambda data: data[:4] != wire.MAGIC))
 def test_anything_but_a_frame_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="starts with"):

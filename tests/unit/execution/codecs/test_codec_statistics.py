@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.execution.codecs import host
@@ -44,7 +44,6 @@ def test_a_run_ends_with_its_row():
     assert measure(words).run_share * len(words) == pytest.approx(2)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     codec=st.sampled_from(COUNTED),
     width=st.sampled_from([1, 2, 4, 8]),

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import CodecError
@@ -48,7 +48,6 @@ def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> CodedChunk:
     return chunk
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     codec=st.sampled_from(CODING),
     word_bytes=st.sampled_from([1, 2, 4, 8, 16, 3]),
@@ -66,7 +65,6 @@ def test_every_bit_comes_back(codec, word_bytes, words, tail, zero_share, run_wo
         assert 0 < chunk.coded_bytes < len(raw) / 3
 
 
-@settings(max_examples=40, deadline=None)
 @given(codec=st.sampled_from(CODING), word_bytes=st.sampled_from([1, 2, 4, 8]), raw=st.binary(max_size=400))
 def test_every_short_string_comes_back(codec, word_bytes, raw):
     round_trip(codec, np.frombuffer(raw, np.uint8), word_bytes)
@@ -176,7 +174,6 @@ def test_chunks_lie_side_by_side():
             chunks(size, wrong)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     codec=st.sampled_from(COUNTED),
     width=st.sampled_from([1, 2, 4, 8]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.execution.data import calibration
@@ -29,7 +29,6 @@ def test_a_distortion_is_undone(scale: float, shift: float, labels: int) -> None
     assert result.calibrated_log_loss == pytest.approx(log_losses(logits, target).mean(), abs=1e-3)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1000), st.sampled_from([2, 3]), st.floats(0.1, 10.0), st.floats(-3.0, 3.0))
 def test_a_kept_calibration_never_raises_the_loss_on_its_rows(
     seed: int, labels: int, scale: float, shift: float

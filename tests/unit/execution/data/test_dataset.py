@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError, SpoolError
@@ -114,7 +114,6 @@ ELEMENTS = st.one_of(st.none(), st.floats(width=32, allow_nan=False))
 COLUMN = st.lists(st.one_of(st.none(), st.lists(ELEMENTS, max_size=4)), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(COLUMN, st.data())
 def test_chunks_of_arrays_keep_their_elements(values: list[list[float | None] | None], data: st.DataObject) -> None:
     rows = Rows({"a": ("float8[]", values), "y": ("int4", list(range(len(values))))})

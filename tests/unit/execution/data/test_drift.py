@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
@@ -48,7 +48,6 @@ def count(reference: Reference, *columns: list[float]) -> list[int]:
 
 
 @given(st.lists(ANY, min_size=2, max_size=60), st.lists(ANY, max_size=60))
-@settings(deadline=None)
 def test_every_number_is_in_one_bin(training: list[float], predicted: list[float]) -> None:
     reference = numbers(training)
     (histogram,) = reference.histograms

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -64,7 +64,6 @@ def values(result: Metrics) -> dict[str, Any]:
     return {name: value for name, value in result.to_json().items() if name not in ("samples", "loss")}
 
 
-@settings(deadline=None)
 @given(
     labels=st.sampled_from([0, 2, 3, 6]),
     rows=st.integers(1, 60),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
@@ -105,7 +105,6 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @example([1.7e308, 1.7e308, -1.7e308], None)
 @given(st.lists(NUMBERS, min_size=1, max_size=30), NUMBERS)
 def test_any_number_becomes_a_finite_feature(values: list[float | None], later: float | None) -> None:

@@ -9,12 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import ArchitectureError
 from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE, PretrainedFolder
 from pg_tensile.rules import check_architecture
+from tests.examples import examples
 from tests.pretrained import minilm, save_bert
 
 
@@ -53,7 +54,7 @@ PARTS = st.sampled_from(
 HOSTILE = st.lists(PARTS, min_size=1, max_size=6).map("/".join) | st.text(max_size=40)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@examples(100, suppress=[HealthCheck.function_scoped_fixture])
 @given(HOSTILE)
 def test_no_name_leads_outside(root: Path, name: str) -> None:
     try:

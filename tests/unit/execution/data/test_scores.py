@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
@@ -55,7 +55,6 @@ def test_scores_of_two_classes_are_those_of_the_second() -> None:
     assert result["roc_auc"] == sk.roc_auc_score(data.actual, data.probabilities[:, 1])
 
 
-@settings(deadline=None)
 @given(st.integers(2, 5), st.integers(1, 50), st.integers(0, 1000))
 def test_rankings_are_the_scores(labels: int, rows: int, seed: int) -> None:
     data = classified(labels, rows, seed)
@@ -131,7 +130,6 @@ def test_confusion_is_scikit_learns(labels: int) -> None:
     assert (matrix == sk.confusion_matrix(data.actual, data.predicted)).all()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 1000), st.booleans())
 def test_calibration_is_scikit_learns(rows: int, seed: int, rounded: bool) -> None:
     data = classified(2, rows, seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
@@ -17,6 +17,7 @@ from pg_tensile.execution.data import dataset
 from pg_tensile.execution.data.columns import Chunk
 from pg_tensile.execution.data.roles import FLAG
 from pg_tensile.execution.data.splits import Division, RandomDivision, described
+from tests.examples import examples
 from tests.unit.rows import Prepared, Rows
 
 SECOND = 1_000_000
@@ -53,7 +54,7 @@ TIMES = st.lists(
 ).filter(lambda times: len(set(times)) > 1)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(15)
 @example([5, 5, 5, 9], 0.2, 1)
 @example([3, 9, 9, 9], 0.2, 1)
 @given(TIMES, st.floats(0.01, 0.9), st.integers(0, 1000))
@@ -109,7 +110,7 @@ def same(value: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "values"), GROUPS, ids=[kind for kind, _ in GROUPS])
 def test_a_group_is_on_one_side_whatever_order_its_rows_come_in(kind: str, values: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=40, deadline=None)
+    @examples(10)
     @given(st.lists(values, min_size=2, max_size=60).filter(lambda v: len(set(map(same, v))) > 1), st.integers(0, 99))
     def check(groups: list[Any], seed: int) -> None:
         rows = rows_with("g", kind, groups)

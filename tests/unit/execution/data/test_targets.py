@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
@@ -25,7 +25,6 @@ def fitted(values: list[float], transform: str, validation: float = 0.0) -> Prep
 
 @pytest.mark.parametrize("transform", ["none", "log", "quantile", "auto"])
 def test_transforms_are_undone(transform: str) -> None:
-    @settings(max_examples=80, deadline=None)
     @given(NUMBERS.filter(lambda values: len(set(values)) > 1))
     def check(values: list[float]) -> None:
         prepared = fitted(values, transform)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -34,7 +34,6 @@ def row_numbers(prepared: Prepared) -> np.ndarray:
 LABELS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=3, max_size=40).filter(lambda y: len(set(y)) > 1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(LABELS, st.data())
 def test_weights_are_those_of_scikit_learn(labels: list[str], data: st.DataObject) -> None:
     balanced = data.draw(st.booleans(), "balanced")

@@ -57,8 +57,7 @@ def places(captured: Captured, target: str) -> list[int]:
 
 def ring_us(nbytes: float) -> float:
     """Return the time of an all-reduce by three ranks."""
-    link = collectives.ETHERNET_10
-    return 2 * 2 * link.latency_us + 2 * 2 / 3 * nbytes / link.bytes_per_s * 1e6
+    return 2 * 2 * collectives.LATENCY_US + 2 * 2 / 3 * nbytes / collectives.BYTES_PER_S * 1e6
 
 
 # ---- buckets ---------------------------------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ def machines() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.long
 def test_two_machines_train_as_one_does(ranks: Ranks, machines: tuple[str, str], tmp_path: Path) -> None:
+    """Long: two processes start anew, each in a network namespace."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "cable"}
     processes = [
         subprocess.Popen(

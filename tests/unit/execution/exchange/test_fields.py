@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import ModelFileError
 from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Inputs, Preprocessing, TokenLimits
 from pg_tensile.execution.exchange.fields import checked_preprocessing
+from tests.examples import examples
 from tests.unit.rows import every_type
 
 
@@ -74,7 +75,7 @@ OTHERS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@examples(40, long=300)
 @given(st.data())
 def test_a_changed_one_is_refused_or_can_be_applied(data: st.DataObject) -> None:
     value = copy.deepcopy(fitted(data.draw(st.sampled_from(KINDS))))

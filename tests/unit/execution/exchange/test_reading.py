@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import ModelFileError
@@ -42,7 +42,6 @@ def test_a_whole_file_is_read() -> None:
     assert ModelFile.read(file()).description["architecture"] == {"type": "mlp", "hidden": [4]}
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 255), st.sampled_from(["change", "cut", "insert", "append"]))
 def test_a_damaged_file_is_refused(place: int, other: int, damage: str) -> None:
     contents = file()
@@ -59,7 +58,6 @@ def test_a_damaged_file_is_refused(place: int, other: int, damage: str) -> None:
     assert caught.value.hint
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(contents: bytes) -> None:
     with pytest.raises(ModelFileError):

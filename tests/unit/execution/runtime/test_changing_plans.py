@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary
 from pg_tensile.planning.trace.trace import Kind
+from tests.examples import examples
 from tests.unit.executing import (
     FAST,
     EagerJob,
@@ -157,7 +158,7 @@ def test_a_change_from_before_sizes_were_corrected_is_made_right(corrected, aske
 # ---- random changes ----
 
 
-@settings(max_examples=500, deadline=None)
+@examples(60, long=500)
 @given(randoms)
 def test_no_transition_takes_more_than_the_plan_itself_at_any_step(random):
     """So a transition fits whenever the plan does, wherever the tensors are before it."""
@@ -198,7 +199,7 @@ class Sampling:
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 @given(randoms)
 def test_random_changes_of_plan_and_budget_change_no_bit_and_keep_to_the_larger_budget(random):
     realised = realise(with_learning_rate(random_trace(random)), random)

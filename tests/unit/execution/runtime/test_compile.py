@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import OutOfDeviceMemoryError
@@ -21,6 +21,7 @@ from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.unit.graphs import A, B, C, F, chain, random_plan, random_trace
 from tests.unit.realised import Realised, realise, with_learning_rate
 
@@ -39,7 +40,7 @@ def compiled(realised: Realised, plan: Plan = NO_EVENTS, delays_in_program: bool
     return compile_program(functions, sequence, host_arena(realised.trace, plan), delays_in_program)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(15)
 @given(randoms)
 def test_instructions_are_the_actions_one_for_one(random):
     realised, plan = draw(random)
@@ -50,7 +51,7 @@ def test_instructions_are_the_actions_one_for_one(random):
     assert all(i.delay_us == (delays[i.event] if i.event >= 0 else 0) for i in program.instructions)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(15)
 @given(randoms)
 def test_works_account_for_every_byte_of_the_footprint(random):
     realised, plan = draw(random)
@@ -69,7 +70,7 @@ def test_works_account_for_every_byte_of_the_footprint(random):
     assert resident.keys() == sequence.boundary.device
 
 
-@settings(max_examples=100, deadline=None)
+@examples(15)
 @given(randoms)
 def test_delayed_copies_keep_allocations_and_deadlines_where_they_are(random):
     realised, plan = draw(random)

@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +27,7 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.waterwave.groups import Group, groups_of, resting_bytes, step_bytes
+from tests.examples import examples
 from tests.unit.executing import FAST, plan_of
 from tests.unit.flowing import Flowing, alone, run_together
 from tests.unit.graphs import dice
@@ -84,7 +85,7 @@ def test_two_executors_interlock_within_the_budget(policy: str, monkeypatch: pyt
 
 
 @given(random=dice())
-@settings(max_examples=60, deadline=None)
+@examples(10)
 def test_groups_begin_before_memory_is_taken_for_their_steps(random: Random) -> None:
     """In a program, everything that a group's steps need is taken after the group begins, and what a job keeps between
     two groups is what the planner says."""

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
+from tests.examples import examples
 from tests.unit.executing import (
     opened,
     peak_of,
@@ -85,7 +86,7 @@ class Plainly:
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 @given(randoms)
 def test_random_graphs_in_random_turns_under_random_plans(random):
     whole = realise(with_learning_rate(random_trace(random)), random)

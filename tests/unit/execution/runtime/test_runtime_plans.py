@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import CaptureError, ExecutorError, InvalidPlanError
@@ -23,14 +23,12 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Kind, Trace
+from tests.examples import examples
 from tests.unit.graphs import mutate, random_plan, random_trace
 from tests.unit.oracle import Broken, perform
 from tests.unit.realised import Realised, Seen, Stops, execute_plainly, observable, realise, with_learning_rate
 
 FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
-MANY = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
 randoms = st.integers(0, 1 << 40).map(Random)  # much faster than st.randoms
 
 
@@ -93,7 +91,7 @@ def assert_same(seen: list[Seen], finals: dict[int, torch.Tensor], expected: lis
 
 
 @pytest.mark.long
-@MANY
+@examples(150, suppress=[HealthCheck.filter_too_much])
 @given(randoms)
 def test_every_valid_plan_computes_what_no_plan_computes(random):
     realised = draw(random)
@@ -113,7 +111,7 @@ def test_every_valid_plan_computes_what_no_plan_computes(random):
     device.close()
 
 
-@MANY
+@examples(40, long=150, suppress=[HealthCheck.filter_too_much])
 @given(randoms)
 def test_plans_change_between_iterations_without_changing_results(random):
     realised = draw(random)
@@ -142,7 +140,7 @@ def test_plans_change_between_iterations_without_changing_results(random):
 
 
 @pytest.mark.long
-@MANY
+@examples(150, suppress=[HealthCheck.filter_too_much])
 @given(randoms)
 def test_failures_anywhere_leave_the_state_of_before_or_say_so(random):
     realised = draw(random)
@@ -202,7 +200,7 @@ class Unchecked(AccessSequence):
 
 
 @pytest.mark.long
-@settings(MANY, max_examples=250)
+@examples(100, suppress=[HealthCheck.filter_too_much])
 @given(randoms)
 def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same(random):
     """Takes seconds: many plans are executed."""

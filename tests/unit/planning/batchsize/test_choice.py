@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BatchSizeError, OptionError
@@ -33,7 +33,6 @@ def saturating(size: int, half: float, stalls_from: float) -> float:
     return 1000 * size / (size + half) / max(1.0, size / stalls_from) ** 0.5
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 5000),
     half=st.floats(0.1, 200),

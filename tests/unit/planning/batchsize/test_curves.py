@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.batchsize.throughput import Curve, Curves, fit_curve, never_falling, work_of
@@ -57,7 +57,6 @@ def test_an_outlier_changes_little() -> None:
 samples = st.lists(st.tuples(st.floats(0, 1e15), st.floats(0, 1e9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
 @given(samples, st.floats(0, 100))
 @example([(0.0, 0.0)], 35.0)
 def test_time_never_falls_and_is_never_below_the_launch(points: list[tuple[float, float]], launch_us: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pytorchcv.models import resnet_cifar
 from torch import nn
@@ -24,6 +24,7 @@ from pg_tensile.execution.training.graphs import Sizes, capture_step
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.batchsize.traces import SIZES, BatchLaw, BatchTraces
 from pg_tensile.planning.trace.trace import Strings, Trace
+from tests.examples import examples
 from tests.unit.rows import every_type
 from tests.unit.zoo import thin
 
@@ -83,7 +84,7 @@ def assert_same(found: Trace, expected: Trace) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=4, deadline=None)
+@examples(3)
 @given(size=st.integers(SIZES[0], 300))
 def test_law_gives_the_trace_that_is_captured(name: str, size: int) -> None:
     trace, known = traced(name)

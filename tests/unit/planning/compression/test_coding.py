@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import InvalidPlanError, PlanError, TraceError
 from pg_tensile.planning.compression.codec import Codec
@@ -191,7 +191,6 @@ def test_while_both_lanes_are_busy_moving_slows_down_and_coding_does_not():
     assert weight.end_us - weight.start_us == pytest.approx(shared_us + size - shared_us / 2)
 
 
-@settings(max_examples=25, deadline=None)
 @given(traces())
 def test_a_coding_that_changes_nothing_changes_no_time(trace):
     coding = Coding.none(trace.tensor_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import MeasurementError
@@ -113,7 +113,6 @@ def test_averages_of_twins_are_closer_to_the_truth(draw):
     assert np.mean(ratios) < 0.6
 
 
-@settings(deadline=None)
 @given(st.integers(2, 30), st.sampled_from([1e9, 1e-2, -5.0, float("nan"), float("inf"), 1e300, 0.0]))
 def test_one_measurement_that_is_wrong_changes_nothing(index, wrong):
     averages = LatencyAverages([10.0])
@@ -122,7 +121,6 @@ def test_one_measurement_that_is_wrong_changes_nothing(index, wrong):
         assert averages.latency_us[0] == pytest.approx(10.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(anything, min_size=3, max_size=3), max_size=20))
 def test_averages_stay_finite_and_positive_whatever_the_clock_says(measured):
     averages = LatencyAverages([1.0, 2.0, 3.0])

@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
@@ -53,13 +53,11 @@ def test_what_was_measured_keeps_its_distance_from_the_prediction():
 
 
 @given(st.floats(0, 1), st.floats(-0.999 * SIMILAR, 0.999 * SIMILAR))
-@settings(max_examples=50, deadline=None)
 def test_what_was_measured_under_a_similar_load_stays_as_it_is(before, difference):
     assert (at(TRACE, before, before + difference) == TRACE.latency_us).all()
 
 
 @given(st.floats(-1, 2), st.floats(-1, 2), st.floats(-0.9, 3))
-@settings(max_examples=100, deadline=None)
 def test_more_load_makes_no_operator_faster(before, now, slope):
     latency = at(TRACE, before, now, slope)
     assert np.isfinite(latency).all()

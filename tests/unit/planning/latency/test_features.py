@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -72,7 +72,6 @@ def written(operand: Operand | None) -> str:
     return f"{text}@{','.join(map(str, operand.strides))}" if operand.strides else text
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | operands | strided, max_size=5), st.lists(st.integers(-(10**9), 10**9) | st.booleans()))
 def test_a_signature_is_read_as_capture_writes_it(tensors, numbers):
     arguments = parse(", ".join([*map(written, tensors), *map(str, numbers), f"[{','.join(map(str, numbers))}]"]))
@@ -81,7 +80,6 @@ def test_a_signature_is_read_as_capture_writes_it(tensors, numbers):
     assert arguments.words == ()
 
 
-@settings(deadline=None)
 @given(st.lists(operands | strided, min_size=1, max_size=6))
 def test_operands_in_a_list_are_read_one_by_one(tensors):
     assert parse(f"[{','.join(map(written, tensors))}], 1").operands == tuple(tensors)
@@ -94,7 +92,6 @@ def test_arguments_by_name_and_words_are_told_apart():
     assert arguments.words == ("tanh", "torch.float32")
 
 
-@settings(deadline=None)
 @given(st.text() | st.text("0123456789[],.@-=fNone aeT"), st.text())
 def test_any_text_has_finite_features(signature, target):
     assert np.isfinite(row(signature, target)).all()
@@ -160,7 +157,6 @@ def test_an_operand_that_is_not_given_moves_no_other_number():
 # ---- traces ----
 
 
-@settings(deadline=None)
 @given(traces())
 def test_every_operator_of_a_trace_is_described_as_by_itself(trace):
     described = describe(trace, RTX_A6000, 0.5)
@@ -195,7 +191,6 @@ def caches_one_by_one(trace: Trace) -> list[tuple[float, float]]:
     return indicators[len(operators) :]
 
 
-@settings(deadline=None)
 @given(traces())
 def test_what_caches_may_have_is_told_by_two_iterations(trace):
     expected = caches_one_by_one(trace)

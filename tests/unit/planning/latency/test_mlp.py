@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import MeasurementError
@@ -123,7 +123,6 @@ def test_a_device_measured_again_is_predicted_alike():
     assert trained().predict(trace, DEVICE)[1:-1] == pytest.approx(trained().predict(trace, again)[1:-1])
 
 
-@settings(deadline=None)
 @given(traces(), st.floats())
 def test_every_prediction_is_finite_and_positive(trace, load):
     latency = trained().predict(trace, DEVICE, load)
@@ -194,14 +193,12 @@ def test_models_come_back_as_they_were():
     assert len(model_bytes.encode(trained())) < 20_000
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(data):
     with pytest.raises(MeasurementError, match="latency models"):
         model_bytes.decode(data)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused(data):
     damaged = bytearray(small())
@@ -213,7 +210,6 @@ def test_damaged_bytes_are_refused(data):
         model_bytes.decode(small()[:position])
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_hostile_numbers_are_refused_or_predict_finite_ones(data):
     """With a checksum that is right."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -206,7 +206,6 @@ def test_no_operators_have_no_latencies():
     assert typical_us(np.zeros((3, 0)), np.zeros(0, np.int32)).shape == (0,)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 4), st.floats(0, 1))
 def test_a_latency_lies_between_the_readings_of_its_twins(seed, rounds, lost):
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from benchmarks import bench_planning
@@ -16,12 +16,12 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.actions import REQUESTING, WAITING, ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.repository import REPOSITORY
 from tests.unit import graphs, oracle
 from tests.unit.graphs import A, B, C, F, S, W, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
-MANY = settings(derandomize=True, deadline=None, max_examples=400)
 
 
 def told(plan: Plan, begin: Boundary | None = None, passive: bool = False) -> list[str]:
@@ -224,7 +224,7 @@ def check_transfers(sequence: AccessSequence) -> None:
 
 
 @given(graphs.planned())
-@MANY
+@examples(50, long=400)
 def test_a_valid_plan_changes_no_value(planned):
     trace, plan = planned
     for kind in {each.kind for each in plan.events}:
@@ -233,14 +233,14 @@ def test_a_valid_plan_changes_no_value(planned):
 
 
 @given(graphs.planned(), st.data())
-@MANY
+@examples(50, long=400)
 def test_a_broken_plan_is_refused_exactly_if_it_breaks_something(planned, data):
     trace, plan = planned
     event(f"valid: {check(trace, data.draw(graphs.broken(trace, plan)))}")
 
 
 @given(graphs.traces(), st.data())
-@settings(derandomize=True, deadline=None, max_examples=200)
+@examples(25, long=200)
 def test_a_change_of_plan_keeps_the_values(trace, data):
     """Between any two valid plans: what the new one expects on the host is copied there, the rest comes passively."""
     old = boundary(trace, data.draw(graphs.valid_plans(trace)))
@@ -255,7 +255,6 @@ def test_a_change_of_plan_keeps_the_values(trace, data):
 
 
 @given(graphs.planned())
-@settings(derandomize=True, deadline=None, max_examples=100)
 def test_a_plan_that_loses_the_only_copy_is_refused(planned):
     """Without the event that brings it back, whoever reads a tensor that has left is refused by name."""
     trace, plan = planned

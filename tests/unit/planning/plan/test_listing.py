@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError
@@ -52,7 +52,6 @@ def test_a_recomputation_does_not_change_the_bytes_of_the_operators_own_step() -
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_every_plan_has_a_listing_with_all_operators_and_events(data: st.DataObject) -> None:
     trace = data.draw(traces())
     plan = data.draw(valid_plans(trace))
@@ -62,7 +61,6 @@ def test_every_plan_has_a_listing_with_all_operators_and_events(data: st.DataObj
 
 
 @given(traces(), dice())
-@settings(max_examples=40, deadline=None)
 def test_operators_stand_in_the_plans_order_by_their_captured_numbers(trace: Trace, random) -> None:
     order = random_order(random, trace)
     assert operators(plan_listing(trace, Plan.build([], order=order))) == order
@@ -78,7 +76,6 @@ def test_a_difference_has_the_events_that_one_plan_has_and_the_other_has_not() -
 
 
 @given(traces())
-@settings(max_examples=40, deadline=None)
 def test_a_trace_prints_as_the_listing_of_an_empty_plan(trace: Trace) -> None:
     assert str(trace) == plan_listing(trace, NO_EVENTS)
     assert repr(trace) == f"<Trace: {trace.operator_count} operators, {trace.tensor_count} tensors, {trace.device}>"

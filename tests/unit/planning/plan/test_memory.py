@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from benchmarks import bench_planning
 from pg_tensile.errors import InvalidPlanError
@@ -16,11 +16,11 @@ from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.memory import Arena, HostCopy
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
+from tests.examples import examples
 from tests.unit import graphs, oracle
 from tests.unit.graphs import A, B, C, D, F, S, W, X, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
-SOME = settings(derandomize=True, deadline=None, max_examples=200)
 STATE = 10 + 11 + 12  # bytes of parameters and buffers of the chain
 a, b, c, d, e = range(20, 25)  # bytes of its activations
 
@@ -80,7 +80,7 @@ def test_bad_plans_and_steps_are_refused():
 
 
 @given(graphs.planned())
-@SOME
+@examples(25, long=200)
 def test_live_tensors_make_up_the_footprint(planned):
     trace, plan = planned
     analysed, scratch = peak.footprint(trace, plan), AccessSequence(trace, plan).scratch_bytes
@@ -148,7 +148,7 @@ def gaps(copy: HostCopy, steps: int) -> set[int]:
 
 
 @given(graphs.planned(most_operators=20))
-@SOME
+@examples(25, long=200)
 def test_an_executed_plan_never_overwrites_a_copy_that_it_needs(planned):
     """Two iterations, executed in an arena of bytes: what comes in is what went out."""
     trace, plan = planned
@@ -179,7 +179,6 @@ def test_an_executed_plan_never_overwrites_a_copy_that_it_needs(planned):
 
 
 @given(graphs.planned(most_operators=20))
-@SOME
 def test_an_arena_is_not_much_larger_than_what_is_held_at_once(planned):
     trace, plan = planned
     arena, steps = peak.host_arena(trace, plan), len(AccessSequence(trace, plan).steps)

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from pg_tensile.errors import InvalidPlanError, TraceError
 from pg_tensile.execution.capture import capture
@@ -27,18 +27,12 @@ from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, si
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from pg_tensile.tools.bench.timeline import levels
 from pg_tensile.tools.report.facts import _absences
+from tests.examples import examples
 from tests.unit.executing import FAST, batch, starting
 from tests.unit.execution.runtime.test_runtime_plans import AheadDevice, assert_same, finals_of, iterate, recorded
 from tests.unit.graphs import chain, dice, random_order, random_plan, random_trace, traces
 from tests.unit.realised import execute_plainly, realise, with_learning_rate
 from tests.unit.zoo import NAMED
-
-FEW = settings(
-    derandomize=True,
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
 
 
 def ordered_plan(random: Random, trace: Trace) -> Plan:
@@ -61,7 +55,7 @@ def reachable(trace: Trace) -> np.ndarray:
     return found
 
 
-@FEW
+@examples(25, suppress=[HealthCheck.filter_too_much])
 @given(traces())
 def test_operators_depend_on_what_they_must_not_pass_and_on_nothing_else(trace):
     operators, last = list(trace.operators), trace.operator_count - 1
@@ -141,7 +135,7 @@ def two_dice() -> Trace:
     return Trace.build(rows, [Tensor(8, Kind.INPUT), *[Tensor(8, Kind.ACTIVATION)] * 2])
 
 
-@FEW
+@examples(15, suppress=[HealthCheck.filter_too_much])
 @given(traces(), dice())
 def test_an_ordered_trace_has_the_operators_of_the_captured_one(trace, random):
     order = random_order(random, trace)
@@ -164,7 +158,7 @@ def test_an_ordered_trace_has_the_operators_of_the_captured_one(trace, random):
 # ---- plans of an order ----
 
 
-@FEW
+@examples(10, long=60, suppress=[HealthCheck.filter_too_much])
 @given(traces(), dice())
 def test_an_ordered_plan_means_what_it_means_on_the_ordered_trace(trace, random):
     plan = ordered_plan(random, trace)
@@ -202,7 +196,7 @@ def test_an_ordered_plan_means_what_it_means_on_the_ordered_trace(trace, random)
     assert levels(trace, plan, RTX_A6000) == levels(ordered, plain, RTX_A6000)
 
 
-@FEW
+@examples(10, suppress=[HealthCheck.filter_too_much])
 @given(traces(), dice())
 def test_plans_of_other_orders_follow_each_other(trace, random):
     plans = [ordered_plan(random, trace) for _ in range(2)]
@@ -248,7 +242,7 @@ def parallel() -> Trace:
 # ---- execution ----
 
 
-@FEW
+@examples(10, long=60, suppress=[HealthCheck.filter_too_much])
 @given(dice())
 def test_whatever_order_and_plan_every_operator_sees_what_it_sees_without(random):
     realised = realise(with_learning_rate(random_trace(random)), random)

@@ -8,21 +8,20 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, PlanError
 from pg_tensile.planning.plan.access_sequence import boundary
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
+from tests.examples import examples
 from tests.repository import REPOSITORY
 from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
 HEADER = REPOSITORY / "pg_tensile" / "csrc" / "plan.h"
-FEW = settings(derandomize=True, deadline=None, max_examples=100)
-MANY = settings(derandomize=True, deadline=None, max_examples=400)
 
 EVENTS = [
     Event(OUT, 3, trigger=5, deadline=7, delay_us=12),
@@ -144,7 +143,6 @@ def test_what_is_no_row_of_operators_is_no_order():
 
 
 @given(events(), st.integers(0, 2**63 - 1), st.none() | st.integers(0, 9).flatmap(lambda n: st.permutations(range(n))))
-@FEW
 def test_every_plan_survives_its_bytes(listed, generation, order):
     plan = Plan.build(listed, generation, order)
     assert Plan.from_bytes(plan.to_bytes()) == plan
@@ -182,7 +180,7 @@ def test_rows_out_of_order_are_refused():
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-@MANY
+@examples(100)
 def test_any_bytes_make_a_plan_or_an_error(data, generation, count):
     bodies = [
         data,
@@ -198,7 +196,7 @@ def test_any_bytes_make_a_plan_or_an_error(data, generation, count):
 
 
 @given(graphs.traces(), events())
-@MANY
+@examples(50, long=400)
 def test_a_hostile_plan_is_refused_or_accepted_and_nothing_else(trace, listed):
     small = [event._replace(tensor=event.tensor % 20, trigger=event.trigger % 15) for event in listed]
     for hostile in (listed, small, [event._replace(deadline=event.trigger + 1) for event in small]):

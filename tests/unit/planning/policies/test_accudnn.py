@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BatchSizeError, BudgetError
@@ -95,7 +95,6 @@ def test_largest_batch_without_a_stall(gigabytes: int) -> None:
     assert largest_without_stall(scaled, profile, 1000, 1, 500) is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(traces(most_operators=20, most_tensors=20), st.floats(0.3, 1.1))
 def test_plans_are_valid_and_within_the_budget(trace: Trace, share: float) -> None:
     budget = int(share * footprint(trace).device_peak_bytes)

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
@@ -28,6 +28,7 @@ from pg_tensile.planning.policies import capuchin, lru, vdnn
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.unit.executing import FAST, recorded, same
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
@@ -184,7 +185,7 @@ def test_vdnn_knows_no_budget_and_no_other_choice():
 
 
 @given(random=randoms)
-@settings(max_examples=80, deadline=None)
+@examples(15)
 def test_vdnn_moves_what_crosses_from_forward_to_backward_and_nothing_else(random):
     """With names of convolutions and modules dealt out at random."""
     trace = some_trace(random)
@@ -271,7 +272,7 @@ def test_parameters_leave_across_the_end_of_the_iteration():
 
 
 @given(random=randoms)
-@settings(max_examples=120, deadline=None)
+@examples(15)
 def test_lru_keeps_to_the_budget_or_says_what_the_smallest_is(random):
     trace = some_trace(random)
     budget, least = some_budget(random, trace), least_bytes(trace)
@@ -288,7 +289,7 @@ def test_lru_keeps_to_the_budget_or_says_what_the_smallest_is(random):
 
 
 @given(random=randoms)
-@settings(max_examples=80, deadline=None)
+@examples(15)
 def test_nothing_goes_while_something_older_stays_or_while_there_is_room(random):
     trace = some_trace(random)
     budget = max(some_budget(random, trace), least_bytes(trace))
@@ -501,7 +502,7 @@ def test_a_budget_out_of_reach_gets_the_nearest_plan():
 
 
 @given(random=randoms)
-@settings(max_examples=120, deadline=None)
+@examples(15)
 def test_capuchin_saves_what_it_planned_to_save(random):
     """In any iteration, on any link; what it meets, it meets to the byte."""
     trace, profile = some_trace(random), SLOW.with_link(10 ** random.uniform(5, 12))
@@ -521,7 +522,7 @@ def test_capuchin_saves_what_it_planned_to_save(random):
 
 
 @given(random=randoms)
-@settings(max_examples=150, deadline=None)
+@examples(20)
 def test_the_memory_that_capuchin_plans_with_is_never_too_little(random):
     trace, profile = random_trace(random, random.randint(10, 40), 40), SLOW.with_link(10 ** random.uniform(4, 9))
     trace = roofline.timed(trace, profile)

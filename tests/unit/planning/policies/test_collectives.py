@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -18,6 +18,7 @@ from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.unit.graphs import dice, random_order, traces
 
 BUDGETS = (0.0, 0.4, 1.0)  # of the memory between the least and what there is without a plan
@@ -63,9 +64,10 @@ def executed(trace: Trace, plan: Plan) -> list[int]:
     return [index for index in AccessSequence(trace, plan).operators.tolist() if index in known]
 
 
+@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(most_operators=12, most_tensors=12), random=dice())
-@settings(max_examples=25, deadline=None)
+@examples(10, long=25)
 def test_collectives_stay_as_they_are(policy: str, trace: Trace, random: Random) -> None:
     trace = with_collectives(trace, random)
     least, most = least_bytes(trace), footprint(trace).device_peak_bytes
@@ -78,7 +80,7 @@ def test_collectives_stay_as_they_are(policy: str, trace: Trace, random: Random)
 
 
 @given(trace=traces(most_operators=20, most_tensors=20), random=dice())
-@settings(max_examples=100, deadline=None)
+@examples(15)
 def test_no_valid_order_changes_that_of_collectives(trace: Trace, random: Random) -> None:
     trace = with_collectives(trace, random)
     plan = Plan.build([], order=np.array(random_order(random, trace), np.int32))

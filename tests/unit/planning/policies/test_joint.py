@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
@@ -39,6 +39,7 @@ from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 
@@ -76,7 +77,7 @@ def budget_of(trace: Trace, part: float) -> int:
     part=st.floats(0, 1),
     link=st.sampled_from(LINKS),
 )
-@settings(max_examples=80, deadline=None)
+@examples(40)
 def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operators, part, link):
     trace = random_trace(Random(seed), operators, operators + 10)
     profile = RTX_A6000.with_link(link)
@@ -94,7 +95,7 @@ def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operat
     link=st.sampled_from(LINKS),
 )
 @example(seed=81, part=0.05, prices=Prices(0.5, 0.8, 22), link=1e10)  # a swap right after a recomputation
-@settings(max_examples=150, deadline=None)
+@examples(20, long=150)
 def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, prices, link):
     trace = random_trace(Random(seed), 40, 50)
     profile = RTX_A6000.with_link(link)
@@ -113,7 +114,7 @@ def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, p
 
 
 @given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@examples(15)
 def test_swapping_what_does_not_fit_keeps_to_the_budget(seed, part):
     trace = random_trace(Random(seed), 30, 40)
     budget = budget_of(trace, part)
@@ -126,7 +127,7 @@ def test_swapping_what_does_not_fit_keeps_to_the_budget(seed, part):
 
 @pytest.mark.long
 @given(seed=st.integers(0, 1 << 32), jobs=st.integers(2, 4), part=st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@examples(20)
 def test_jobs_fit_into_a_budget_together(seed, jobs, part):
     random = Random(seed)
     traces = {job * 3: random_trace(random, 16, 20) for job in range(jobs)}
@@ -372,7 +373,7 @@ def test_a_swap_out_that_stands_in_the_way_is_waited_for():
 
 
 @given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1), room=st.floats(0, 1))
-@settings(max_examples=150, deadline=None)
+@examples(20, long=75)
 def test_a_relaxed_plan_does_less_and_keeps_to_the_budget(seed, part, room):
     trace = random_trace(Random(seed), 40, 50)
     columns, budget = Columns(trace), budget_of(trace, part)
@@ -514,7 +515,7 @@ def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
 
 @pytest.mark.long
 @given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1), caps=st.lists(st.floats(0, 1), min_size=3, max_size=3))
-@settings(max_examples=30, deadline=None)
+@examples(15)
 def test_no_job_takes_more_than_it_may(seed, part, caps):
     random = Random(seed)
     traces = [random_trace(random, 16, 20) for _ in caps]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -19,6 +19,7 @@ from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.joint.sweep import Shortage
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
+from tests.examples import examples
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network
 
@@ -33,7 +34,7 @@ def budgets_of(planner: JobPlanner, count: int) -> list[int]:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=8, deadline=None)
+@examples(4, long=8)
 def test_less_memory_never_takes_less_time(seed):
     planner = JobPlanner(random_trace(Random(seed), 24, 30), PROFILE)
     plans = Search(planner, TRIES).ladder(budgets_of(planner, 6))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
+from tests.examples import examples
 
 bytes_ = st.integers(-(1 << 50), 1 << 50)
 
@@ -19,7 +20,7 @@ def changes(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int]]]:
 
 
 @given(changes())
-@settings(max_examples=300, deadline=None)
+@examples(40)
 def test_it_says_what_an_array_says(case):
     samples, additions = case
     naive, peaks = np.array(samples, np.int64), Peaks(samples)

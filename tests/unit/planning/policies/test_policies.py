@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import InvalidPlanError, UnknownPolicyError
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -14,6 +14,7 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES, named_policy, recompute_all
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import traces
 from tests.unit.handmade import network, trace_of
 
@@ -43,9 +44,10 @@ def accessed_bytes(trace: Trace) -> np.ndarray:
 # ---- all of them ----
 
 
+@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(most_operators=20, most_tensors=20))
-@settings(max_examples=40, deadline=None)
+@examples(10, long=40)
 def test_plans_are_valid_and_the_same_every_time(policy, trace):
     plan = planned(policy, trace)
     validate(trace, plan)
@@ -83,7 +85,6 @@ def test_five_thousand_operators_are_planned(policy):
 
 
 @given(trace=traces())
-@settings(max_examples=50, deadline=None)
 def test_none_has_no_events(trace):
     assert planned("none", trace) == NO_EVENTS
 
@@ -92,7 +93,6 @@ def test_none_has_no_events(trace):
 
 
 @given(trace=traces(most_operators=20, most_tensors=20))
-@settings(max_examples=200, deadline=None)
 def test_swap_all_leaves_on_the_device_what_the_operator_accesses(trace):
     """And what no operator ever accesses: the floor of the trace."""
     footprint = memory.footprint(trace, planned("swap_all", trace))
@@ -202,7 +202,7 @@ def test_inputs_persistent_tensors_and_tensors_without_bytes_are_kept():
 
 
 @given(trace=traces(most_operators=16, most_tensors=14))
-@settings(max_examples=150, deadline=None)
+@examples(20)
 def test_whatever_can_be_recomputed_is(trace):
     """Without limits: no use of an idle tensor is left to which a recomputation could be added."""
     with pytest.MonkeyPatch.context() as patch:

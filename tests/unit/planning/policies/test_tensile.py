@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
@@ -24,6 +24,7 @@ from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
 from pg_tensile.planning.policies.tensile import rounds as tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 
@@ -399,7 +400,7 @@ def problems(draw: st.DrawFn) -> tuple[Trace, DeviceProfile, int | None, int]:
 
 
 @given(problems())
-@settings(max_examples=120, deadline=None)
+@examples(20, long=120)
 def test_plans_are_valid_take_no_more_memory_and_stall_nobody(problem):
     trace, profile, budget_bytes, lanes = problem
     plan = planned(trace, budget_bytes, profile, lanes=lanes)
@@ -415,7 +416,6 @@ def test_plans_are_valid_take_no_more_memory_and_stall_nobody(problem):
 
 
 @given(problems(), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
 def test_no_more_than_the_swap_share_is_swapped(problem, share):
     trace, profile, _, lanes = problem
     plan = planned(trace, None, profile, lanes=lanes, swap_share=share)
@@ -425,7 +425,6 @@ def test_no_more_than_the_swap_share_is_swapped(problem, share):
 
 
 @given(problems(), st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
 def test_plans_are_the_same_every_time(problem, jobs):
     trace, profile, budget_bytes, lanes = problem
     first, second = (
@@ -438,7 +437,7 @@ def test_plans_are_the_same_every_time(problem, jobs):
 
 
 @given(problems())
-@settings(max_examples=50, deadline=None)
+@examples(15)
 def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(problem):
     trace, profile, budget_bytes, lanes = problem
     job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes), tensile.Limits())
@@ -496,7 +495,6 @@ def test_it_is_known_by_name():
 
 
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_the_first_key_that_covers_an_operator(operators, random):
     cover = Cover[tuple[int, int]](operators)
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -515,7 +513,7 @@ def test_the_first_key_that_covers_an_operator(operators, random):
 
 
 @given(st.lists(st.sampled_from((0.0, 0.5, 3.0, 10.0)), min_size=1, max_size=30), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@examples(20)
 def test_a_lane_is_never_booked_twice(latencies, random):
     ends = np.cumsum(latencies).tolist()
     lane = Timetable(ends)

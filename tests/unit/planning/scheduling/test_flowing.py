@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -46,6 +46,7 @@ from pg_tensile.planning.waterwave.groups import (
     resting_bytes,
 )
 from pg_tensile.planning.waterwave.simulation import REQUEST_US, simulate_flow, with_requests
+from tests.examples import examples
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import (
     MIB,
@@ -462,7 +463,7 @@ def test_a_brief_round_lets_memory_flow_as_well(monkeypatch):
 
 
 @given(crowd=crowds(), link=st.sampled_from((1e6, 1e8, 25e9)))
-@settings(max_examples=40, deadline=None)
+@examples(10, long=40)
 def test_whatever_is_decided_constant_grants_fit_and_the_rest_flows(crowd, link: float):
     state, jobs = crowd
     state = replace(state, memory_flow=True, profile=replace(RTX_A6000.with_link(link), kind="host"))
@@ -492,7 +493,7 @@ def test_whatever_is_decided_constant_grants_fit_and_the_rest_flows(crowd, link:
 
 
 @given(crowd=crowds(), link=st.sampled_from((1e6, 1e8)))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_equal_questions_about_flows_have_equal_answers(crowd, link: float):
     state, jobs = crowd
     state = replace(state, memory_flow=True, profile=replace(RTX_A6000.with_link(link), kind="host"))
@@ -506,7 +507,7 @@ def test_equal_questions_about_flows_have_equal_answers(crowd, link: float):
 
 
 @given(crowd=crowds(), lower=st.floats(0.5, 1.5))
-@settings(max_examples=20, deadline=None)
+@examples(5, long=10)
 def test_flows_follow_every_change_of_the_budget(crowd, lower: float):
     """Jobs that cannot fit any more are as small as they can be; everything else fits, and stays."""
     state, jobs = crowd

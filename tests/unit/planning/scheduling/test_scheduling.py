@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -33,6 +33,7 @@ from pg_tensile.planning.scheduling.decisions import (
 )
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.handmade import network, trace_of
 from tests.unit.planning.scheduling.jobs import (
     MIB,
@@ -78,7 +79,7 @@ def check(state: DeviceState, jobs: list[JobState], schedule: Schedule) -> None:
 
 
 @given(crowd=crowds())
-@settings(max_examples=30, deadline=None)
+@examples(10, long=30)
 def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crowd):
     state, jobs = crowd
     check(state, jobs, decide(state, *jobs))
@@ -86,7 +87,7 @@ def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crow
 
 @pytest.mark.long
 @given(crowd=crowds(), lower=st.floats(0.5, 1.5))
-@settings(max_examples=40, deadline=None)
+@examples(20)
 def test_what_was_decided_is_decided_again_until_something_changes(crowd, lower):
     """No flapping: with what was given, the same state asks for nothing; and so it is after every change."""
     state, jobs = crowd
@@ -104,7 +105,7 @@ def test_what_was_decided_is_decided_again_until_something_changes(crowd, lower)
 
 
 @given(crowd=crowds())
-@settings(max_examples=10, deadline=None)
+@examples(5)
 def test_equal_questions_have_equal_answers(crowd):
     state, jobs = crowd
     one, other = decide(state, *jobs), decide(state, *reversed(jobs))
@@ -314,7 +315,7 @@ def test_where_the_paper_finds_no_plan_that_fits_joint_does():
 
 
 @given(crowd=crowds(), promises=st.lists(st.sampled_from((None, 1.0, 1.1, 1.5, 3.0)), min_size=5, max_size=5))
-@settings(max_examples=20, deadline=None)
+@examples(6, long=20)
 def test_no_job_is_slowed_down_by_more_than_it_was_promised(crowd, promises):
     state, jobs = crowd
     jobs = [replace(each, max_slowdown=promise) for each, promise in zip(jobs, promises, strict=False)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, SimulationError
@@ -28,6 +28,7 @@ from pg_tensile.planning.simulator.simulator import (
     simulate,
 )
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import planned, traces, valid_plans
 from tests.unit.handmade import trace_of
 
@@ -387,7 +388,6 @@ def test_no_jobs_take_no_time():
 # ---- what holds for every plan ----
 
 FAST = replace(RTX_A6000, out_bytes_per_s=80e6, in_bytes_per_s=50e6, transfer_latency_us=2.0)
-ANY = settings(max_examples=150, deadline=None)
 
 
 def latencies(trace: Trace) -> np.ndarray:
@@ -414,7 +414,7 @@ def by_recurrence(trace: Trace, plan: Plan, profile) -> float:
 
 
 @given(planned(most_operators=20, most_tensors=20), st.sampled_from([0.0, 3.0]))
-@ANY
+@examples(20)
 def test_a_job_alone_takes_what_a_recurrence_says(pair, handover_us):
     trace, plan = pair
     profile = replace(FAST, handover_us=handover_us)
@@ -424,7 +424,7 @@ def test_a_job_alone_takes_what_a_recurrence_says(pair, handover_us):
 
 
 @given(planned(most_operators=20, most_tensors=20), st.sampled_from([1.0, 0.75, 0.5]))
-@ANY
+@examples(20, long=150)
 def test_timelines_are_consistent(pair, duplex_factor):
     trace, plan = pair
     profile = replace(FAST, duplex_factor=duplex_factor)
@@ -451,7 +451,7 @@ def test_timelines_are_consistent(pair, duplex_factor):
 
 
 @given(planned(most_operators=16, most_tensors=16), st.sampled_from([None, "none", "swap_all"]))
-@ANY
+@examples(20, long=150)
 def test_a_faster_link_never_hurts(pair, policy):
     trace, plan = pair
     if policy is not None:
@@ -469,7 +469,7 @@ def test_a_faster_link_never_hurts(pair, policy):
 
 
 @given(planned(), planned())
-@ANY
+@examples(20)
 def test_two_jobs_on_one_link_are_never_faster_than_alone(one, two):
     jobs = [SimulatedJob(trace, plan) for trace, plan in (one, two)]
     together = simulate(jobs, FAST, iterations=3)
@@ -483,7 +483,7 @@ def test_two_jobs_on_one_link_are_never_faster_than_alone(one, two):
 
 
 @given(traces().flatmap(lambda trace: st.tuples(st.just(trace), valid_plans(trace), valid_plans(trace))))
-@ANY
+@examples(20)
 def test_any_plan_may_follow_any_other(drawn):
     """The steady state does not know where the job came from, and the first iteration is its plan's."""
     trace, before, after = drawn

@@ -9,18 +9,17 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bench_planning import build
 from pg_tensile.errors import TraceError
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.unit import graphs
 
 READ, STATS, WRITE, CREATE = Mode.READ, Mode.STATS, Mode.WRITE, Mode.CREATE
 FORWARD, BACKWARD, OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
-FEW = settings(derandomize=True, deadline=None, max_examples=100)
-MANY = settings(derandomize=True, deadline=None, max_examples=400)
 
 
 def operator(target: str, *accesses: tuple[int, Mode], **more) -> Operator:
@@ -211,7 +210,6 @@ def test_latencies_are_replaced_and_nothing_else():
 
 
 @given(graphs.traces())
-@FEW
 def test_every_trace_survives_its_bytes(trace):
     data = trace.to_bytes()
     read = Trace.from_bytes(data)
@@ -221,7 +219,6 @@ def test_every_trace_survives_its_bytes(trace):
 
 
 @given(st.lists(st.text(st.characters(), max_size=8), min_size=6, max_size=6))
-@FEW
 def test_any_text_survives(texts):
     texts[0] += "\0"
     texts[1] += "\udcff"  # a byte of a file name that is not UTF-8
@@ -271,7 +268,6 @@ def test_another_version_is_refused_by_name():
 
 
 @given(st.binary(max_size=200))
-@FEW
 def test_random_bytes_are_refused(data):
     for whole in (data, b"tensileT" + data, sealed(data)):
         with pytest.raises(TraceError):
@@ -279,7 +275,7 @@ def test_random_bytes_are_refused(data):
 
 
 @given(graphs.traces(8, 8), graphs.dice())
-@MANY
+@examples(50, long=400)
 def test_damage_behind_a_right_checksum_makes_a_trace_or_an_error(trace, dice: random.Random):
     payload = bytearray(payload_of(trace.to_bytes()))
     for _ in range(dice.choice((1, 1, 2, 8))):

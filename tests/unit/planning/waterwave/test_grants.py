@@ -6,12 +6,13 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.waterwave.grants import OVERTAKEN, FlowingJob, Grants
 from pg_tensile.planning.waterwave.groups import Group
 from pg_tensile.planning.waterwave.simulation import simulate_flow
+from tests.examples import examples
 from tests.unit.graphs import dice
 
 
@@ -36,7 +37,7 @@ def random_groups(draw: st.DrawFn) -> list[Group]:
 
 
 @given(random=dice(), jobs=st.lists(random_groups(), min_size=1, max_size=5), budget=st.integers(50, 400))
-@settings(max_examples=500, deadline=None)
+@examples(60, long=500)
 def test_jobs_come_and_go_and_none_is_ever_stuck(random: Random, jobs: list[list[Group]], budget: int) -> None:
     grants = Grants(budget)
     waiting = dict(enumerate(jobs))
@@ -171,7 +172,6 @@ def test_two_equal_jobs_run_at_full_speed_if_one_more_group_fits(count: int) -> 
     contention=st.sampled_from((0.0, 0.3, 1.0)),
     extra=st.integers(0, 200),
 )
-@settings(max_examples=200, deadline=None)
 def test_simulated_jobs_stay_within_the_budget(jobs: list[list[Group]], contention: float, extra: int) -> None:
     numbered = dict(enumerate(jobs))
     budget = max(group.most_bytes for each in jobs for group in each) + extra

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import PlanError
@@ -24,6 +24,7 @@ from pg_tensile.planning.waterwave.groups import (
     resting_bytes,
     step_bytes,
 )
+from tests.examples import examples
 from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
 
 STYLES = st.sampled_from((None, MIXED, SWAP_ALL, RECOMPUTE_ALL))
@@ -35,7 +36,7 @@ def sequence_of(random: Random, style: Style | None) -> AccessSequence:
 
 
 @given(random=dice(), style=STYLES, parts=st.integers(1, 30), split_us=st.none() | st.floats(0.1, 100))
-@settings(max_examples=300, deadline=None)
+@examples(40)
 def test_groups_cover_an_iteration(random: Random, style: Style | None, parts: int, split_us: float | None) -> None:
     sequence = sequence_of(random, style)
     footprint, us = step_bytes(sequence), sequence.trace.latency_us[sequence.steps]
@@ -49,7 +50,7 @@ def test_groups_cover_an_iteration(random: Random, style: Style | None, parts: i
 
 
 @given(random=dice(), style=STYLES, parts=st.integers(1, 30))
-@settings(max_examples=100, deadline=None)
+@examples(20)
 def test_a_job_takes_as_long_as_all_of_its_groups(random: Random, style: Style | None, parts: int) -> None:
     sequence = sequence_of(random, style)
     evaluation = evaluate(sequence, RTX_A6000)
@@ -58,7 +59,7 @@ def test_a_job_takes_as_long_as_all_of_its_groups(random: Random, style: Style |
 
 
 @given(random=dice(), style=STYLES, parts=st.integers(1, 30))
-@settings(max_examples=300, deadline=None)
+@examples(40)
 def test_a_group_gains_or_gives_back_no_more_than_the_size(random: Random, style: Style | None, parts: int) -> None:
     """Before the peak, the most of a group is less than the size above what was reached before it, unless a single
     step takes that; after the peak likewise in reverse."""
@@ -77,7 +78,6 @@ def test_a_group_gains_or_gives_back_no_more_than_the_size(random: Random, style
 
 
 @given(random=dice(), style=STYLES)
-@settings(max_examples=200, deadline=None)
 def test_what_rests_is_what_both_steps_have(random: Random, style: Style | None) -> None:
     sequence = sequence_of(random, style)
     resting, trace = resting_bytes(sequence), sequence.trace
@@ -88,7 +88,7 @@ def test_what_rests_is_what_both_steps_have(random: Random, style: Style | None)
 
 
 @given(random=dice(), style=STYLES, parts=st.integers(1, 30))
-@settings(max_examples=100, deadline=None)
+@examples(20)
 def test_encoded_groups_are_the_same_without_times(random: Random, style: Style | None, parts: int) -> None:
     sequence = sequence_of(random, style)
     groups = groups_of(sequence, max(1, int(step_bytes(sequence).max()) // parts))
@@ -120,7 +120,7 @@ def test_half_a_row_is_refused() -> None:
 
 
 @given(random=dice(), style=STYLES, count=st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
+@examples(20)
 def test_groups_are_as_many_as_asked_for_and_are_cut_alike_again(
     random: Random, style: Style | None, count: int
 ) -> None:

@@ -6,10 +6,11 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.waterwave.stream_allocator import SHARED, SYNCED, Chunk, PoolMemoryError, StreamAllocator
+from tests.examples import examples
 from tests.unit.graphs import dice
 
 UNIT = 8  # bytes, the alignment of most pools here
@@ -166,7 +167,7 @@ def play(random: Random, units: int, streams: int, calls: int) -> tuple[Pool, li
 
 
 @given(random=dice(), units=st.integers(1, 40), streams=st.integers(1, 4))
-@settings(max_examples=400, deadline=None)
+@examples(50, long=400)
 def test_no_memory_is_given_while_another_stream_may_use_it(random: Random, units: int, streams: int) -> None:
     pool, _ = play(random, units, streams, 120)
     assert pool.allocator.free_bytes == units * UNIT
@@ -176,7 +177,7 @@ def test_no_memory_is_given_while_another_stream_may_use_it(random: Random, unit
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@examples(10)
 def test_equal_calls_give_equal_addresses(seed: int) -> None:
     (one, record), (other, same) = (play(Random(seed), 30, 3, 100) for _ in range(2))
     assert record == same and one.streams.orders == other.streams.orders

@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pyworker.children.tuner import applies, derived_seed, suggest
 
@@ -106,7 +106,6 @@ def test_every_state_of_a_trial_is_understood() -> None:
 
 
 @given(st.lists(SCALARS, min_size=1, max_size=6, unique_by=lambda value: json.dumps(value)))
-@settings(max_examples=30, deadline=None)
 def test_any_list_of_values_comes_back_unchanged(choices: list[Any]) -> None:
     domain = {"name": "x", "types": None, "choices": choices}
     chosen = suggest(request([domain]))["x"]
@@ -116,7 +115,6 @@ def test_any_list_of_values_comes_back_unchanged(choices: list[Any]) -> None:
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0, 1e3), st.floats(1e-3, 10) | st.none(), st.integers())
-@settings(max_examples=30, deadline=None)
 def test_any_range_is_kept(low: float, width: float, step: float | None, seed: int) -> None:
     domain: dict[str, Any] = {"name": "x", "types": None, "low": low, "high": low + width, "integer": False}
     if step is not None:

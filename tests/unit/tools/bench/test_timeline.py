@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, SimulationError
@@ -163,7 +163,6 @@ def parts(pieces: list[tuple[float, float, int]], low: float, high: float) -> It
     return (nbytes for begin, end, nbytes in pieces if end >= low and begin <= high)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
 @given(timed())
 def test_every_moment_has_the_bytes_of_the_interpreter(case):
     trace, plan, profile = case
@@ -178,7 +177,6 @@ def test_every_moment_has_the_bytes_of_the_interpreter(case):
             assert found["bytes"][place] == nbytes
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
 @given(timed(), st.integers(2, 9))
 def test_stretches_show_what_is_the_most_in_them(case, points):
     trace, plan, profile = case

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import TensileError
 from pg_tensile.planning.latency.collectives import ALL_REDUCE, WAIT
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.tools.report.iteration import NoIterationError
 from pg_tensile.tools.report.trace_events import render
+from tests.examples import examples
 from tests.unit import trace_format
 from tests.unit.graphs import planned
 from tests.unit.handmade import network
@@ -154,7 +155,7 @@ def test_hostile_names_stay_text():
     assert of(document, "X", "compute")[1]["args"]["module"] == shown
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@examples(10)
 @given(planned(most_operators=16))
 def test_any_plan_of_any_trace_keeps_to_the_format(case):
     trace, plan = case

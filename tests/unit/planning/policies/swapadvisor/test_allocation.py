@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.policies.swapadvisor.allocation import (
@@ -49,7 +49,6 @@ def allocations(draw, count: int = 2):
 
 
 @given(drawn=allocations(), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_children_never_exceed_the_budget_and_their_classes_never_fall(drawn, data):
     sizes, budget, (one, other) = drawn
     point = data.draw(st.integers(0, len(sizes)))

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -24,6 +24,7 @@ from pg_tensile.planning.policies.swapadvisor.planner import decide, plan_swaps
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.examples import examples
 from tests.unit.graphs import dice, random_order, traces, valid_plans
 from tests.unit.handmade import network, trace_of
 from tests.unit.unrolled import unrolled
@@ -53,7 +54,7 @@ def iteration_us(trace: Trace, plan: Plan, profile=UNIT) -> float:
 
 
 @given(trace=traces(most_operators=20, most_tensors=20), random=dice(), part=st.floats(0, 1))
-@settings(max_examples=150, deadline=None)
+@examples(20, long=150)
 def test_every_plan_is_valid_cyclic_and_within_the_budget(trace, random, part):
     ordered = in_order(trace, np.array(random_order(random, trace), np.int32))
     least, most = least_bytes(trace), footprint(ordered).device_peak_bytes
@@ -68,7 +69,6 @@ def test_every_plan_is_valid_cyclic_and_within_the_budget(trace, random, part):
 
 
 @given(trace=traces(most_operators=20, most_tensors=20))
-@settings(max_examples=30, deadline=None)
 def test_there_is_no_plan_below_the_largest_operator(trace):
     assert plan_swaps(trace, UNIT, least_bytes(trace) - 1) is None
     assert plan_swaps(trace, UNIT, footprint(trace).device_peak_bytes) is not None
@@ -180,7 +180,7 @@ def test_classes_decide_and_the_budget_binds_whatever_the_counts():
 
 @pytest.mark.parametrize("profile", [UNIT, BOTH_WAYS, replace(UNIT, handover_us=3.0)], ids=["lanes", "shared", "late"])
 @given(trace=traces(most_operators=16), data=st.data())
-@settings(max_examples=50, deadline=None)
+@examples(10)
 def test_an_evaluation_is_what_the_simulator_says(profile, trace, data):
     timed = roofline.timed(trace, profile)
     plan = data.draw(valid_plans(timed))

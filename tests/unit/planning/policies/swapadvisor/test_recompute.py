@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -23,6 +23,7 @@ from pg_tensile.planning.policies.swapadvisor.planner import decide
 from pg_tensile.planning.policies.swapadvisor.recompute import with_recomputations
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Mode, Trace
+from tests.examples import examples
 from tests.unit.graphs import dice, random_order, traces
 from tests.unit.handmade import trace_of
 
@@ -172,7 +173,7 @@ def test_a_search_makes_tensors_again_only_where_that_is_faster():
 
 
 @given(trace=traces(most_operators=40, most_tensors=30), random=dice(), part=st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(40, long=150)
 def test_every_plan_stays_valid(trace, random, part):
     ordered = in_order(trace, np.array(random_order(random, trace), np.int32))
     least, most = least_bytes(trace), footprint(ordered).device_peak_bytes

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -28,7 +28,6 @@ def orders(random: Random, trace, count: int):
 
 
 @given(trace=traces(most_operators=20), random=dice(), data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_children_of_schedules_are_schedules(trace, random, data):
     one, other = orders(random, trace, 2)
     point = data.draw(st.integers(0, trace.operator_count))
@@ -46,7 +45,6 @@ def test_crossover_of_the_papers_figure():
 
 
 @given(trace=traces(most_operators=20), random=dice(), rate=st.sampled_from((0.0, 0.1, 1.0)))
-@settings(max_examples=60, deadline=None)
 def test_mutants_are_schedules(trace, random, rate):
     (order,) = orders(random, trace, 1)
     mutant = mutate(DependencyLists.of(trace), order, rate, np.random.default_rng(random.randrange(1 << 30)))
@@ -71,7 +69,6 @@ def test_a_mutation_changes_some_places_and_follows_the_schedule_elsewhere():
     capacity=st.sampled_from((None, 0, 1000, 10**9)),
     thrift=st.sampled_from((0.0, 0.5, 1.0)),
 )
-@settings(max_examples=60, deadline=None)
 def test_greedy_schedules_are_schedules(trace, capacity, thrift):
     check_order(trace, greedy(trace, DependencyLists.of(trace), capacity, thrift))
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, SearchError
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -23,6 +23,7 @@ from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
 from pg_tensile.planning.policies.swapadvisor.search import Found, _survivors, search
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from tests.examples import examples
 from tests.unit.executing import FAST, captured_net, eager, run, same, starting
 from tests.unit.graphs import traces
 from tests.unit.handmade import network
@@ -61,7 +62,7 @@ def test_layers_that_share_weights_are_executed_together():
 
 
 @given(trace=traces(most_operators=16))
-@settings(max_examples=20, deadline=None)
+@examples(6, long=20)
 def test_every_plan_found_is_valid_within_the_budget_and_as_fast_as_is_said(trace):
     budget = (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2
     seen: list[Found] = []

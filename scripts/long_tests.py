@@ -1,0 +1,67 @@
+"""Run all long tests in parts, and note the result in docs/verification.md: `make test-long`.
+
+Each part that has run to its end is kept in build/long-tests, by revision: a run that was stopped goes on with the next
+part. With uncommitted changes nothing is kept, and nothing noted. `--parts 1,2` runs these parts only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scripts.cluster import REPOSITORY
+
+PARTS = 4
+DOCUMENT = REPOSITORY / "docs" / "verification.md"
+RESULT = re.compile(r"(?<=<!-- long tests -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def git(*arguments: str) -> str:
+    return subprocess.check_output(["git", *arguments], cwd=REPOSITORY, text=True).strip()
+
+
+def run_part(part: int, pytest: list[str], summary: Path) -> bool:
+    """Run one part, which writes its summary, and return whether it has run to its end."""
+    summary.unlink(missing_ok=True)
+    chosen = ("--hypothesis-profile", "long", "-m", "long", "--long-part", f"{part}/{PARTS}", "--summary", str(summary))
+    command = [*pytest, *chosen, "tests"]
+    subprocess.run(command, cwd=REPOSITORY, check=False)
+    return summary.exists()
+
+
+def note(revision: str, summaries: list[dict[str, Any]]) -> None:
+    """Write the result into the document."""
+    passed, seconds = (sum(summary[key] for summary in summaries) for key in ("passed", "seconds"))
+    failed = [test for summary in summaries for test, _ in summary["failed"]]
+    text = f"{time.strftime('%Y-%m-%d')}, revision {revision}: {passed} passed, {len(failed)} failed"
+    text += f", {seconds / 60:.0f} minutes.\n" + "".join(f"\n- `{test}`" for test in failed)
+    DOCUMENT.write_text(RESULT.sub(lambda _: text.rstrip() + "\n", DOCUMENT.read_text()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(map(str, range(PARTS))))
+    parser.add_argument("--pytest", required=True, type=shlex.split, help="the command that runs pytest")
+    arguments = parser.parse_args()
+    revision = git("rev-parse", "--short=8", "HEAD")
+    changed = bool(git("status", "--porcelain"))
+    folder = REPOSITORY / "build" / "long-tests" / ("changed" if changed else revision)
+    for part in map(int, arguments.parts.split(",")):
+        summary = folder / f"{part}.json"
+        if (changed or not summary.exists()) and not run_part(part, arguments.pytest, summary):
+            return 1
+    summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not changed and len(summaries) == PARTS:
+        note(revision, summaries)
+    return int(any(summary["failed"] for summary in summaries))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
