@@ -2,8 +2,8 @@
 
     python -m scripts.test_seconds --short FOLDER --long FOLDER
 
-FOLDER is what scripts/test_times.py has written in a run of `-m 'not long'` or `-m long`. What is not given stays. Files
-that took less than SHORTEST seconds are left out: which of them is last makes no difference.
+FOLDER is what scripts/test_times.py has written in a run of `-m 'not long'` or `-m long`. What is not given stays.
+Files that took less than SHORTEST seconds are left out: which of them is last makes no difference.
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ class Executors:
         try:
             for child, result in runs:
                 await drain(child, result)
+            if self._server.stopping:  # since an earlier wait; only a SIGTERM from here on ends the query
+                raise Stopped
             feed([child.fd for child, _ in runs])
             self._server.commit()
         except plpy.spiexceptions.QueryCanceled:

@@ -42,6 +42,8 @@ class ForkServer:
         python = self._server.setting("pg_tensile.python")
         if not wanted or python != self._python:
             self.close()
+        if python != self._python:  # which may work where the other one has failed
+            self._python, self._start_after = python, 0.0
         if wanted and self._process is None and time.monotonic() >= self._start_after:
             self._start(python)
 
@@ -81,7 +83,7 @@ class ForkServer:
                 path.unlink()
                 self._start_after = time.monotonic() + FAILURE_PAUSE  # the job's own attempt tells what is wrong
             else:
-                self._python, self._control = python, ours
+                self._control = ours
 
     def close(self) -> None:
         """Have the fork server end as soon as it has no more children."""

@@ -235,6 +235,8 @@ class Worker:
             self._server.commit()
             return
         await self._server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
+        if self._server.stopping:  # since an earlier wait; only a SIGTERM from here on ends the query
+            raise Stopped
         self._check_job()
         plpy = self._server.plpy
         row = self._row

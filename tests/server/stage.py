@@ -45,7 +45,7 @@ def restart_processes(cluster: Any, conn: Connection, wait_until: Wait) -> None:
     cluster.alter({"pg_tensile.database": ""})
     wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="the processes end")
     cluster.alter({"pg_tensile.database": None})
-    wait_until(lambda: BOTH <= set(processes(conn)), what="the processes start again")
+    wait_until(lambda: set(processes(conn)) >= BOTH, what="the processes start again")
 
 
 def await_turn(conn: Connection, wait_until: Wait, kind: str) -> None:

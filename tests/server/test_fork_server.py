@@ -13,16 +13,23 @@ import pytest
 from tests.server.explaining import backend, explaining
 from tests.server.stage import processes, terminate
 from tests.server.support import (
+    ENDLESS_ROWS,
     FOREVER,
+    MLP,
+    TERMINATED,
     Connection,
     Row,
     Wait,
     alive,
     children,
+    ended,
     executor_pid,
     phase,
     python_model,
+    reason,
     register,
+    settle,
+    state,
     submit,
     value,
     worker_pid,
@@ -86,6 +93,19 @@ def test_jobs_and_sessions_fork_as_long_as_the_setting_says_so(
     wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
 
 
+def test_another_interpreter_is_tried_at_once_after_one_that_failed(
+    db: Connection, alter: Callable[..., None], wait_until: Wait
+) -> None:
+    alter({"pg_tensile.python": "/bin/false"})
+    failed = submit(db, "m", **LASTING)
+    settle(db, wait_until, failed)
+    alter({"pg_tensile.python": None})
+    job = submit(db, "m2", **LASTING)
+    (executor,) = training(db, wait_until, job)
+    assert parent(executor) == fork_server(db)
+    cancel(db, job)
+
+
 def test_jobs_are_retried_when_the_fork_server_is_killed(db: Connection, wait_until: Wait, job_row: Row) -> None:
     """Their processes die with it; another one is started for them."""
     job = submit(db, "m", **LASTING)
@@ -97,6 +117,26 @@ def test_jobs_are_retried_when_the_fork_server_is_killed(db: Connection, wait_un
     (executor,) = training(db, wait_until, job)
     assert parent(executor) == fork_server(db) != server
     cancel(db, job)
+
+
+def test_a_job_that_is_stopped_before_it_has_its_executor_runs_no_query(db: Connection, wait_until: Wait) -> None:
+    """Its worker has seen the signal by then, so nothing would end the query."""
+    other = submit(db, "m", **LASTING)
+    training(db, wait_until, other)
+    server = fork_server(db)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        job = submit(db, "m2", MLP, query=ENDLESS_ROWS)
+        wait_until(lambda: phase(db, job) == "starting")
+        worker = worker_pid(db, job)
+        assert worker is not None
+        db.execute("SELECT pg_terminate_backend(%s)", (worker,))
+        wait_until(lambda: not alive(worker), what="the end of the worker")
+    finally:
+        os.kill(server, signal.SIGCONT)
+    wait_until(lambda: ended(db, job))
+    assert (state(db, job), reason(db, job)) == ("cancelled", TERMINATED)
+    cancel(db, other)
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Jobs that are trained by ranks on a real Ray cluster, from SQL: their weights, what is told of them, and failures.
 
-All long, because the processes of a Ray cluster take 20 seconds to start, and a job with ranks takes seconds.
-test_ranks_settings.py has what the server does with such jobs, and tests/unit/execution/distributed what the ranks do."""
+All long, because the processes of a Ray cluster take 20 seconds to start, and a job with ranks takes seconds. What the
+server does with such jobs is in test_ranks_settings.py, and what the ranks do in tests/unit/execution/distributed."""
 
 from __future__ import annotations
 

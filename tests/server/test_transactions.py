@@ -18,7 +18,6 @@ from tests.server.stage import (
 )
 from tests.server.support import Connection, Wait, register, value
 
-
 CLUSTER_SETTINGS = {"pg_tensile.database": "", "max_prepared_transactions": 2}
 
 
