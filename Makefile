@@ -29,7 +29,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long emulator lint \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long mutants emulator lint \
 	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
@@ -95,6 +95,7 @@ help:
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run the tests, but for the long ones'
 	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), and tests of the server with PostgreSQL 17'
+	@echo 'make mutants         does make test see 30 faults? Installs them one by one, then the extension (MUTANTS="--only …")'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make first-gpu-run   those, PyTorch'"'"'s sanitizer and short benchmarks on a GPU, and a page of the results'
 	@echo 'make first-gpu-run-server  jobs and the demo in a server on a GPU'
@@ -162,6 +163,10 @@ test: venv deploy lint emulator
 test-long: venv deploy emulator
 	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
 	@$(MAKE) --no-print-directory test-major
+
+# Installs mutants of the extension, and at its end the checkout's again.
+mutants: venv deploy
+	@$(VENV_PYTHON) -m tests.mutants $(MUTANTS)
 
 # Compile the emulated accelerator, which takes longer than a test may.
 emulator: venv

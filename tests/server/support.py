@@ -224,6 +224,7 @@ def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[...
     cluster.reload()
     try:
         wait_until(lambda: state(conn, job) == "interrupted", what=lambda: f"job {job} is {state(conn, job)}")
+        assert value(conn, "SELECT retries FROM tensile.jobs WHERE id = %s", job) == 0, "a stop is no fault"
     finally:
         cluster.configure({"pg_tensile.database": database})
         cluster.reload()

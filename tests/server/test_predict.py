@@ -215,6 +215,15 @@ def test_features_accept_all_types_of_their_kind(conn: Connection) -> None:
     assert len(set(answers)) == 1
 
 
+def test_null_elements_are_imputed_and_no_zeros(conn: Connection) -> None:
+    ask = f"""
+        SELECT predict('delay', x), predict('delay', to_jsonb(x))
+        FROM (SELECT {FEATURES.removesuffix("recent")} %s::int[] AS recent FROM flights WHERE id = 1) x
+    """
+    unknown, zero = (conn.execute(ask, (recent,)).fetchone() for recent in ([None, 1, 1], [0, 1, 1]))
+    assert unknown is not None and unknown[0] == unknown[1] and zero not in (None, unknown)
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 

@@ -65,6 +65,7 @@ def test_what_only_the_target_needs_is_dropped(query: str, expected: str) -> Non
         ("SELECT carrier, distance, avg(late) AS late FROM f GROUP BY 1, 2", "the groups of the training query"),
         ("SELECT carrier, distance, late FROM f GROUP BY carrier, distance, late", "the groups of the training query"),
         ("SELECT carrier, lag(distance) OVER () AS distance, late FROM f WHERE late", "a feature is computed"),
+        ("SELECT carrier, row_number() OVER () AS distance, late FROM f WHERE late", "a feature is computed"),
         ("SELECT lower(a), upper(b), distance FROM f", "only the server can say which column"),
         ("SELECT late FROM f", "the training query has no column besides the target"),
     ],

@@ -185,6 +185,19 @@ def test_a_whole_iteration_takes_all_that_the_job_may(library: ctypes.CDLL) -> N
     assert bank.begin(0, WHOLE)
 
 
+def test_of_jobs_that_take_memory_back_the_one_that_leaves_the_most_ends_last(library: ctypes.CDLL) -> None:
+    """Both hold nothing now. One takes 12 bytes and keeps 2, the other takes 3 and keeps them: 15 the other way round."""
+    bank, grants = Bank(library, 100), Grants(100)
+    for number, job in enumerate((groups((12, 0), (12, 2)), groups((3, 0), (3, 3)))):
+        assert bank.join(number, job) and grants.join(number, job)
+        assert bank.begin(number) and grants.begin(number)
+        bank.end(number)
+        grants.end(number)
+    assert bank.held() == grants.held_bytes() == 0 and bank.safe_bytes() == 12
+    for grants.budget_bytes in (11, 12):
+        assert grants._is_safe(list(grants.jobs.values())) == (grants.budget_bytes == 12)
+
+
 def test_a_constant_grant_has_to_leave_the_others_what_they_need(library: ctypes.CDLL) -> None:
     bank = Bank(library, 100)
     for number in (0, 1):

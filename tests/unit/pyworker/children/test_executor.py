@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pg_tensile.execution.training import recipe
+from pg_tensile.execution.training.checkpoint import from_bytes
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import model_bytes, roofline
 from pg_tensile.planning.latency.features import Sample
@@ -194,6 +196,13 @@ def test_a_planned_job_trains_to_the_bits_of_an_unplanned_one(start: Callable[..
     assert last["plan_generation"] == 4 and last["bytes_swapped"] > 0 and last["device_peak_bytes"] > 0
     phases = [header.get("phase") for header in child.headers(FrameType.PROGRESS)]
     assert phases.index("waiting") < phases.index("training")
+
+
+def test_the_first_weights_are_those_of_the_seed(start: Callable[..., Child]) -> None:
+    """The learning rate is too small to change them."""
+    runs = [eager_run(start, seed=seed, optimizer="sgd", learning_rate=1e-30, epochs=1) for seed in (3, 4)]
+    first, other = (max(from_bytes(run.weights()).values(), key=torch.Tensor.numel) for run in runs)
+    assert not torch.equal(first, other)
 
 
 def test_what_a_job_leaves_open_is_chosen_and_reported(start: Callable[..., Child]) -> None:
