@@ -4,7 +4,7 @@ Those that are sums over rows, or follow from counts, are exact for any number o
 need all outputs at once: they are computed from the first rows of an epoch's order, and only if `ranks`. A metric that
 the rows do not define is None. Regressions are measured in the target's own unit.
 
-Rows may have weights. Needs numpy only: scores.py imports scikit-learn when it is used.
+Rows may have weights. Needs numpy only.
 """
 
 from __future__ import annotations

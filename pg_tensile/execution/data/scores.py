@@ -1,19 +1,17 @@
-"""Scores of predictions against targets, computed by scikit-learn. A score that the rows do not define is None.
+"""Scores of predictions against targets, those of scikit-learn. A score that the rows do not define is None.
 
 Classes are numbers: the position of the label in the preprocessing's labels; higher ones are labels that training did
 not have. Rows with such a label count as errors. Scores of probabilities are then not defined, because the model has no
 probability for the label.
 
-scikit-learn is imported only when a score is computed, because that takes most of a second; `rankings` does without.
+scikit-learn itself is not used: importing it takes longer than most evaluations, and changes the state of Python's
+random numbers, which training must not.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +26,8 @@ Numbers = NDArray[np.float64]
 class Classified(NamedTuple):
     """Rows of a classification.
 
-    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]; weight:
-    [rows], None if all rows count the same."""
+    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]; weight, of
+    which `rankings` alone takes account: [rows], None if all rows count the same."""
 
     actual: NDArray[np.integer[Any]]
     probabilities: Numbers
@@ -47,11 +45,10 @@ class Classified(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Rows of a regression: targets and predictions [rows] in the target's unit, and weights [rows] or None."""
+    """Rows of a regression: targets and predictions [rows] in the target's unit."""
 
     actual: Numbers
     predicted: Numbers
-    weight: Numbers | None = None
 
 
 class Bin(NamedTuple):
@@ -68,8 +65,7 @@ def score(name: str, data: Classified | Estimated) -> float | None:
     numbers = data.probabilities if isinstance(data, Classified) else data.predicted
     if len(data.actual) == 0 or not np.isfinite(numbers).all():
         return None
-    with _scikit_learn():
-        value = CLASSIFICATION[name](data) if isinstance(data, Classified) else REGRESSION[name](data)
+    value = CLASSIFICATION[name](data) if isinstance(data, Classified) else REGRESSION[name](data)
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -82,111 +78,97 @@ def higher_is_better(name: str) -> bool:
     return name not in LOSSES
 
 
-@contextmanager
-def _scikit_learn() -> Iterator[None]:
-    """Switch off checks of arguments that are known to be valid, and warnings of undefined scores."""
-    import sklearn
-
-    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 # ---- classification ----
 
 
-def _accuracy(data: Classified) -> float:
-    from sklearn import metrics
+class _Counts(NamedTuple):
+    """Rows of each class that occurs in targets or predictions [classes]."""
 
-    return float(metrics.accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
+    classes: NDArray[np.int64]
+    hits: Numbers  # rows that are of the class and predicted as such
+    actual: Numbers
+    predicted: Numbers
+
+
+def _counts(data: Classified) -> _Counts:
+    width = int(max(data.actual.max(), data.predicted.max())) + 1
+    hits, actual, predicted = (
+        np.bincount(classes, minlength=width).astype(np.float64)
+        for classes in (data.actual[data.actual == data.predicted], data.actual, data.predicted)
+    )
+    classes = np.flatnonzero(actual + predicted)
+    return _Counts(classes, hits[classes], actual[classes], predicted[classes])
+
+
+def _accuracy(data: Classified) -> float:
+    return float(np.mean(data.actual == data.predicted))
 
 
 def _balanced_accuracy(data: Classified) -> float:
-    from sklearn import metrics
+    counts = _counts(data)
+    occurs = counts.actual > 0
+    return float(np.mean(counts.hits[occurs] / counts.actual[occurs]))
 
-    return float(metrics.balanced_accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
 
+def _of_classes(ratio: Callable[[_Counts], tuple[Numbers, Numbers]]) -> Callable[[Classified], float | None]:
+    """Return a score of class 1 of two, or the mean over the classes that occur in targets or predictions.
 
-def _of_classes(name: str) -> Callable[[Classified], float]:
-    """Return a score of class 1 of two, or the mean over the classes that occur in targets or predictions."""
+    ratio: numerators and denominators [classes]; if a denominator is 0, the score of two classes is not defined, and
+    that of the class is 0 in a mean."""
 
-    def score(data: Classified) -> float:
-        from sklearn import metrics
-
-        function = getattr(metrics, f"{name}_score")
-        if data.labels == 2:
-            of_class = {"labels": [1], "average": None, "zero_division": np.nan}
-            return float(function(data.actual, data.predicted, **of_class, sample_weight=data.weight)[0])
-        macro = {"average": "macro", "zero_division": 0.0}
-        return float(function(data.actual, data.predicted, **macro, sample_weight=data.weight))
+    def score(data: Classified) -> float | None:
+        counts = _counts(data)
+        above, below = ratio(counts)
+        of_classes = above / np.where(below > 0, below, 1)
+        if data.labels > 2:
+            return float(np.mean(of_classes))
+        (second,) = np.nonzero((counts.classes == 1) & (below > 0))
+        return float(of_classes[second[0]]) if len(second) else None
 
     return score
 
 
 def _mcc(data: Classified) -> float | None:
-    from sklearn import metrics
-
-    if (data.actual == data.actual[0]).all() or (data.predicted == data.predicted[0]).all():
-        return None
-    return float(metrics.matthews_corrcoef(data.actual, data.predicted, sample_weight=data.weight))
+    """R. A. Fisher's correlation of two classes, and J. Gorodkin's of several."""
+    rows = float(len(data.actual))
+    _, hits, actual, predicted = _counts(data)
+    spread = (rows**2 - predicted @ predicted) * (rows**2 - actual @ actual)
+    return float((hits.sum() * rows - actual @ predicted) / math.sqrt(spread)) if spread > 0 else None
 
 
 def _log_loss(data: Classified) -> float | None:
-    from sklearn import metrics
-
     if not data.has_only_labels:
         return None
-    labels = range(data.labels)
-    return float(metrics.log_loss(data.actual, data.probabilities, labels=labels, sample_weight=data.weight))
+    least = np.finfo(np.float64).eps
+    right = data.probabilities[np.arange(len(data.actual)), data.actual]
+    return float(-np.mean(np.log(np.clip(right, least, 1 - least))))
 
 
 def _brier(data: Classified) -> float | None:
-    from sklearn import metrics
-
+    """Half of the squared distance for two classes, as usual."""
     if not data.has_only_labels:
         return None
-    weight = {"sample_weight": data.weight}
-    if data.labels == 2:
-        return float(metrics.brier_score_loss(data.actual, data.probabilities[:, 1], pos_label=1, **weight))
-    return float(metrics.brier_score_loss(data.actual, data.probabilities, labels=range(data.labels), **weight))
-
-
-def _ranking(name: str) -> Callable[[Classified], float | None]:
-    """Return a score of the order of the probabilities of class 1 of two, or the mean over all classes that occur."""
-
-    def score(data: Classified) -> float | None:
-        from sklearn import metrics
-
-        classes = np.unique(data.actual)
-        if len(classes) < 2 or not data.has_only_labels:
-            return None
-        function = partial(getattr(metrics, name), sample_weight=data.weight)
-        if data.labels == 2:
-            return float(function(data.actual, data.probabilities[:, 1]))
-        return float(np.mean([function(data.actual == label, data.probabilities[:, label]) for label in classes]))
-
-    return score
+    distance = ((np.eye(data.labels)[data.actual] - data.probabilities) ** 2).sum(axis=1)
+    return float(np.mean(distance)) / (2 if data.labels == 2 else 1)
 
 
 CLASSIFICATION: Mapping[str, Callable[[Any], float | None]] = {
     "accuracy": _accuracy,
     "balanced_accuracy": _balanced_accuracy,
-    "f1": _of_classes("f1"),
-    "precision": _of_classes("precision"),
-    "recall": _of_classes("recall"),
+    "f1": _of_classes(lambda counts: (2 * counts.hits, counts.actual + counts.predicted)),
+    "precision": _of_classes(lambda counts: (counts.hits, counts.predicted)),
+    "recall": _of_classes(lambda counts: (counts.hits, counts.actual)),
     "mcc": _mcc,
     "log_loss": _log_loss,
     "brier": _brier,
-    "roc_auc": _ranking("roc_auc_score"),
-    "pr_auc": _ranking("average_precision_score"),
+    "roc_auc": lambda data: rankings(data)["roc_auc"],
+    "pr_auc": lambda data: rankings(data)["pr_auc"],
 }
 
 
 def rankings(data: Classified) -> dict[str, float | None]:
-    """Return roc_auc and pr_auc like `score`, from one sweep over the thresholds of each class, without scikit-learn.
-
-    For the metrics of epochs: importing scikit-learn takes longer than a short job, and changes the state of Python's
-    random numbers, which training must not."""
+    """Return roc_auc and pr_auc of class 1 of two, or the mean over all classes that occur, from one sweep over the
+    thresholds of each class."""
     classes = np.unique(data.actual)
     values = None
     if len(classes) >= 2 and data.has_only_labels and np.isfinite(data.probabilities).all():
@@ -245,33 +227,25 @@ def calibration(data: Classified) -> list[Bin]:
 # ---- regression ----
 
 
-def _error(name: str) -> Callable[[Estimated], float]:
-    def score(data: Estimated) -> float:
-        from sklearn import metrics
-
-        return float(getattr(metrics, name)(data.actual, data.predicted, sample_weight=data.weight))
-
-    return score
-
-
 def _r2(data: Estimated) -> float | None:
-    from sklearn import metrics
-
-    if (data.actual == data.actual[0]).all():
+    spread = ((data.actual - data.actual.mean()) ** 2).sum()
+    if (data.actual == data.actual[0]).all() or spread == 0:
         return None
-    return float(metrics.r2_score(data.actual, data.predicted, sample_weight=data.weight))
+    return float(1 - ((data.actual - data.predicted) ** 2).sum() / spread)
 
 
 def _mape(data: Estimated) -> float | None:
-    return None if (data.actual == 0).any() else _error("mean_absolute_percentage_error")(data)
+    if (data.actual == 0).any():
+        return None
+    return float(np.mean(np.abs(data.actual - data.predicted) / np.abs(data.actual)))
 
 
 REGRESSION: Mapping[str, Callable[[Any], float | None]] = {
     "r2": _r2,
-    "rmse": _error("root_mean_squared_error"),
-    "mae": _error("mean_absolute_error"),
+    "rmse": lambda data: float(np.sqrt(np.mean((data.actual - data.predicted) ** 2))),
+    "mae": lambda data: float(np.mean(np.abs(data.actual - data.predicted))),
     "mape": _mape,
-    "median_absolute_error": _error("median_absolute_error"),
+    "median_absolute_error": lambda data: float(np.median(np.abs(data.actual - data.predicted))),
 }
 LOSSES = {"log_loss", "brier", "rmse", "mae", "mape", "median_absolute_error"}
 

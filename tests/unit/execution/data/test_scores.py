@@ -1,4 +1,4 @@
-"""Scores by scikit-learn: what they are where the rows do not define them, tables of classes and of probabilities."""
+"""Scores are those of scikit-learn; where the rows do not define them they are None; tables of classes and chances."""
 
 from __future__ import annotations
 
@@ -32,36 +32,79 @@ def classified(labels: int, rows: int, seed: int) -> Classified:
     return Classified(random.integers(0, labels, rows), probabilities, probabilities.argmax(axis=1))
 
 
-def test_scores_of_classes_are_scikit_learns_macro_averages() -> None:
-    data = classified(4, 300, 1)
-    actual, predicted = data.actual, data.predicted
-    result = scores(data)
-    assert result["f1"] == sk.f1_score(actual, predicted, average="macro")
-    assert result["precision"] == sk.precision_score(actual, predicted, average="macro")
-    assert result["recall"] == sk.recall_score(actual, predicted, average="macro")
-    assert result["roc_auc"] == pytest.approx(sk.roc_auc_score(actual, data.probabilities, multi_class="ovr"))
-    assert result["log_loss"] == sk.log_loss(actual, data.probabilities)
-    assert result["brier"] == sk.brier_score_loss(actual, data.probabilities)
-    assert result["pr_auc"] == pytest.approx(
-        sk.average_precision_score(actual[:, None] == range(4), data.probabilities)
-    )
+def same(value: float | None) -> object:
+    return None if value is None or not np.isfinite(value) else pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-def test_scores_of_two_classes_are_those_of_the_second() -> None:
-    data = classified(2, 300, 2)
-    result = scores(data)
-    assert result["f1"] == sk.f1_score(data.actual, data.predicted)
-    assert result["brier"] == sk.brier_score_loss(data.actual, data.probabilities[:, 1])
-    assert result["roc_auc"] == sk.roc_auc_score(data.actual, data.probabilities[:, 1])
-
-
-@settings(deadline=None)
-@given(st.integers(2, 5), st.integers(1, 50), st.integers(0, 1000))
-def test_rankings_are_the_scores(labels: int, rows: int, seed: int) -> None:
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true", "ignore:A single label was found")
+@settings(deadline=None, max_examples=30)
+@given(st.integers(3, 5), st.integers(1, 60), st.integers(0, 1000), st.booleans())
+def test_scores_of_classes_are_scikit_learns_macro_averages(labels: int, rows: int, seed: int, unseen: bool) -> None:
     data = classified(labels, rows, seed)
-    for name, value in rankings(data).items():
-        expected = score(name, data)
-        assert value == (None if expected is None else pytest.approx(expected))
+    if unseen:
+        data = data._replace(actual=np.where(np.arange(rows) % 4 == 1, labels, data.actual))
+    actual, predicted, result = data.actual, data.predicted, scores(data)
+    assert result["accuracy"] == same(sk.accuracy_score(actual, predicted))
+    assert result["balanced_accuracy"] == same(sk.balanced_accuracy_score(actual, predicted))
+    assert result["f1"] == same(sk.f1_score(actual, predicted, average="macro", zero_division=0))
+    assert result["precision"] == same(sk.precision_score(actual, predicted, average="macro", zero_division=0))
+    assert result["recall"] == same(sk.recall_score(actual, predicted, average="macro", zero_division=0))
+    if result["mcc"] is not None:
+        assert result["mcc"] == same(sk.matthews_corrcoef(actual, predicted))
+    else:
+        assert len(np.unique(actual)) == 1 or len(np.unique(predicted)) == 1
+    if data.has_only_labels:
+        assert result["log_loss"] == same(sk.log_loss(actual, data.probabilities, labels=range(labels)))
+        assert result["brier"] == same(sk.brier_score_loss(actual, data.probabilities, labels=range(labels)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 60), st.integers(0, 1000))
+def test_scores_of_two_classes_are_those_of_the_second(rows: int, seed: int) -> None:
+    data = classified(2, rows, seed)
+    result, of_second = scores(data), {"labels": [1], "average": None, "zero_division": np.nan}
+    for name, function in (("f1", sk.f1_score), ("precision", sk.precision_score), ("recall", sk.recall_score)):
+        assert result[name] == same(function(data.actual, data.predicted, **of_second)[0]), name
+    assert result["brier"] == same(sk.brier_score_loss(data.actual, data.probabilities[:, 1], pos_label=1))
+    assert result["log_loss"] == same(sk.log_loss(data.actual, data.probabilities, labels=[0, 1]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 5), st.integers(1, 50), st.integers(0, 1000), st.booleans())
+def test_rankings_are_scikit_learns(labels: int, rows: int, seed: int, weighted: bool) -> None:
+    """Of the second of two classes, or the mean over the classes that occur; some probabilities are equal."""
+    random = np.random.default_rng(seed)
+    data = classified(labels, rows, seed)
+    data = data._replace(
+        probabilities=data.probabilities.round(1),
+        weight=random.integers(1, 4, rows).astype(float) if weighted else None,
+    )
+    classes = np.unique(data.actual)
+    found = rankings(data)
+    for name, function in (("roc_auc", sk.roc_auc_score), ("pr_auc", sk.average_precision_score)):
+        expected = None
+        if len(classes) > 1:
+            expected = np.mean([
+                function(data.actual == label, data.probabilities[:, label], sample_weight=data.weight)
+                for label in ([1] if labels == 2 else classes)
+            ])  # fmt: skip
+        assert found[name] == same(expected), name
+        assert weighted or score(name, data) == found[name]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 60), st.integers(0, 1000))
+def test_scores_of_regressions_are_scikit_learns(rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    actual = random.normal(3, 10, rows)
+    data = Estimated(actual, actual + random.normal(size=rows))
+    assert scores(data) == {
+        "r2": same(sk.r2_score(*data)),
+        "rmse": same(sk.root_mean_squared_error(*data)),
+        "mae": same(sk.mean_absolute_error(*data)),
+        "mape": same(sk.mean_absolute_percentage_error(*data)),
+        "median_absolute_error": same(sk.median_absolute_error(*data)),
+    }
 
 
 def test_no_rows_and_predictions_that_are_not_finite_have_no_scores() -> None:
