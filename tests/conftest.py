@@ -78,6 +78,12 @@ class TestCluster(Cluster):
         crashes = [line for line in lines if not any(pattern.search(line) for pattern in self._expected)]
         assert not crashes, "unexpected in the server's log:\n" + "\n".join(crashes)
 
+    def close_log(self) -> None:
+        """Check the log so far and empty it: what was expected in it need not be expected in what follows."""
+        self.check_log()
+        os.truncate(self.log_file, 0)
+        self._expected.clear()
+
     def leftovers(self, sockets: bool = True) -> list[str]:
         """List files of the extension that a stopped server has left: spooled data and sockets.
 

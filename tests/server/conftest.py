@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.server.cast import Cast, insert_job
 from tests.server.pressure import Lab
 from tests.server.recording import Recorder, install_recorder
+from tests.server.shared import SharedServer, lent
 from tests.server.stage import Stage, use_device
 from tests.server.support import SMALL_MLP, Connection, Wait, no_workers, register, value
 
@@ -35,6 +37,14 @@ def module_cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., An
     cluster = new_cluster(getattr(request.module, "CLUSTER_SETTINGS", None))
     yield cluster
     cluster.end()
+
+
+@pytest.fixture(scope="module")
+def shared_server(request: pytest.FixtureRequest, cluster: Any, wait_until: Wait) -> Iterator[SharedServer]:
+    """The worker's cluster, with a schema for the module and the settings of its CLUSTER_SETTINGS, if it has any."""
+    settings = getattr(request.module, "CLUSTER_SETTINGS", {})
+    with lent(cluster, f"m{time.monotonic_ns()}", settings, wait_until) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

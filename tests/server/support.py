@@ -88,8 +88,8 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Register the model if there is an architecture, call train_model with small defaults and return the job.
 
-    `options` or `policy` None: the function's default. Policy "none" captures nothing, which takes most of a small job's
-    time, and side effects of a captured model do not run in every pass."""
+    `options` or `policy` None: the function's default. Policy "none" captures nothing, which takes most of a small
+    job's time, and side effects of a captured model do not run in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
     arguments = SMALL_JOB | arguments

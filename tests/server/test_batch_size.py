@@ -21,7 +21,7 @@ QUERY = f"""
     FROM generate_series(1, {ROWS}) i
 """
 CNN: dict[str, Any] = {"type": "cnn", "channels": [4, 8], "hidden": [16], "dropout": 0.1}
-JOB: dict[str, Any] = {"query": QUERY, "batch_size": 0, "validation": 0.2, "epochs": 2}
+JOB: dict[str, Any] = {"query": QUERY, "batch_size": 0, "validation": 0.2, "epochs": 2, "policy": "joint"}
 
 CHOSEN = "SELECT {} FROM tensile.batch_sizes WHERE job = %s AND chosen"
 

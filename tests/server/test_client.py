@@ -31,12 +31,13 @@ from pg_tensile.client import (
     connect,
 )
 from pg_tensile.client.frames import PLAN, frame
-from tests.server.support import FOREVER, MLP, ROWS, Wait, value
+from tests.server.support import FOREVER, MLP, ROWS, Wait, executor_pid, value
 from tests.unit.records import facts_in
 
 SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
 QUERY = f'SELECT a AS "100%", b AS "it\'s", c, y AS "the ""answer"";" FROM ({ROWS}) r'
+LONG_QUERY = f"{QUERY}, generate_series(1, 60)"  # few epochs, so that their metrics do not become many
 TARGET = 'the "answer";'
 DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # its minimum is well below its memory without a plan
 SETTINGS: dict[str, Any] = {"batch_size": 50, "validation": 0.25}
@@ -63,6 +64,10 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         with connect(cluster.dsn()) as admin:
             for row in admin.connection.execute("SELECT job FROM tensile.progress").fetchall():
                 job = admin.job(row["job"])
+                with cluster.connect() as conn:
+                    pid = executor_pid(conn, job.number)
+                if pid is not None:
+                    os.kill(pid, signal.SIGCONT)
                 job.cancel()
                 job.wait(progress=False, timeout=30)
     finally:
@@ -97,15 +102,24 @@ def trained(server: Any, budget: int) -> int:
 
 
 @pytest.fixture
-def endless(client: Client, budget: int, wait_until: Wait) -> Job:
-    """A job that trains, left by an earlier test or new."""
+def endless(server: Any, client: Client, budget: int, wait_until: Wait) -> Iterator[Job]:
+    """A job that trains, left by an earlier test or new. It is stopped between the tests that need it."""
     rows = client.connection.execute("SELECT job FROM tensile.progress WHERE model = 'endless'").fetchall()
     if rows:
         job = client.job(rows[0]["job"])
     else:
-        job = client.train("endless", QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS)
-    wait_until(lambda: phase(client, job) == "training", what=lambda: job.state)
-    return job
+        job = client.train(
+            "endless", LONG_QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS
+        )
+    with server.connect() as conn:
+        pid = executor_pid(conn, job.number)
+        if pid is not None:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: phase(client, job) == "training", what=lambda: job.state)
+        yield job
+        pid = executor_pid(conn, job.number)
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
 
 
 def phase(client: Client, job: Job) -> str | None:

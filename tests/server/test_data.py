@@ -150,7 +150,8 @@ def test_a_constant_target_is_an_error(series: Connection) -> None:
 
 
 def test_rows_count_by_their_weights(series: Connection) -> None:
-    job = train(series, "heavy", target="label", options={"weight": "heavy", "class_weight": "balanced"})
+    options = {"weight": "heavy", "class_weight": "balanced"}
+    job = train(series, "heavy", target="label", policy="joint", options=options)
     features = value(series, "SELECT preprocessing -> 'features' FROM tensile.model_versions WHERE job = %s", job)
     assert "heavy" not in [feature["name"] for feature in features]
     assert value(series, "SELECT count(predict('m', s)) FROM series s") == 400

@@ -1,6 +1,6 @@
 """Queries of other dialects in the client, and `pg-tensile sql` with BigQuery ML, on a server.
 
-One cluster for the file; models are trained once, for a few epochs.
+Models are trained once for the file, for a few epochs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from pg_tensile.client import ArgumentError, Client, ServerError, connect
 from pg_tensile.queries.dialects import DialectError
 from pg_tensile.tools.cli.main import main
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, value
 
 TABLES = """
@@ -36,15 +37,11 @@ CREATE = """
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster({"pg_tensile.threads": 1})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(TABLES)
-        assert main(["sql", "-d", cluster.dsn(), CREATE]) == 0
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    with shared_server.connect() as conn:
+        conn.execute(TABLES)
+    assert main(["sql", "-d", shared_server.dsn(), CREATE]) == 0
+    return shared_server
 
 
 @pytest.fixture

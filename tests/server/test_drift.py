@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -12,31 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer, unload
 from tests.server.support import MLP, Connection, Wait, finish, register, state, submit, value
 
+CLUSTER_SETTINGS = {"pg_tensile.drift_sample_rate": 1}
 TABLE = """
     CREATE TABLE orders AS
     SELECT i AS id, sin(i) AS distance, i % 7 AS weekday, (ARRAY['north', 'south', 'west', NULL])[i % 4 + 1] AS shop,
            '2026-01-01'::timestamp + i * interval '1 hour' AS at, 20 + 5 * sin(i) + i % 7 AS minutes
     FROM generate_series(1, 1000) i
 """
-QUERY = "SELECT distance, weekday, shop, at, minutes FROM public.orders"
-FEATURES = "SELECT distance, weekday, shop, at FROM public.orders"
-SAME = "SELECT * FROM public.orders WHERE id % 3 = 0"  # a period that no column has
-FARTHER = "SELECT distance + 1 AS distance, weekday, shop, at FROM public.orders"
+QUERY = "SELECT distance, weekday, shop, at, minutes FROM orders"
+FEATURES = "SELECT distance, weekday, shop, at FROM orders"
+SAME = "SELECT * FROM orders WHERE id % 3 = 0"  # a period that no column has
+FARTHER = "SELECT distance + 1 AS distance, weekday, shop, at FROM orders"
 DRIFT = "SELECT column_name, kind, rows, psi, ks, drifted FROM tensile.drift WHERE model = %s AND version = %s"
 ROWS = "SELECT coalesce(max(rows), 0) FROM tensile.drift WHERE model = %s"
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster that counts all rows, and has a model."""
-    cluster = new_cluster({"pg_tensile.drift_sample_rate": 1})
-    with cluster.connect() as conn:
+def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
+    """The worker's cluster, which counts all rows, with a model."""
+    with shared_server.connect() as conn:
+        unload(conn, wait_until)  # the predictor learns of the setting when it starts
         conn.execute(TABLE)
         finish(conn, submit(conn, "delivery", MLP, query=QUERY, target="minutes"))
-    yield cluster
-    cluster.end()
+    return shared_server
 
 
 @pytest.fixture
@@ -188,7 +189,8 @@ def schedule(conn: Connection, **arguments: Any) -> None:
     options = '{"deploy": "never", "keep": "last"}'
     named = ", ".join(f"{name} => %({name})s" for name in arguments)
     conn.execute(
-        f"SELECT schedule_training('delivery', %(query)s, 'minutes', epochs => 2, options => '{options}', {named})",
+        f"SELECT schedule_training('delivery', %(query)s, 'minutes', epochs => 2, policy => 'none',"
+        f" options => '{options}', {named})",
         {"query": QUERY} | arguments,
     )
 
@@ -297,7 +299,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     server: Any, conn: Connection, wait_until: Wait
 ) -> None:
     guest = role(conn, "guest", "")
-    conn.execute("SELECT grant_model('delivery', 'guest'); GRANT SELECT ON public.orders TO guest")
+    conn.execute("SELECT grant_model('delivery', 'guest'); GRANT SELECT ON orders TO guest")
     with server.connect(user=guest) as other:
         other.execute("SELECT schedule_evaluation('delivery', %s, '1 day', metric => 'rmse')", (QUERY,))
         assert value(other, "SELECT next_run > now() + interval '23 hours' FROM tensile.evaluation_status")
@@ -308,10 +310,10 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     second = evaluated(conn, wait_until)
     assert value(conn, "SELECT count(*) FROM tensile.evaluations") == 2
     assert value(conn, "SELECT array_agg(id) FROM tensile.jobs WHERE kind = 'evaluate'") == [second]
-    conn.execute("REVOKE SELECT ON public.orders FROM guest")
+    conn.execute("REVOKE SELECT ON orders FROM guest")
     evaluated(conn, wait_until)
     assert conn.execute(STATUS).fetchone() == ("failed", "permission denied for table orders")
-    conn.execute("SELECT revoke_model('delivery', 'guest'); GRANT SELECT ON public.orders TO guest")
+    conn.execute("SELECT revoke_model('delivery', 'guest'); GRANT SELECT ON orders TO guest")
     evaluated(conn, wait_until)
     assert conn.execute(STATUS).fetchone() == ("failed", 'permission denied for model "delivery"')
     conn.execute("REVOKE tensile_user FROM guest")
@@ -319,7 +321,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     wait_until(lambda: conn.execute(STATUS).fetchone() == ("refused", "permission denied for function evaluate_model"))
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is True
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is False
-    conn.execute("DELETE FROM tensile.evaluations; REVOKE ALL ON public.orders FROM guest")
+    conn.execute("DELETE FROM tensile.evaluations; REVOKE ALL ON orders FROM guest")
 
 
 def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> None:
@@ -342,8 +344,8 @@ def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> 
         ((QUERY, "0 s"), "22023", "every is out of range"),
         ((QUERY, None), "22004", 'argument "every" must not be null'),
         ((None, "1 day"), "22004", 'argument "query" must not be null'),
-        (("SELECT distance FROM public.orders", "1 day"), "42703", "weekday"),
-        (("DELETE FROM public.orders", "1 day"), "42601", "SELECT"),
+        (("SELECT distance FROM orders", "1 day"), "42703", "weekday"),
+        (("DELETE FROM orders", "1 day"), "42601", "SELECT"),
     ],
 )
 def test_wrong_evaluations(conn: Connection, arguments: Any, sqlstate: str, message: str) -> None:

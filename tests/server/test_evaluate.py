@@ -1,12 +1,12 @@
 """evaluate_model and feature_importance: results, groups, refusals, privileges and the end of their executor.
 
-One cluster for the file, with small models trained once; metrics are compared with those of scikit-learn on what
-predict_rows returns.
+Small models are trained once for the file; metrics are compared with those of scikit-learn on what predict_rows
+returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sklearn.calibration import calibration_curve
 
 from tests.server.explaining import backend
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
 TABLE = """
@@ -37,26 +38,20 @@ TRAINED = {  # name: features, target, options
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with trained models."""
-    cluster = new_cluster({"pg_tensile.threads": 1})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(TABLE)
-            conn.execute("GRANT SELECT ON flights TO PUBLIC")
-            jobs = []
-            for name, (features, target, options) in TRAINED.items():
-                query = f"SELECT {features}, {target} FROM flights"
-                architecture = {"type": "mlp", "hidden": [16]}
-                jobs.append(
-                    submit(conn, name, architecture, query=query, target=target, epochs=2, options=options, seed=1)
-                )
-            register(conn, "untrained")
-            for job in jobs:
-                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with trained models."""
+    with shared_server.connect() as conn:
+        conn.execute(TABLE)
+        conn.execute("GRANT SELECT ON flights TO PUBLIC")
+        jobs = []
+        for name, (features, target, options) in TRAINED.items():
+            query = f"SELECT {features}, {target} FROM flights"
+            architecture = {"type": "mlp", "hidden": [16]}
+            jobs.append(submit(conn, name, architecture, query=query, target=target, epochs=2, options=options, seed=1))
+        register(conn, "untrained")
+        for job in jobs:
+            assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+    return shared_server
 
 
 @pytest.fixture
@@ -367,7 +362,7 @@ def test_the_query_cannot_read_the_weights(conn: Connection) -> None:
 
 
 def test_a_timeout_ends_the_executor(conn: Connection, wait_until: Wait) -> None:
-    conn.execute("SET statement_timeout = '4s'")
+    conn.execute("SET statement_timeout = '2s'")
     with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
         evaluated(conn, "delay", "SELECT *, pg_sleep(1) FROM flights")
     conn.execute("RESET statement_timeout")

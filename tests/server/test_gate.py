@@ -1,20 +1,21 @@
 """Jobs that deploy their version only if it is better than the deployed one (options deploy and gate).
 
-One cluster for the file. The model learns a line; the slope of a job's rows decides how well its version fits the rows
-of the gate, whose slope is 1. `GATED` waits in the gate query while a test holds a lock.
+The model learns a line; the slope of a job's rows decides how well its version fits the rows of the gate, whose slope
+is 1. `GATED` waits in the gate query while a test holds a lock.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import (
     Connection,
     Wait,
@@ -37,16 +38,12 @@ ROUNDS = int(os.environ.get("PG_TENSILE_GATE_ROUNDS", "6"))
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster({"pg_tensile.threads": 1, "restart_after_crash": "on"})
-    try:
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    return shared_server
 
 
 @pytest.fixture
-def conn(server: Any) -> Iterator[Connection]:
+def conn(server: SharedServer) -> Iterator[Connection]:
     with server.connect() as connection:
         register(connection, "line", {"type": "mlp", "hidden": [4]})
         yield connection
@@ -54,7 +51,27 @@ def conn(server: Any) -> Iterator[Connection]:
         connection.execute("SELECT drop_model(name) FROM tensile.models")
 
 
-def train(conn: Connection, slope: float, gate: dict[str, Any] | None = None, **arguments: Any) -> int:
+@pytest.fixture(scope="module")
+def steep(server: SharedServer) -> bytes:
+    """The file of a version that has learned a line of slope 3."""
+    with server.connect() as conn:
+        register(conn, "steep", {"type": "mlp", "hidden": [4]})
+        finish(conn, train(conn, 3, model="steep"))
+        contents = bytes(value(conn, "SELECT export_model('steep')"))
+        conn.execute("SELECT drop_model('steep')")
+    return contents
+
+
+@pytest.fixture
+def beaten(conn: Connection, steep: bytes) -> Connection:
+    """The connection, with a deployed version that others can easily beat."""
+    conn.execute("SELECT import_model(%b, 'line')", (steep,))
+    return conn
+
+
+def train(
+    conn: Connection, slope: float, gate: dict[str, Any] | None = None, model: str = "line", **arguments: Any
+) -> int:
     """Submit a job on a line of that slope, whose version has to pass the gate; return the job."""
     options = {"deploy": "if_better", "gate": {"query": GATE} | (gate or {})}
     small: dict[str, Any] = {
@@ -64,7 +81,7 @@ def train(conn: Connection, slope: float, gate: dict[str, Any] | None = None, **
         "batch_size": 10,
         "learning_rate": 0.05,
     }
-    return submit(conn, "line", **small | {"options": options} | arguments)
+    return submit(conn, model, **small | {"options": options} | arguments)
 
 
 class Decision(NamedTuple):
@@ -130,9 +147,9 @@ def test_only_more_than_the_margin_is_better(conn: Connection) -> None:
     assert other[0] > 0.1 and other[2] == "r2"
 
 
-def test_what_cannot_be_compared_is_not_deployed(conn: Connection) -> None:
+def test_what_cannot_be_compared_is_not_deployed(beaten: Connection) -> None:
     """An error of the query, no rows, a metric that the rows do not define, one of another task."""
-    finish(conn, train(conn, 3))
+    conn = beaten
     gates = [
         ({"query": "SELECT 1 / (i - 3) AS x, i AS y FROM generate_series(1, 9) i"}, "22012: division by zero"),
         ({"query": f"{GATE} LIMIT 0"}, "no rows"),
@@ -192,9 +209,9 @@ def test_true_and_false_are_always_and_never(conn: Connection) -> None:
     assert decisions(conn) == [Decision(1, "deployed", True, None)]
 
 
-def test_the_gate_query_runs_as_the_role_that_trains(server: Any, conn: Connection) -> None:
+def test_the_gate_query_runs_as_the_role_that_trains(server: SharedServer, beaten: Connection) -> None:
     """It needs the privileges of that role at both times, and no privilege to predict."""
-    finish(conn, train(conn, 3))
+    conn = beaten
     conn.execute(f"CREATE ROLE trainer LOGIN IN ROLE tensile_user; CREATE TABLE secret AS {GATE}")
     conn.execute("SELECT grant_model('line', 'trainer', 'train')")
     with server.connect(user="trainer") as trainer:
@@ -233,8 +250,8 @@ def compare(conn: Connection, wait_until: Wait, slope: float) -> int:
     return job
 
 
-def test_the_version_that_is_deployed_meanwhile_is_the_one_to_beat(conn: Connection, wait_until: Wait) -> None:
-    finish(conn, train(conn, 3))
+def test_the_version_that_is_deployed_meanwhile_is_the_one_to_beat(beaten: Connection, wait_until: Wait) -> None:
+    conn = beaten
     finish(conn, train(conn, 1, options={"deploy": "never"}))
     job = compare(conn, wait_until, 2)  # better than version 1, worse than version 2
     conn.execute("SELECT deploy_model('line', 2, 'it is needed now'), pg_advisory_unlock(7)")
@@ -242,8 +259,8 @@ def test_the_version_that_is_deployed_meanwhile_is_the_one_to_beat(conn: Connect
     assert decisions(conn)[1:] == [Decision(2, "deployed", True, 1), Decision(3, "kept", False, 2)]
 
 
-def test_a_job_that_is_cancelled_while_it_compares_deploys_nothing(conn: Connection, wait_until: Wait) -> None:
-    finish(conn, train(conn, 3))
+def test_a_job_that_is_cancelled_while_it_compares_deploys_nothing(beaten: Connection, wait_until: Wait) -> None:
+    conn = beaten
     job = compare(conn, wait_until, 1)
     conn.execute("SELECT cancel_job(%s)", (job,))
     settle(conn, wait_until, job)
@@ -253,8 +270,8 @@ def test_a_job_that_is_cancelled_while_it_compares_deploys_nothing(conn: Connect
     assert value(conn, "SELECT count(*) FROM tensile.model_versions WHERE model = (SELECT id FROM tensile.models)") == 1
 
 
-def test_an_executor_that_dies_is_replaced(conn: Connection, wait_until: Wait) -> None:
-    finish(conn, train(conn, 3))
+def test_an_executor_that_dies_is_replaced(beaten: Connection, wait_until: Wait) -> None:
+    conn = beaten
     job = compare(conn, wait_until, 1)
     worker = worker_pid(conn, job)
     assert worker is not None
@@ -268,7 +285,7 @@ def test_an_executor_that_dies_is_replaced(conn: Connection, wait_until: Wait) -
 
 
 @pytest.mark.long
-def test_no_worse_version_is_deployed_in_any_round(server: Any, conn: Connection, wait_until: Wait) -> None:
+def test_no_worse_version_is_deployed_in_any_round(server: SharedServer, conn: Connection, wait_until: Wait) -> None:
     """Data get better and worse; in every third round the worker is killed while it compares, and the server restarts.
 
     PG_TENSILE_GATE_ROUNDS sets the number of rounds."""

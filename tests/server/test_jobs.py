@@ -37,7 +37,7 @@ def is_none(conn: Connection, sql: str, *parameters: Any) -> bool:
 
 
 def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_until: Wait) -> None:
-    job = submit(db, "m", MLP, epochs=3)
+    job = submit(db, "m", MLP, epochs=3, policy=None)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     row = job_row(db, job)
     assert row["submitted_at"] < row["started_at"] < row["ended_at"]
@@ -62,17 +62,20 @@ def is_part(names: list[str], whole: list[str]) -> bool:
     return all(name in rest for name in names)
 
 
-def test_a_job_goes_through_its_states_and_phases(db: Connection) -> None:
+def test_a_job_goes_through_its_states_and_phases(db: Connection, wait_until: Wait) -> None:
     """A session polls them."""
-    model = python_model(on_forward="time.sleep(0.02 if self.training else 0.7)")
-    job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a > 0.8")
+    model = python_model(on_forward="time.sleep(0.1 if self.training else 0.5)")
+    job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a > 0.99", batch_size=4)
     states: list[str] = []
     phases: list[str] = []
-    deadline = time.monotonic() + 60
-    while states[-1:] != ["finished"] and time.monotonic() < deadline:
+
+    def finished() -> bool:
         for seen, now in ((states, state(db, job)), (phases, phase(db, job))):
             if now is not None and (not seen or seen[-1] != now):
                 seen.append(now)
+        return states[-1] == "finished"
+
+    wait_until(finished)
     order = ["queued", "starting", "running", "waiting", "running", "finished"]
     assert states[-2:] == ["running", "finished"] and is_part(states, order)
     order = ["starting", "loading", "preparing", "building", "waiting", "training", "validating", "saving"]

@@ -1,17 +1,18 @@
 """Sources of versions, and predict_rows without a query: views, joins, renamed and dropped tables, roles.
 
-One cluster for the file; each model is trained once, for an epoch.
+Each model is trained once for the file, for an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, submit, value
 
 TABLES = """
@@ -58,26 +59,22 @@ TRAINED = {  # query, target
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with models of role alice."""
-    cluster = new_cluster({"pg_tensile.threads": 1})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(TABLES)
-            for role in ("alice", "mallory"):
-                conn.execute(f"CREATE ROLE {role} LOGIN IN ROLE tensile_user")
-            conn.execute("GRANT CREATE ON SCHEMA air TO alice")
-        with cluster.connect(user="alice", options="-c search_path=air,public -c TimeZone=Asia/Tokyo") as alice:
-            alice.execute("CREATE FUNCTION air.far(float8) RETURNS float8 IMMUTABLE RETURN $1 * 2")
-            jobs = [
-                submit(alice, name, {"type": "mlp", "hidden": [4]}, query=query, target=target, epochs=1, seed=1)
-                for name, (query, target) in TRAINED.items()
-            ]
-            for job in jobs:
-                assert value(alice, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with models of role alice."""
+    with shared_server.connect() as conn:
+        conn.execute(TABLES)
+        for role in ("alice", "mallory"):
+            conn.execute(f"CREATE ROLE {role} LOGIN IN ROLE tensile_user")
+        conn.execute("GRANT CREATE ON SCHEMA air TO alice")
+    with shared_server.connect(user="alice", options="-c search_path=air,public -c TimeZone=Asia/Tokyo") as alice:
+        alice.execute("CREATE FUNCTION air.far(float8) RETURNS float8 IMMUTABLE RETURN $1 * 2")
+        jobs = [
+            submit(alice, name, {"type": "mlp", "hidden": [4]}, query=query, target=target, epochs=1, seed=1)
+            for name, (query, target) in TRAINED.items()
+        ]
+        for job in jobs:
+            assert value(alice, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+    return shared_server
 
 
 @pytest.fixture

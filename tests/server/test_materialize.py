@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import MLP, Connection, Wait, finish, register, submit, value
 
 POINTS = """
@@ -22,18 +23,14 @@ TRAINING = "SELECT a, b, y FROM points"
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with two versions of a model, and a model without any."""
-    cluster = new_cluster({"pg_tensile.threads": 1})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(POINTS)
-            finish(conn, submit(conn, "model", MLP, query=TRAINING, target="y", seed=1))
-            finish(conn, submit(conn, "model", query=TRAINING, target="y", seed=2))
-            register(conn, "untrained")
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with two versions of a model, and a model without any."""
+    with shared_server.connect() as conn:
+        conn.execute(POINTS)
+        finish(conn, submit(conn, "model", MLP, query=TRAINING, target="y", seed=1))
+        finish(conn, submit(conn, "model", query=TRAINING, target="y", seed=2))
+        register(conn, "untrained")
+    return shared_server
 
 
 @pytest.fixture

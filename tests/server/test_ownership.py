@@ -229,7 +229,7 @@ def test_submitting_runs_nothing_with_the_rights_of_the_extensions_owner(mallory
 
 def failed(conn: Connection, query: str, target: str = "y") -> psycopg.Error:
     """Train mallory's model on the query and return the error of the job."""
-    job = value(conn, "SELECT train_model('m', %s, %s, epochs => 1)", query, target)
+    job = value(conn, "SELECT train_model('m', %s, %s, epochs => 1, policy => 'none')", query, target)
     with pytest.raises(psycopg.Error) as caught:
         conn.execute("SELECT wait_for_job(%s, '60 s')", (job,))
     return caught.value
@@ -288,7 +288,9 @@ def test_row_level_security_holds_in_the_worker(db: Connection, mallorys_model: 
         "CREATE POLICY few ON secrets USING (current_user <> session_user OR x <= 20)"
     )
     mallory = mallorys_model.mallory
-    job = value(mallory, "SELECT train_model('m', 'TABLE secrets', 'y', epochs => 1, batch_size => 4)")
+    job = value(
+        mallory, "SELECT train_model('m', 'TABLE secrets', 'y', epochs => 1, batch_size => 4, policy => 'none')"
+    )
     assert value(mallory, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
     assert value(mallory, "SELECT rows FROM tensile.jobs WHERE id = %s", job) == 20
     assert value(mallory, "SELECT count(*) FROM tensile.model_weights") > 0

@@ -1,7 +1,7 @@
 """predict, predict_class and predict_rows: answers, refusals and faults.
 
-One cluster for the file, with small models trained once; predictions are compared with each other (all functions must
-give the same answer) and with the data.
+Small models are trained once for the file; predictions are compared with each other (all functions must give the same
+answer) and with the data.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pyworker.connection import Connection as FrameConnection
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
 from tests.server.refusals import refusal
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, register, submit, value
 
 FLIGHTS = """
@@ -53,24 +54,20 @@ TRAINED = {  # name: features, target, options
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with trained models."""
-    cluster = new_cluster()
-    try:
-        with cluster.connect() as conn:
-            conn.execute(FLIGHTS)
-            conn.execute("GRANT SELECT ON flights TO PUBLIC")
-            jobs = []
-            for name, (features, target, options) in TRAINED.items():
-                query = f"SELECT {features}, {target} FROM flights"
-                jobs.append(submit(conn, name, MLP, query=query, target=target, epochs=3, options=options, seed=1))
-            register(conn, "untrained", MLP)
-            for job in jobs:
-                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-            value(conn, "SELECT predict('numbers', '{1,2,3,1}'::float8[])")  # starts the predictor
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with trained models."""
+    with shared_server.connect() as conn:
+        conn.execute(FLIGHTS)
+        conn.execute("GRANT SELECT ON flights TO PUBLIC")
+        jobs = []
+        for name, (features, target, options) in TRAINED.items():
+            query = f"SELECT {features}, {target} FROM flights"
+            jobs.append(submit(conn, name, MLP, query=query, target=target, epochs=3, options=options, seed=1))
+        register(conn, "untrained", MLP)
+        for job in jobs:
+            assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+        value(conn, "SELECT predict('numbers', '{1,2,3,1}'::float8[])")  # starts the predictor
+    return shared_server
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refusal
+from tests.server.shared import SharedServer, unload
 from tests.server.support import Connection, Wait, submit, value
 
 ROWS = """
@@ -23,25 +24,24 @@ ROWS = """
 # Excludes models that the predictor computes with numpy, whose digits differ from PyTorch's
 NUMBERS = {"type": "mlp", "hidden": [256, 256, 256], "norm": "layer"}
 IMAGES = {"type": "cnn", "channels": [8, 32], "hidden": [256, 256, 256], "norm": "batch"}
+CLUSTER_SETTINGS = {"pg_tensile.device_memory": "1GB"}
 BUDGET = "700kB"  # the weights take 0.5 and 1.1 MB
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster({"pg_tensile.device_memory": "1GB"})
-    try:
-        with cluster.connect() as conn:
-            conn.execute(ROWS)
-            conn.execute("GRANT SELECT ON points TO PUBLIC")
-            jobs = [
-                submit(conn, "numbers", NUMBERS, query="SELECT a, b, c, y FROM points", target="y", epochs=1),
-                submit(conn, "images", IMAGES, query="SELECT image, a, animal FROM points", target="animal", epochs=1),
-            ]
-            for job in jobs:
-                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
+    """The worker's cluster with trained models, and a predictor that has loaded none."""
+    with shared_server.connect() as conn:
+        conn.execute(ROWS)
+        conn.execute("GRANT SELECT ON points TO PUBLIC")
+        jobs = [
+            submit(conn, "numbers", NUMBERS, query="SELECT a, b, c, y FROM points", target="y", epochs=1),
+            submit(conn, "images", IMAGES, query="SELECT image, a, animal FROM points", target="animal", epochs=1),
+        ]
+        for job in jobs:
+            assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+        unload(conn, wait_until)
+    return shared_server
 
 
 @pytest.fixture
@@ -142,7 +142,10 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
 ) -> None:
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[])")
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[], '654000 B')")
-    weights = value(conn, "SELECT max(weight_bytes) FROM tensile.model_versions WHERE job = 1")
+    of_numbers = (
+        "SELECT weight_bytes FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model AND m.name = %s"
+    )
+    weights = value(conn, of_numbers, "numbers")
     shown = "SELECT memory_budget, device_bytes, planned_bytes, host_bytes FROM tensile.loaded_models WHERE model = %s"
 
     def rows() -> dict[int | None, tuple[Any, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from tests.conftest import sweep
 from tests.pretrained import minilm, save_bert, save_gpt2
+from tests.server.shared import SharedServer, configure, lent
 from tests.server.support import Connection, Wait, finish, register, submit, value
 
 BERT = {"type": "pretrained", "path": "bert"}
@@ -24,8 +25,8 @@ SENTENCES = ["A man is eating food.", "", "Ein Satz über 東京 🙂", "word " 
 
 
 @pytest.fixture(scope="module")
-def served(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[Any]:
-    """A cluster with pg_tensile.model_path, in which there are bert, gpt2, minilm and a link that leads outside."""
+def served(cluster: Any, clusters_folder: Path, wait_until: Wait) -> Iterator[SharedServer]:
+    """The worker's cluster with pg_tensile.model_path: there are bert, gpt2, minilm and a link that leads outside."""
     models = clusters_folder / "models"
     save_bert(models / "bert")
     save_gpt2(models / "gpt2")
@@ -34,19 +35,19 @@ def served(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[A
     (models / "link").symlink_to(clusters_folder / "outside")
     for path in (models, *models.rglob("*"), clusters_folder / "outside"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    cluster = new_cluster({"pg_tensile.model_path": models, "pg_tensile.max_retries": 0})
-    with cluster.connect() as conn:
-        conn.execute("""
-            CREATE TABLE reviews AS
-            SELECT i AS id, CASE WHEN i % 19 <> 7 THEN
-                       concat_ws(' ', 'it was a', (ARRAY['day', 'film'])[1 + i % 2],
-                                 CASE WHEN i % 3 = 0 THEN (ARRAY['good', 'fine', 'nice'])[1 + i % 7 % 3]
-                                      ELSE (ARRAY['bad', 'poor', 'awful'])[1 + i % 5 % 3] END) END AS body,
-                   'shop ' || i % 4 AS shop, sin(i) AS stars, i % 3 = 0 AS liked
-            FROM generate_series(1, 240) i
-        """)
-    yield cluster
-    cluster.end()
+    settings = {"pg_tensile.model_path": models, "pg_tensile.max_retries": 0}
+    with lent(cluster, "pretrained", settings, wait_until) as server:
+        with server.connect() as conn:
+            conn.execute("""
+                CREATE TABLE reviews AS
+                SELECT i AS id, CASE WHEN i % 19 <> 7 THEN
+                           concat_ws(' ', 'it was a', (ARRAY['day', 'film'])[1 + i % 2],
+                                     CASE WHEN i % 3 = 0 THEN (ARRAY['good', 'fine', 'nice'])[1 + i % 7 % 3]
+                                          ELSE (ARRAY['bad', 'poor', 'awful'])[1 + i % 5 % 3] END) END AS body,
+                       'shop ' || i % 4 AS shop, sin(i) AS stars, i % 3 = 0 AS liked
+                FROM generate_series(1, 240) i
+            """)
+        yield server
 
 
 @pytest.fixture
@@ -72,6 +73,7 @@ def accuracy(conn: Connection) -> float:
 def test_a_small_model_learns_under_a_plan_and_predicts(conn: Connection, tune: str) -> None:
     architecture = BERT | {"tune": tune, "text": ["body"], "lora_rank": 4}
     arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "memory_budget": "900kB", "validation": 0.0}
+    arguments["policy"] = "joint"
     job = submit(conn, "m", architecture, query=QUERY, target="liked", **arguments)
     finish(conn, job)
     assert accuracy(conn) > 0.9
@@ -141,7 +143,7 @@ def test_a_trained_model_is_evaluated_and_explained(conn: Connection) -> None:
 def test_minilm_learns_with_its_head_only(conn: Connection) -> None:
     """Captures and trains a model of 22 million parameters, which takes a quarter of a minute."""
     architecture = {"type": "pretrained", "path": "minilm", "tune": "head", "text": ["body"], "length": 16}
-    arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "validation": 0.0}
+    arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "validation": 0.0, "policy": "joint"}
     finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))
     assert accuracy(conn) > 0.8
     assert value(conn, "SELECT weight_bytes < 10000 FROM tensile.model_versions")
@@ -296,7 +298,12 @@ def test_the_setting_belongs_to_the_configuration_file(served: Any, conn: Connec
         conn.execute("ALTER SYSTEM SET pg_tensile.model_path = 'relative'")
 
 
-def test_without_the_setting_there_are_no_pretrained_models(db: Connection) -> None:
-    job = submit(db, "m", BERT, query="SELECT 'a'::text || i AS body, i AS y FROM generate_series(1, 99) i", target="y")
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"pg_tensile\.model_path is not set"):
-        finish(db, job)
+def test_without_the_setting_there_are_no_pretrained_models(served: Any, conn: Connection, wait_until: Wait) -> None:
+    path = value(conn, "SHOW pg_tensile.model_path")
+    configure(served.cluster, conn, {"pg_tensile.model_path": ""}, wait_until)
+    try:
+        job = submit(conn, "m", BERT, query=QUERY, target="liked")
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"pg_tensile\.model_path is not set"):
+            finish(conn, job)
+    finally:
+        configure(served.cluster, conn, {"pg_tensile.model_path": path}, wait_until)

@@ -40,7 +40,7 @@ def test_what_a_job_leaves_open_is_chosen_and_shown(db: Connection, job_row: Row
 
 def test_what_a_job_gives_is_not_chosen(db: Connection, job_row: Row) -> None:
     register(db, "m")
-    job = train(db, "epochs => 1, batch_size => 50, learning_rate => 0.5")
+    job = train(db, "epochs => 1, batch_size => 50, learning_rate => 0.5, policy => 'none'")
     finish(db, job)
     row = job_row(db, job)
     assert (row["chosen_batch_size"], row["chosen_learning_rate"]) == (None, None)
@@ -49,7 +49,7 @@ def test_what_a_job_gives_is_not_chosen(db: Connection, job_row: Row) -> None:
 
 def test_training_stops_by_itself_and_keeps_the_best_epoch(db: Connection) -> None:
     register(db, "m")
-    job = train(db, f"epochs => {FOREVER}", NOISE)
+    job = train(db, f"epochs => {FOREVER}, policy => 'none'", NOISE)
     finish(db, job)
     training = value(db, TRAINING, job)
     best = value(db, "SELECT (metrics->>'epoch')::int FROM tensile.model_versions WHERE job = %s", job)

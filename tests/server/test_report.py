@@ -46,6 +46,19 @@ def planned(running: tuple[int, Path]) -> int:
     return running[0]
 
 
+@pytest.fixture(scope="module")
+def page(lab: Lab, planned: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the job that had a plan."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    assert run(lab, "report", planned, path) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def facts(page: Path) -> dict[str, Any]:
+    return facts_in(page.read_text("utf-8"))
+
+
 def run(
     lab: Lab,
     command: str,
@@ -73,8 +86,7 @@ def reported(lab: Lab, job: int, path: Path) -> dict[str, Any]:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
-    facts = reported(lab, planned, tmp_path / "report.html")
+def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
     (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
     summary = facts["summary"]
     names = (
@@ -93,8 +105,7 @@ def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, tmp_pa
     assert summary["out_bytes"] + summary["recomputes"] > 0  # the plan is not empty
 
 
-def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
-    facts = reported(lab, planned, tmp_path / "report.html")
+def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
     tensors = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
     assert facts["tensors"]
     for row in facts["tensors"]:
@@ -105,8 +116,7 @@ def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) ->
     assert sum(row["bytes"] * row["in"] for row in facts["tensors"]) == facts["summary"]["in_bytes"]
 
 
-def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
-    facts = reported(lab, planned, tmp_path / "report.html")
+def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
     latency = rows(lab, "SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator", planned)
     for name in ("predicted_us", "measured_us", "average_us"):
         assert facts["latency"][name] == [row[name] for row in latency]
@@ -134,8 +144,7 @@ def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) ->
             assert {name: line[name] for name in names} == {name: row["details"][name] for name in names}
 
 
-def test_the_job_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
-    facts = reported(lab, planned, tmp_path / "report.html")
+def test_the_job_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
     (job,) = rows(lab, "SELECT * FROM tensile.jobs WHERE id = %s", planned)
     for name in ("model_name", "query", "epochs", "batch_size", "learning_rate", "state", "memory_budget", "options"):
         assert facts["job"][name] == job[name], name
@@ -152,19 +161,19 @@ def test_a_job_that_runs_shows_live_numbers(running: tuple[int, Path]) -> None:
     assert facts["progress"]["device_peak_bytes"] > 0
 
 
-def test_a_browser_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    facts = reported(lab, planned, path)
+def test_a_browser_shows_the_numbers_of_sql(
+    lab: Lab, planned: int, page: Path, facts: dict[str, Any], tmp_path: Path
+) -> None:
     browser = Browser(tmp_path)
     try:
-        page = browser.page()
-        page.open(path, "document.documentElement.dataset.charts === 'drawn'")
+        tab = browser.page()
+        tab.open(page, "document.documentElement.dataset.charts === 'drawn'")
         shown = dict(
-            page.evaluate("[...document.querySelectorAll('[data-fact]')].map((e) => [e.dataset.fact, e.dataset.value])")
+            tab.evaluate("[...document.querySelectorAll('[data-fact]')].map((e) => [e.dataset.fact, e.dataset.value])")
         )
-        assert page.complaints == []
-        assert page.evaluate("document.querySelectorAll('#plans tbody tr').length") == len(facts["log"])
-        tensors = page.evaluate(
+        assert tab.complaints == []
+        assert tab.evaluate("document.querySelectorAll('#plans tbody tr').length") == len(facts["log"])
+        tensors = tab.evaluate(
             "[...document.querySelectorAll('#tensors tbody tr')].map((row) => Number(row.cells[8].dataset.value))"
         )
     finally:

@@ -77,7 +77,7 @@ def test_a_schedule_waits_for_the_job_of_its_model(db: Connection, wait_until: W
     schedule(db, every="1 day")
     db.execute("SELECT pg_advisory_lock(11)")
     query = f"SELECT r.* FROM ({ROWS}) r, pg_advisory_xact_lock_shared(11)"
-    first = value(db, "SELECT train_model('m', %s, 'y', epochs => 1)", query)
+    first = value(db, "SELECT train_model('m', %s, 'y', epochs => 1, policy => 'none')", query)
     due(db)
     wait_until(lambda: state(db, first) == "running")
     due(db)
@@ -268,16 +268,13 @@ def test_schedules_of_others(
 
 
 def test_a_training_that_was_missed_while_the_server_was_down_is_made_up_once(
-    fresh_cluster: Callable[..., Any], wait_until: Wait
+    cluster: Any, db: Connection, wait_until: Wait
 ) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
-        register(conn, "m", MLP)
-        gate = {"query": ROWS, "metric": "accuracy"}
-        schedule(conn, every="1 hour", options={"deploy": "if_better", "gate": gate})
-        conn.execute(
-            "UPDATE tensile.schedules SET created_at = created_at - interval '3 days', next_run = now() + '1 s'"
-        )
+    register(db, "m", MLP)
+    gate = {"query": ROWS, "metric": "accuracy"}
+    schedule(db, every="1 hour", options={"deploy": "if_better", "gate": gate})
+    db.execute("UPDATE tensile.schedules SET created_at = created_at - interval '3 days', next_run = now() + '1 s'")
+    db.close()
     cluster.restart("fast")
     with cluster.connect() as conn:
         job = job_of_schedule(conn, wait_until)

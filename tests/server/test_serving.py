@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 from tests.server.refusals import refusal
-from tests.server.support import Connection, Wait, submit, value
+from tests.server.shared import SharedServer
+from tests.server.support import Connection, Wait, finish, submit, value
 
 ROWS = """
     CREATE TABLE points AS
@@ -39,21 +40,19 @@ NAMES = ("cancelled", "failing", "replaced", "dropped", "killed")  # of models, 
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster()
-    try:
-        with cluster.connect() as conn:
-            conn.execute(ROWS)
-            slow = {"type": "python", "source": HELD.format(pipe=str(cluster.folder / "pipe"))}
-            models = {"quick": {"type": "mlp", "hidden": [8]}} | dict.fromkeys(NAMES, slow)
-            jobs = [submit(conn, name, model, query=QUERY, target="y", epochs=1) for name, model in models.items()]
-            for job in jobs:
-                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-            job = submit(conn, "replaced", query=QUERY, target="y", epochs=1, seed=2)
-            assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with a model that is loaded at once, and copies of one that waits for the pipe."""
+    with shared_server.connect() as conn:
+        conn.execute(ROWS)
+        slow = {"type": "python", "source": HELD.format(pipe=str(shared_server.folder / "pipe"))}
+        for model, architecture in ((NAMES[0], slow), ("quick", {"type": "mlp", "hidden": [8]})):
+            finish(conn, submit(conn, model, architecture, query=QUERY, target="y", epochs=1))
+        finish(conn, submit(conn, "replaced", slow, query=QUERY, target="y", epochs=1, seed=2))
+        contents = value(conn, "SELECT export_model(%s)", NAMES[0])
+        for name in NAMES[1:]:
+            conn.execute("SELECT import_model(%b, %s)", (contents, name))
+        conn.execute("SELECT deploy_model('replaced', 2)")
+    return shared_server
 
 
 @pytest.fixture

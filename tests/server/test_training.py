@@ -110,7 +110,8 @@ def test_each_architecture_learns_from_sql_and_predicts(
     tables: Connection, architecture: dict[str, Any], query: str, target: str, metric: str, least: float
 ) -> None:
     query = query.format(target=target)
-    arguments = {"batch_size": 16, "epochs": 15, "learning_rate": 1e-2}
+    arguments: dict[str, Any] = {"batch_size": 16, "epochs": 15, "learning_rate": 1e-2}
+    arguments["policy"] = "none" if architecture["type"] == "python" else "joint"
     job = submit(tables, "m", architecture, query=query, target=target, **arguments)
     finish(tables, job)
     metrics = last_metrics(tables, job)
@@ -395,7 +396,7 @@ def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None
 @pytest.mark.long
 def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: Wait, job_row: Row) -> None:
     """Takes seconds: the same job is trained twice, once with two deaths."""
-    arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}
+    arguments = LONG | {"query": QUERY.format(target="class"), "target": "class", "policy": "joint"}
     whole = submit(tables, "whole", SLOW, **arguments)
     finish(tables, whole)
     broken = submit(tables, "broken", SLOW, **arguments)

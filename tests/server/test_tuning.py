@@ -1,7 +1,4 @@
-"""tune_model: trials that share rows and device, pruning, the best version, and whatever may be killed meanwhile.
-
-One cluster for the file; `server` restarts when a process crashes.
-"""
+"""tune_model: trials that share rows and device, pruning, the best version, and whatever may be killed meanwhile."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refused
+from tests.server.shared import SharedServer
 from tests.server.support import (
     MLP,
     ROWS,
@@ -37,12 +35,8 @@ CONTROLLER = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile 
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    cluster = new_cluster({"pg_tensile.threads": 1, "restart_after_crash": "on"})
-    try:
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    return shared_server
 
 
 @pytest.fixture
@@ -66,11 +60,11 @@ def rows_files(server: Any) -> list[str]:
 
 
 def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn: Connection, wait_until: Wait) -> None:
-    conn.execute(f"CREATE TABLE points AS {ROWS}; ALTER TABLE points SET (autovacuum_enabled = off)")
-    scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'points'"
+    conn.execute(f"CREATE TABLE scanned AS {ROWS}; ALTER TABLE scanned SET (autovacuum_enabled = off)")
+    scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'scanned'"
     conn.execute("SELECT pg_stat_force_next_flush()")
     before = value(conn, scans)
-    tuning = tune(conn, query="SELECT * FROM public.points", options={"keep": "last"})
+    tuning = tune(conn, query="SELECT * FROM scanned", policy="joint", options={"keep": "last"})
     finished(conn, tuning)
     rows = trials(conn, tuning, "number, state, value, job, version, epochs")
     assert [row[:2] for row in rows] == [(number, "finished") for number in range(4)]
@@ -93,7 +87,7 @@ def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn
     assert value(conn, scans) == before + 1
     assert value(conn, "SELECT count(DISTINCT fingerprint) FROM tensile.jobs") == 1
     wait_until(lambda: not rows_files(server), what="the rows are deleted")
-    conn.execute("DROP TABLE points")
+    conn.execute("DROP TABLE scanned")
 
 
 def test_as_many_jobs_as_asked_for_train_at_once(conn: Connection, wait_until: Wait) -> None:
@@ -149,7 +143,7 @@ def test_the_space_of_the_architecture_is_the_default(conn: Connection) -> None:
 
 
 def test_a_version_is_deployed_only_if_it_is_better(conn: Connection) -> None:
-    first = submit(conn, "m", epochs=60, learning_rate=0.02)
+    first = submit(conn, "m", epochs=20, learning_rate=0.02)
     finish(conn, first)
     gate = {"deploy": "if_better", "gate": {"query": ROWS, "metric": "accuracy"}}
     tuning = tune(conn, options=gate, trials=2, epochs=1, space={"learning_rate": [1e-6, 1e-7]})
@@ -210,7 +204,7 @@ def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) ->
 
 def test_a_trial_that_does_not_fit_into_the_memory_is_no_error(conn: Connection) -> None:
     space = {"hidden": [[8], [4000, 4000]]}
-    tuning = tune(conn, space=space, trials=4, epochs=1, memory_budget="60MB", seed=1)
+    tuning = tune(conn, space=space, trials=4, epochs=1, policy="joint", memory_budget="60MB", seed=1)
     finished(conn, tuning)
     for state, params, least, sqlstate in trials(conn, tuning, "state, params, least_bytes, sqlstate"):
         if params["hidden"] == [8]:
@@ -240,6 +234,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
     server: Any, conn: Connection, wait_until: Wait
 ) -> None:
     arguments: dict[str, Any] = {"trials": 7, "epochs": 30, "seed": 11, "halving": {"min_epochs": 3, "factor": 2}}
+    arguments["policy"] = "joint"
     first = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments)
     finished(conn, first)
     expected = trials(conn, first, "number, state, value, params, rungs")
@@ -293,18 +288,16 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
         assert trials(conn, other, "params") != [row[3:4] for row in expected[:2]]
 
 
-def test_a_stop_of_the_server_continues_the_tuning(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
-    with cluster.connect() as conn:
-        register(conn, "m", MLP)
-        tuning = tune(conn, trials=5, epochs=20, options={"keep": "last"})
-        wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
-    cluster.restart("fast")
-    with cluster.connect() as conn:
+def test_a_stop_of_the_server_continues_the_tuning(server: SharedServer, conn: Connection, wait_until: Wait) -> None:
+    tuning = tune(conn, trials=3, epochs=200, options={"keep": "last"})
+    wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
+    conn.close()
+    server.restart("fast")
+    with server.connect() as conn:
         finished(conn, tuning)
-        assert [row[1] for row in trials(conn, tuning)] == ["finished"] * 5
-        assert value(conn, "SELECT sum(attempts) >= 6 FROM tensile.jobs")
-        wait_until(lambda: not rows_files(cluster))
+        assert [row[1] for row in trials(conn, tuning)] == ["finished"] * 3
+        assert value(conn, "SELECT sum(attempts) >= 4 FROM tensile.jobs")
+        wait_until(lambda: not rows_files(server))
 
 
 def test_the_time_limit_ends_the_tuning_with_the_best_trial_so_far(conn: Connection, wait_until: Wait) -> None:

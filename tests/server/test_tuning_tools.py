@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from pg_tensile.client import ArgumentError, Client, JobTimeout, ServerError, TuningFailed, connect
 from pg_tensile.tools.cli.main import main
+from tests.server.shared import SharedServer
 from tests.server.support import FOREVER, ROWS, Wait
 from tests.server.tuning import SPACE
 
 
 @pytest.fixture(scope="module")
-def client(module_cluster: Any) -> Iterator[Client]:
-    with connect(module_cluster.dsn()) as client:
+def client(shared_server: SharedServer) -> Iterator[Client]:
+    with connect(shared_server.dsn()) as client:
         client.register("m", {"type": "mlp", "hidden": [4]})
         yield client
 
@@ -36,16 +36,16 @@ def test_a_tuning_is_waited_for_and_has_its_trials(client: Client) -> None:
 
 
 def test_an_open_tuning_is_shown_and_can_be_stopped(
-    module_cluster: Any, client: Client, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+    shared_server: SharedServer, client: Client, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuning = client.tune("m", ROWS, "y", SPACE, trials=3, epochs=FOREVER, options={"keep": "last"})
     wait_until(lambda: "running" in set(tuning.trials()["state"]))
     with pytest.raises(JobTimeout, match="has not ended in time: it is running"):
         tuning.wait(timeout=0.01)
-    assert main(["top", "-d", module_cluster.dsn(), "--once", "--json"]) == 0
+    assert main(["top", "-d", shared_server.dsn(), "--once", "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["tunings"]
     assert (shown["tuning"], shown["model"], shown["trials"], shown["ended"]) == (tuning.number, "m", 3, 0)
-    assert main(["top", "-d", module_cluster.dsn(), "--once"]) == 0
+    assert main(["top", "-d", shared_server.dsn(), "--once"]) == 0
     assert f"tuning {tuning.number} m: 0 of 3 trials" in capsys.readouterr().out
     assert tuning.best is None and tuning.cancel() is True
     assert tuning.wait(timeout=60) == "cancelled"

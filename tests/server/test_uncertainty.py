@@ -1,12 +1,12 @@
 """predict_interval, explain_prediction and calibrated probabilities of trained models.
 
-One cluster for the file; its models are trained once, on the first part of a table whose other rows are held out.
+Models are trained once for the file, on the first part of a table whose other rows are held out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refusal
+from tests.server.shared import SharedServer
 from tests.server.support import Connection, finish, submit, value
 
 TRIPS = """
@@ -53,10 +54,7 @@ def build(n_inputs, n_outputs):
 """,
 }
 TRAINED: dict[str, dict[str, Any]] = {  # name: features, target, arguments
-    "late": {"features": FEATURES, "target": "late", "epochs": 12},
-    "quantiles": {
-        "features": "far, kind", "target": "late", "epochs": 20, "options": {"quantiles": [0.1, 0.9]}
-    },
+    "late": {"features": FEATURES, "target": "late", "epochs": 12, "batch_size": 128, "learning_rate": 0.03},
     "few": {"features": NUMBERS, "target": "late", "where": "id <= 40"},
     "unvalidated": {"features": NUMBERS, "target": "late", "where": "id <= 40", "validation": 0.0},
     "missed": {"features": NUMBERS, "target": "missed", "architecture": SURE},
@@ -69,30 +67,21 @@ INTERVAL = "SELECT (predict_interval('late', %s::jsonb, {})).*"
 
 
 @pytest.fixture(scope="module")
-def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster with trained models."""
-    cluster = new_cluster()
-    try:
-        with cluster.connect() as conn:
-            conn.execute(f"SELECT setseed(0.5); {TRIPS}")
-            conn.execute("GRANT SELECT ON trips TO PUBLIC")
-            jobs = []
-            for name, trained in TRAINED.items():
-                arguments: dict[str, Any] = {
-                    "learning_rate": 0.01,
-                    "batch_size": 32,
-                    "seed": 1,
-                    "policy": "none",
-                } | trained
-                features, where = arguments.pop("features"), arguments.pop("where", TRAINING)
-                query = f"SELECT {features}, {arguments['target']} FROM trips WHERE {where}"
-                jobs.append(submit(conn, name, arguments.pop("architecture", MLP), query=query, **arguments))
-            for job in jobs:
-                finish(conn, job)
-            value(conn, "SELECT predict('few', '{1,2}'::float8[])")  # starts the predictor
-        yield cluster
-    finally:
-        cluster.end()
+def server(shared_server: SharedServer) -> SharedServer:
+    """The worker's cluster with trained models."""
+    with shared_server.connect() as conn:
+        conn.execute(f"SELECT setseed(0.5); {TRIPS}")
+        conn.execute("GRANT SELECT ON trips TO PUBLIC")
+        jobs = []
+        for name, trained in TRAINED.items():
+            arguments: dict[str, Any] = {"learning_rate": 0.01, "batch_size": 32, "seed": 1} | trained
+            features, where = arguments.pop("features"), arguments.pop("where", TRAINING)
+            query = f"SELECT {features}, {arguments['target']} FROM trips WHERE {where}"
+            jobs.append(submit(conn, name, arguments.pop("architecture", MLP), query=query, **arguments))
+        for job in jobs:
+            finish(conn, job)
+        value(conn, "SELECT predict('few', '{1,2}'::float8[])")  # starts the predictor
+    return shared_server
 
 
 @pytest.fixture
@@ -166,6 +155,11 @@ def test_what_has_no_interval_is_refused(conn: Connection) -> None:
 
 @pytest.mark.long
 def test_learned_quantiles_cover_as_asked_too_and_within_a_plan(conn: Connection) -> None:
+    """Long: it trains two models, one of them for thousands of steps."""
+    query = f"SELECT far, kind, late FROM trips WHERE {TRAINING}"
+    learned: dict[str, Any] = {"epochs": 20, "batch_size": 32, "learning_rate": 0.01, "seed": 1}
+    learned["options"] = {"quantiles": [0.1, 0.9]}
+    finish(conn, submit(conn, "quantiles", MLP, query=query, target="late", **learned))
     share, widths, contained = conn.execute(
         "SELECT avg((late BETWEEN lower AND upper)::int)::float8, count(DISTINCT round((upper - lower)::numeric, 3)),"
         " bool_and(prediction BETWEEN lower AND upper AND abs(prediction - predict('quantiles', t)) < 1e-9)"
@@ -174,7 +168,8 @@ def test_learned_quantiles_cover_as_asked_too_and_within_a_plan(conn: Connection
     assert share == pytest.approx(0.9, abs=0.035) and widths > 10 and contained
     query = "SELECT far, kind, late FROM trips WHERE id <= 200"
     options = {"quantiles": [0.2, 0.8]}
-    job = submit(conn, "planned", MLP, query=query, target="late", batch_size=32, epochs=3, options=options)
+    arguments: dict[str, Any] = {"batch_size": 32, "epochs": 3, "policy": "joint", "options": options}
+    job = submit(conn, "planned", MLP, query=query, target="late", **arguments)
     finish(conn, job)
     assert value(conn, "SELECT (predict_interval('planned', t, 0.7)).upper FROM trips t LIMIT 1") > 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import sweep
 from tests.server.refusals import refused
 from tests.server.support import FOREVER, Connection, Wait, finish, interrupt, settle, state, submit, value
 
@@ -33,6 +34,23 @@ def warnings(conn: Connection, job: int) -> str:
     return str(value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.jobs WHERE id = %s", job) or "")
 
 
+@pytest.fixture(scope="module")
+def contents(cluster: Any) -> bytes:
+    """The file of a version that has been trained on the old rows."""
+    with cluster.connect() as conn:
+        train(conn, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
+        exported = bytes(value(conn, "SELECT export_model('m')"))
+        sweep(conn)
+    return exported
+
+
+@pytest.fixture
+def old(db: Connection, contents: bytes) -> Connection:
+    """A connection with the deployed version 1 of the model m."""
+    db.execute("SELECT import_model(%b, 'm')", (contents,))
+    return db
+
+
 @pytest.mark.parametrize("architecture", [TABULAR, {"type": "mlp", "hidden": [8]}])
 def test_training_begins_with_the_deployed_version(db: Connection, architecture: dict[str, Any]) -> None:
     """With steps that are next to nothing, the answers stay those of the version before, on data of other means and
@@ -40,7 +58,7 @@ def test_training_begins_with_the_deployed_version(db: Connection, architecture:
     first = train(db, OLD, architecture=architecture, options={"start": "deployed"})  # there is none: no warning
     assert "training did not begin" not in warnings(db, first)
     before = answers(db)
-    job = train(db, NEW, options={"start": "deployed"}, **STILL)
+    job = train(db, NEW, options={"start": "deployed"}, policy="joint", **STILL)
     assert answers(db) == pytest.approx(before, abs=1e-3)
     assert "training did not begin" not in warnings(db, job)
     assert value(db, "SELECT start_version IS NOT NULL FROM tensile.jobs WHERE id = %s", job)
@@ -58,24 +76,23 @@ def test_training_begins_with_the_deployed_version(db: Connection, architecture:
     ],
 )
 def test_weights_that_do_not_suit_are_not_used(
-    db: Connection, query: str, arguments: dict[str, Any], reason: str
+    old: Connection, query: str, arguments: dict[str, Any], reason: str
 ) -> None:
-    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
     options = {"start": "deployed"} | arguments.get("options", {})
-    job = train(db, query, options=options, epochs=1)
-    assert f"training did not begin with the weights of version 1: {reason}" in warnings(db, job)
+    job = train(old, query, options=options, epochs=1)
+    assert f"training did not begin with the weights of version 1: {reason}" in warnings(old, job)
 
 
-def test_another_architecture_starts_from_scratch(db: Connection) -> None:
-    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
-    db.execute("""SELECT register_model('m', '{"type": "mlp", "hidden": [5]}', replace => true)""")
-    assert "the architecture is another one" in warnings(db, train(db, OLD, options={"start": "deployed"}, epochs=1))
+def test_another_architecture_starts_from_scratch(old: Connection) -> None:
+    old.execute("""SELECT register_model('m', '{"type": "mlp", "hidden": [5]}', replace => true)""")
+    assert "the architecture is another one" in warnings(old, train(old, OLD, options={"start": "deployed"}, epochs=1))
 
 
-def test_a_job_goes_on_from_where_it_began(cluster: Any, db: Connection, wait_until: Wait) -> None:
+def test_a_job_goes_on_from_where_it_began(
+    cluster: Any, db: Connection, old: Connection, contents: bytes, wait_until: Wait
+) -> None:
     """An attempt begins with the version of the first attempt, although another one is deployed by now."""
-    train(db, OLD, architecture={"type": "mlp", "hidden": [4]}, epochs=1)
-    train(db, OLD, epochs=1, seed=1, options={"deploy": "never"})
+    db.execute("SELECT import_model(%b, 'm')", (contents,))
     options = {"start": "deployed", "checkpoint_interval": 0, "keep": "last"}
     job = submit(db, "m", query=NEW, target="y", epochs=FOREVER, options=options)
     saved = "SELECT count(*) > 0 FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"

@@ -1,4 +1,4 @@
-"""Small tunings for tests: of an mlp on the rows of support.py."""
+"""Small tunings for tests: of an mlp on the rows of support.py, without plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 from tests.server.support import ROWS, Connection
 
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}, "hidden": [[4], [8], [16, 8]]}
-SMALL = {"query": ROWS, "target": "y", "epochs": 4, "batch_size": 64, "trials": 4, "space": SPACE}
+SMALL = {"query": ROWS, "target": "y", "epochs": 4, "batch_size": 64, "policy": "none", "trials": 4, "space": SPACE}
 ENDED = "SELECT wait_for_tuning(%s, '100 s')"
 COLUMNS = "number, state, value, params, epochs, rungs"
 
