@@ -197,8 +197,7 @@ MAJOR = 17
 OF_VERSIONS = catalogue explain_sessions feed launcher lineage predict security submit wait_for_job workers
 TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))
 test-major: venv
-	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
-	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)
+	@scripts/debian_folder.sh $(MAJOR) bash -c "make -s installcheck && exec $(PYTEST) -m 'not long' $(TESTS)"
 
 # The newest versions, with all tests of the server but for those of the report, which need Chromium, and of the emulated
 # accelerator, which would have to be compiled in each folder.
