@@ -134,21 +134,21 @@ def test_a_better_version_is_deployed_and_a_worse_one_is_not(conn: Connection) -
     assert warning(conn, jobs[2]) is None
 
 
-def test_only_more_than_the_margin_is_better(conn: Connection) -> None:
-    finish(conn, train(conn, 2))
-    finish(conn, train(conn, 2))  # the same weights: a tie
+def test_only_more_than_the_margin_is_better(beaten: Connection) -> None:
+    conn = beaten
+    finish(conn, train(conn, 3))  # the same weights: a tie
     finish(conn, train(conn, 1, {"margin": 10}))
     finish(conn, train(conn, 1, {"margin": 0.1, "metric": "r2"}))
     assert [decision.decision for decision in decisions(conn)] == ["deployed", "kept", "kept", "deployed"]
     rows = "SELECT value - previous_value, reason, metric FROM tensile.deployments WHERE job IS NOT NULL ORDER BY id"
-    _, tie, wide, other = conn.execute(rows).fetchall()
+    tie, wide, other = conn.execute(rows).fetchall()
     assert tie[0] == 0
     assert wide[0] < 0 and wide[1].endswith("; the margin is 10")
     assert other[0] > 0.1 and other[2] == "r2"
 
 
 def test_what_cannot_be_compared_is_not_deployed(beaten: Connection) -> None:
-    """An error of the query, no rows, a metric that the rows do not define, one of another task."""
+    """An error of the query, no rows, a metric that the rows do not define; one of another task is refused."""
     conn = beaten
     gates = [
         ({"query": "SELECT 1 / (i - 3) AS x, i AS y FROM generate_series(1, 9) i"}, "22012: division by zero"),
@@ -164,6 +164,10 @@ def test_what_cannot_be_compared_is_not_deployed(beaten: Connection) -> None:
         finish(conn, job)
         assert message in (warning(conn, job) or ""), warning(conn, job)
     assert {decision.decision for decision in decisions(conn)[1:]} == {"kept"} and deployed(conn) == 1
+
+
+def test_a_version_of_another_task_is_not_compared(beaten: Connection) -> None:
+    conn = beaten
     labels = "SELECT x, CASE WHEN y > 0 THEN 'up' ELSE 'down' END AS y FROM ({}) r"
     job = train(conn, 1, {"query": labels.format(GATE)}, query=labels.format(LINE.format(slope=1)))
     finish(conn, job)

@@ -65,7 +65,7 @@ def is_part(names: list[str], whole: list[str]) -> bool:
 def test_a_job_goes_through_its_states_and_phases(db: Connection, wait_until: Wait) -> None:
     """A session polls them."""
     model = python_model(on_forward="time.sleep(0.1 if self.training else 0.5)")
-    job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a > 0.99", batch_size=4)
+    job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a BETWEEN 0 AND 0.1", batch_size=4)
     states: list[str] = []
     phases: list[str] = []
 

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from tests.conftest import sweep
 from tests.pretrained import minilm, save_bert, save_gpt2
-from tests.server.shared import SharedServer, configure, lent
+from tests.server.shared import SharedServer, configure, lent, unload
 from tests.server.support import Connection, Wait, finish, register, submit, value
 
 BERT = {"type": "pretrained", "path": "bert"}
@@ -38,6 +38,7 @@ def served(cluster: Any, clusters_folder: Path, wait_until: Wait) -> Iterator[Sh
     settings = {"pg_tensile.model_path": models, "pg_tensile.max_retries": 0}
     with lent(cluster, "pretrained", settings, wait_until) as server:
         with server.connect() as conn:
+            unload(conn, wait_until)  # the predictor learns of the setting when it starts
             conn.execute("""
                 CREATE TABLE reviews AS
                 SELECT i AS id, CASE WHEN i % 19 <> 7 THEN

@@ -182,7 +182,7 @@ def test_nothing_is_deployed_that_should_not_be(conn: Connection) -> None:
 def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) -> None:
     """Each decision is that of the documented rule, made again here from the values."""
     space = {"learning_rate": [1e-6, 0.03], "hidden": [[8], [16]]}
-    tuning = tune(conn, space=space, trials=12, epochs=9, halving={"min_epochs": 2, "factor": 2}, seed=5)
+    tuning = tune(conn, space=space, trials=9, epochs=9, halving={"min_epochs": 2, "factor": 2}, seed=5)
     finished(conn, tuning)
     rows = trials(conn, tuning)
     assert {row[1] for row in rows} == {"finished", "pruned"}
