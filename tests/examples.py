@@ -6,8 +6,8 @@ A property test says how many examples each of the two targets draws:
     @examples(50, long=400)
     def test_a_valid_plan_changes_no_value(trace: Trace) -> None: ...
 
-`make test` draws 50. `make test-long` (pytest --hypothesis-profile long -m long) loads the profile `long`, under which a
-test with a number `long` carries the mark `long` and draws that many. Without that number, its examples are all in
+`make test` draws 50. `make test-long` (pytest --hypothesis-profile long -m long) loads the profile `long`, under which
+a test with a number `long` carries the mark `long` and draws that many. Without that number, its examples are all in
 `make test`. A test without the decorator draws EXAMPLES. `long` is for properties whose faults are rare: those that
 random plans, files and interleavings find.
 
