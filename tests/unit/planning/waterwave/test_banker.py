@@ -121,25 +121,19 @@ def compare(bank: Bank, grants: Grants, random: Random, jobs: dict[int, list[Gro
     return overtaken
 
 
-def few_and_many(number: int) -> pytest.MarkDecorator:
-    """Give a test 25 seeds, and the others up to `number` in the long tests."""
-    many = pytest.param(range(25, number), marks=pytest.mark.long, id="many")
-    return pytest.mark.parametrize("seeds", [pytest.param(range(25), id="few"), many])
-
-
-@few_and_many(120)
-def test_both_answer_the_same_requests_alike(library: ctypes.CDLL, seeds: range) -> None:
-    """Long for the many seeds."""
+def test_both_answer_the_same_requests_alike(library: ctypes.CDLL) -> None:
     overtaken = 0
-    for seed in seeds:
+    for seed in range(120):
         random = Random(seed)
         budget = random.randint(50, 400)
         jobs = {number: random_job(random) for number in range(random.randint(1, 6))}
         overtaken += compare(Bank(library, budget), Grants(budget), random, jobs, 600)
-    assert overtaken > len(seeds), "the rule about overtaken jobs was tried"
+    assert overtaken > 100, "the rule about overtaken jobs was tried"
 
 
-@few_and_many(100)
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(25), id="few"), pytest.param(range(25, 100), marks=pytest.mark.long, id="many")]
+)
 def test_all_end_an_iteration_wherever_they_are_when_there_is_less_memory(library: ctypes.CDLL, seeds: range) -> None:
     """An overhead is a fact: what is left may be less than what the jobs hold. Long for the many seeds."""
     unsafe = 0
