@@ -1,8 +1,8 @@
 """Small models that train in moments and cover the habits of real ones, for tests of capture and runtime.
 
 `NAMED` has models for bitwise comparisons (narrow versions of well-known networks, and one for each error-prone way of
-handling tensors); `OTHERS` has further habits. Every case is built anew from the given seed. Other packages are imported
-when a model is built, because every process that runs tests imports this module.
+handling tensors); `OTHERS` has further habits. Every case is built anew from the given seed. Other packages are
+imported when a model is built, because every process that runs tests imports this module.
 """
 
 from __future__ import annotations

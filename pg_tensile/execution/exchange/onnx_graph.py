@@ -24,7 +24,7 @@ OPSET = 18
 ML_OPSET = 3
 NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is no category
 INSTALL = "Install the extra for the Python that pg_tensile.python names: pip install 'pg_tensile[onnx]'."
-NUMBER, TEXT, INTEGER = "DOUBLE", "STRING", "INT64"
+NUMBER, TEXT = "DOUBLE", "STRING"
 
 
 class Value(NamedTuple):
