@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant("in-place-operators-as-views", EXECUTION + "capture/recorder.py",
            "is_view = not mutates(call.target) and len(old) == 1 and bool(call.results)",
            "is_view = len(old) == 1 and bool(call.results)",
-           UNIT + "execution/capture/test_capture.py", "in_place"),
+           UNIT + "execution/capture/test_capture.py", "replays"),
     Mutant("patience-of-one-more", EXECUTION + "training/course.py",
            "epochs - least.epoch >= stopping.patience", "epochs - least.epoch > stopping.patience",
            UNIT + "execution/training/test_training.py", "early_stopping"),

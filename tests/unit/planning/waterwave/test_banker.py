@@ -180,7 +180,7 @@ def test_a_whole_iteration_takes_all_that_the_job_may(library: ctypes.CDLL) -> N
 
 
 def test_of_jobs_that_take_memory_back_the_one_that_leaves_the_most_ends_last(library: ctypes.CDLL) -> None:
-    """Both hold nothing now. One takes 12 bytes and keeps 2, the other takes 3 and keeps them: 15 the other way round."""
+    """Both hold nothing. One takes 12 bytes and keeps 2, the other takes 3 and keeps them: 15 the other way round."""
     bank, grants = Bank(library, 100), Grants(100)
     for number, job in enumerate((groups((12, 0), (12, 2)), groups((3, 0), (3, 3)))):
         assert bank.join(number, job) and grants.join(number, job)
