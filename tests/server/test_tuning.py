@@ -157,7 +157,7 @@ def test_a_version_is_deployed_only_if_it_is_better(conn: Connection) -> None:
     assert "was not deployed" in value(conn, "SELECT warnings[1] FROM tensile.tunings WHERE id = %s", tuning)
     assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
     assert value(conn, "SELECT architecture FROM tensile.models WHERE name = 'm'") == MLP
-    tuning = tune(conn, options=gate, trials=2, epochs=80, space={"learning_rate": [0.03, 0.05], "hidden": [[16, 16]]})
+    tuning = tune(conn, options=gate, trials=2, epochs=20, space={"learning_rate": [0.03, 0.05], "hidden": [[16, 16]]})
     finished(conn, tuning)
     decided, deployed, version = conn.execute(  # type: ignore[misc]
         "SELECT s.decision, m.deployed_version, s.best_version FROM tensile.tuning_status s"
@@ -289,7 +289,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
 
 
 def test_a_stop_of_the_server_continues_the_tuning(server: SharedServer, conn: Connection, wait_until: Wait) -> None:
-    tuning = tune(conn, trials=3, epochs=200, options={"keep": "last"})
+    tuning = tune(conn, trials=3, epochs=100, options={"keep": "last"})
     wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
     conn.close()
     server.restart("fast")
