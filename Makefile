@@ -142,9 +142,11 @@ setup:
 venv:
 	@scripts/setup.sh test
 
-# A second make, because this one may have started before pg_config existed.
+# A second make, because this one may have started before pg_config existed, with as many compilers as there are
+# processors (unless this make was given a number).
+jobs = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 deploy: setup
-	@$(MAKE) --no-print-directory -s all
+	@$(MAKE) --no-print-directory -s $(jobs) all
 	@scripts/as_installer.sh $(MAKE) --no-print-directory -s install
 
 demo: deploy
@@ -155,7 +157,8 @@ demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
 PYTEST = $(VENV_PYTHON) -m pytest -p tests.parts -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 5
-test: venv deploy lint emulator
+test: venv deploy
+	@$(MAKE) --no-print-directory -O $(jobs) lint emulator
 	@$(PYTEST) $(if $(LONG_PART),--long-part $(LONG_PART),-m 'not long') $(if $(SUMMARY),--summary $(SUMMARY)) tests
 
 # What takes long: the tests that say so and more examples of property tests, in four parts, and the tests of the server

@@ -111,7 +111,7 @@ enter() {
     # not exec: process 1 is to be a shell, which inherits and reaps orphans
     chroot "$root" env -i HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}" \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PG_CONFIG="/usr/lib/postgresql/$major/bin/pg_config" \
-        bash -c 'cd "$1" && shift && make -s all && make -s install && "$@"' bash "$clone" "$@"
+        bash -c 'cd "$1" && shift && make -s -j"$(nproc)" all && make -s install && "$@"' bash "$clone" "$@"
 }
 
 # Scratch folders of runs that were killed.
