@@ -108,8 +108,8 @@ def main() -> None:
     for row in [total, *files[: arguments.files]]:
         print(f"| {' | '.join(map(str, row))} |")
     print("\n| test | wall | own CPU | others' CPU |\n| --- | --- | --- | --- |")
-    for row in sorted(rows, key=lambda row: -(row["own"] + row["others"]))[: arguments.tests]:
-        print(f"| {row['test']} | {row['wall']:.1f} | {row['own']:.1f} | {row['others']:.1f} |")
+    for test in sorted(rows, key=lambda test: -(test["own"] + test["others"]))[: arguments.tests]:
+        print(f"| {test['test']} | {test['wall']:.1f} | {test['own']:.1f} | {test['others']:.1f} |")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,11 @@ def examples(number: int, *, long: int | None = None, suppress: Collection[Healt
     suppress: health checks that do not apply to the test, such as that of fixtures which its examples share.
     """
     repeated = long is not None and settings.get_current_profile_name().startswith(LONG)
+    profile = settings.get_profile(settings.get_current_profile_name())
     chosen = settings(
-        max_examples=long if repeated else number,
-        suppress_health_check={*settings.default.suppress_health_check, *suppress},
+        profile,
+        max_examples=(long if repeated else None) or number,
+        suppress_health_check={*profile.suppress_health_check, *suppress},
     )
 
     def decorate(test: Test) -> Test:

@@ -91,12 +91,13 @@ def emulated(module_lab: Lab) -> Iterator[Lab]:
 
 def submit_dropout(lab: Lab, model: str, options: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Submit a job of a new model with dropout."""
+    chosen: dict[str, Any] = {"batch_size": 256, "validation": 0.1, "epochs": EPOCHS, "policy": "joint"} | arguments
     return submit(
         *(lab.conn, model, DROPOUT),
         query="SELECT label, image FROM images",
         target="label",
         options={"task": "classification"} | (options or {}),
-        **{"batch_size": 256, "validation": 0.1, "epochs": EPOCHS, "policy": "joint"} | arguments,
+        **chosen,
     )
 
 

@@ -142,7 +142,9 @@ def test_an_explanation_waits_for_memory_that_others_need(
     assert "1 running job at least 62.0 MB" in start["why"]
     # scaled by the number of epochs so far; a row for each split
     rows = "SELECT min(seconds), 2 * max(seconds), max(epoch) FROM tensile.epochs WHERE job = %s"
-    least, most, epoch = db.execute(rows, (job,)).fetchone()
+    row = db.execute(rows, (job,)).fetchone()
+    assert row is not None
+    least, most, epoch = row
     assert least * (FOREVER - epoch - 1) <= start["wait_s"] <= most * FOREVER
     register(db, "small", {"type": "mlp", "hidden": [8]})
     assert explained(db, "small")["start"]["when"] == "now"
