@@ -9,7 +9,7 @@
 #
 # Not among the inputs: SQL, C and Python of the extension, which the other tests compile, install and run.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 inputs=(docker .dockerignore requirements.txt pg_tensile.control scripts/upgrade_script.py scripts/debian_sources.sh
     scripts/test_docker.sh scripts/cluster.py scripts/demo)
 

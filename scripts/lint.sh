@@ -11,7 +11,7 @@ $python -m mypy --no-error-summary
 if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] sql/upgrade.sql sql/parts/*.sql; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1
 fi
-MAKEFLAGS= make --no-print-directory -s -j"$(nproc)" all # -Wall -Wextra -Werror, and the SQL scripts in build/
+MAKEFLAGS='' make --no-print-directory -s -j"$(nproc)" all # -Wall -Wextra -Werror, and the SQL scripts in build/
 if nm -D --defined-only pg_tensile.so | grep -vE ' (tensile_\w+|pg_finfo_tensile_\w+|_PG_init|Pg_magic_func)(@.*)?$'; then
     echo 'lint: pg_tensile.so exports symbols without its prefix: pg_tensile/csrc/exports.map' >&2; exit 1
 fi
