@@ -19,6 +19,7 @@ from typing import Any
 from scripts.cluster import REPOSITORY
 
 PARTS = 4
+CHOSEN = ("--hypothesis-profile", "long", "-m", "long")
 DOCUMENT = REPOSITORY / "docs" / "verification.md"
 RESULT = re.compile(r"(?<=<!-- long tests -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -30,8 +31,7 @@ def git(*arguments: str) -> str:
 def run_part(part: int, pytest: list[str], summary: Path) -> bool:
     """Run one part, which writes its summary, and return whether it has run to its end."""
     summary.unlink(missing_ok=True)
-    chosen = ("--hypothesis-profile", "long", "-m", "long", "--long-part", f"{part}/{PARTS}", "--summary", str(summary))
-    command = [*pytest, *chosen, "tests"]
+    command = [*pytest, *CHOSEN, "--long-part", f"{part}/{PARTS}", "--summary", str(summary), "tests"]
     subprocess.run(command, cwd=REPOSITORY, check=False)
     return summary.exists()
 

@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # the tests share their cores; before anyth
 import contextlib
 import itertools
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -51,12 +52,17 @@ SECONDS: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "seco
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the files that take longest start first, so that no worker of xdist is left with one of them at the end."""
+    """Let the files that take longest start first, so that no worker of xdist is left with one of them at the end.
+
+    Before them come those of the emulated accelerator: they count on an allocator and a device that are as new.
+    """
     kinds = {"long": ["long"], "not long": ["short"]}.get(config.getoption("markexpr"), [*SECONDS])
     root = Path(__file__).parent.parent
 
     def seconds(item: pytest.Item) -> float:
         file = item.path.relative_to(root).as_posix()
+        if file.startswith(("tests/accelerator/", "tests/emulated/")):
+            return math.inf
         return sum(SECONDS[kind].get(file, 0) for kind in kinds)
 
     items.sort(key=seconds, reverse=True)

@@ -34,7 +34,7 @@ DIAMONDS = f"""
     INSERT INTO diamonds
         SELECT i, c, (ARRAY['Fair', 'Good', 'Ideal'])[1 + i % 3], (ARRAY['D', 'G', 'J'])[1 + i % 3 * i % 3],
                (ARRAY['SI1', 'VS1'])[1 + i % 2], 4000 * c * c * (1 + i % 3)
-        FROM (SELECT i, 0.2 + i * 37 % 1000 / 500.0 AS c FROM generate_series(1, 600) i UNION ALL
+        FROM (SELECT i, 0.2 + i * 37 % 1000 / 500.0 AS c FROM generate_series(1, 1200) i UNION ALL
               SELECT i, 0.2 + i * 37 % 1000 / 500.0 FROM generate_series(52001, 52200) i) AS weights;
 """
 FLIGHTS = f"""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import long_tests
 from tests.repository import REPOSITORY
 
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "session_run"]
@@ -86,7 +87,8 @@ def test_make_reports_missing_server_headers():
 
 
 def test_the_long_tests_have_more_examples():
-    assert "--hypothesis-profile long -m long tests" in make("-n", "test-long").stdout
+    assert "-m scripts.long_tests" in make("-n", "test-long").stdout
+    assert long_tests.CHOSEN == ("--hypothesis-profile", "long", "-m", "long")
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir()
         self.git("init", "--quiet")
         self.write("Makefile", MAKEFILE)
         self.write("docker/Dockerfile", "FROM debian\n")
