@@ -28,7 +28,7 @@ PHASES = {
     "deploy": "make -s deploy",
     "headers": "make -s test-headers",
     "lint": "rm -rf .mypy_cache .ruff_cache && make -s lint",
-    "emulator": "git clean -qfdX tests/emulated && make -s emulator",
+    "emulator": "rm -rf build/emulated-* && make -s emulator",
     "tests": f"make -s deploy && {PYTEST} -m 'not long' tests",
     "long": f"make -s deploy && {PYTEST} --hypothesis-profile long -m long tests",
     "major": "make -s test-major",

@@ -5,6 +5,9 @@ the change. Long tests that fail run again at the first parent of this revision:
 there, are failures of the change, too. The others are printed, to be named in docs/verification.md until they are
 mended.
 
+The parent tells about one commit. Of a change of several commits, a test that an earlier one has broken fails in the
+parent, too: a line "failed before this change" is to be read with that in mind.
+
 Exit status 0 if the change has caused no failure, else 1.
 """
 

@@ -53,14 +53,14 @@ def main() -> int:
     revision = git("rev-parse", "--short=8", "HEAD")
     changed = bool(git("status", "--porcelain"))
     folder = REPOSITORY / "build" / "long-tests" / ("changed" if changed else revision)
-    for part in map(int, arguments.parts.split(",")):
-        summary = folder / f"{part}.json"
-        if (changed or not summary.exists()) and not run_part(part, arguments.pytest, summary):
+    chosen = [folder / f"{int(part)}.json" for part in arguments.parts.split(",")]
+    for part in chosen:
+        if (changed or not part.exists()) and not run_part(int(part.stem), arguments.pytest, part):
             return 1
-    summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if not changed and len(summaries) == PARTS:
-        note(revision, summaries)
-    return int(any(summary["failed"] for summary in summaries))
+    whole = [folder / f"{part}.json" for part in range(PARTS)]
+    if not changed and all(part.exists() for part in whole):
+        note(revision, [json.loads(part.read_text()) for part in whole])
+    return int(any(json.loads(part.read_text())["failed"] for part in chosen))
 
 
 if __name__ == "__main__":
