@@ -193,7 +193,7 @@ def _shake_hands(connection: Connection) -> dict[str, Any]:
     return frame.header
 
 
-def error_header(error: BaseException, step: int | None = None) -> dict[str, Any]:
+def error_header(error: BaseException) -> dict[str, Any]:
     """Return the ERROR frame's header for `error`, which may have `message`, `hint`, `detail` and `step`."""
     message = getattr(error, "message", None) or str(error)
     named = any(cls.__name__ in SQLSTATES for cls in type(error).__mro__)
@@ -211,7 +211,7 @@ def error_header(error: BaseException, step: int | None = None) -> dict[str, Any
         "hint": hint,
         "detail": getattr(error, "detail", None),
         "traceback": "".join(traceback.format_exception(error)),
-        "step": getattr(error, "step", step),
+        "step": getattr(error, "step", None),
     }
 
 

@@ -101,10 +101,6 @@ class Curves:
         self._measured.append((trace, trace.latency_us if latency_us is None else np.asarray(latency_us, np.float64)))
         self._curves = {}
 
-    def curve(self, target: str) -> Curve | None:
-        """Return the curve of an operator kind, or None if no operator of that kind has been timed."""
-        return self._fitted().get(target)
-
     def predict(self, trace: Trace) -> Floats:
         """Return the predicted latencies, float64[n] µs. Raises ValueError if no trace is known."""
         curves, work = self._fitted(), work_of(trace)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pg_tensile.planning.batchsize.throughput import Curve, Curves, fit_curve, never_falling, work_of
+from pg_tensile.planning.batchsize.throughput import Curves, fit_curve, never_falling, work_of
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 LAUNCH_US = 2.0
@@ -95,9 +95,6 @@ def test_what_was_measured_replaces_what_was_predicted() -> None:
     curves.add(layers(64), slow.latency_us)
     assert np.allclose(curves.predict(layers(64)), slow.latency_us)
     assert curves.predict(layers(16))[3] > 2 * before[3] / 8
-    curve = curves.curve("mm")
-    assert isinstance(curve, Curve) and curve.work.max() == pytest.approx(work_of(slow)[3])
-    assert curves.curve("conv") is None
 
 
 def test_nothing_is_known() -> None:
