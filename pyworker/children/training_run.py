@@ -58,6 +58,7 @@ class TrainingRun:
             graphs = self._memory.device_graphs()
             if graphs.obstacle is not None:
                 self._warnings.append(f"iterations were not captured as device graphs: {graphs.obstacle}")
+        self._warnings += outcome.warnings
         self._send_results(job, outcome, prepared)
         channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
 

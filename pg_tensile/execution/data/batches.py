@@ -128,6 +128,18 @@ class Batches:
             end = min(start + batch_size, part.stop)
             yield self._batch(self._to_device([array[start:end] for array in self._arrays]))
 
+    def covering(self, batch_size: int) -> Iterator[tuple[Batch, int]]:
+        """Yield all rows, whatever the rank, in batches of one size, and how many of each batch's last rows are new.
+
+        That is `batch_size`, or the number of rows if that is smaller."""
+        batch_size = min(batch_size, self._rows)
+        for end in itertools.count(batch_size, batch_size):
+            new = batch_size - max(0, end - self._rows)
+            if new <= 0:
+                return
+            end = min(end, self._rows)
+            yield self._batch(self._to_device([array[end - batch_size : end] for array in self._arrays])), new
+
     def _sizes(self, epoch: int) -> Iterator[int]:
         """Yield the number of rows of each batch of an epoch."""
         if self._full_only:

@@ -50,7 +50,8 @@ class Outcome(NamedTuple):
     `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped.
     `epochs` counts those that ended. `reason` is why the run ended: epochs, early_stopping or max_time; None if it was
     stopped. `validation` has the outputs and targets of validation rows after the same epoch, unless it was stopped
-    (validation_sample.py). `refitted_rows`: the rows of the training on all rows (refit.py), None without one."""
+    (validation_sample.py). `refitted_rows`: the rows of the training on all rows (refit.py), None without one.
+    `warnings` are for the user."""
 
     stopped: bool
     metrics: dict[str, Any]
@@ -58,6 +59,7 @@ class Outcome(NamedTuple):
     reason: str | None = None
     validation: Mapping[str, Tensor] = MappingProxyType({})
     refitted_rows: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class StopTraining(Exception):

@@ -5,6 +5,9 @@ model is trained again from its first weights, for as many epochs, each with the
 of the same size. The metrics, the calibration and the intervals stay those of the model that has not seen the
 validation rows. Rows that fill no batch are left out of an epoch, others in each, so that no graph of another shape is
 needed.
+
+On all rows, which it has seen, the final model should be better than the validated one. Where it is clearly worse, as
+few or other batches can make it, the validated model is the final one.
 """
 
 from __future__ import annotations
@@ -16,22 +19,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.batches import Batches, division
 from pg_tensile.execution.data.dataset import Dataset, together
+from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.training.graphs import step_spec
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
+
+WORSE = 1.05  # factor on the validated model's loss on all rows: beyond it, the validated model is the final one
 
 
 class Refit:
     """The second training of one run, from `begin` on; it may be continued from a checkpoint at any step."""
 
-    def __init__(self, settings: Settings, dataset: Dataset, steps: Steps) -> None:
+    def __init__(self, settings: Settings, task: Task, dataset: Dataset, steps: Steps) -> None:
         """Take note of the first weights, which are those of `steps` now or, in a resumed run, the checkpoint's."""
         self.rows = dataset.training.rows + dataset.validation.rows
         self.epoch: int | None = None  # epochs done; None before `begin`
         self.step = 0  # steps done in the current epoch
         self.learning_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
-        self._settings, self._dataset, self._steps = settings, dataset, steps
+        self._validated_loss = 0.0  # on all rows, of the validated model
+        self._settings, self._task, self._dataset, self._steps = settings, task, dataset, steps
         self._first = {name: tensor.detach().clone() for name, tensor in steps.state().model.items()}
 
     @cached_property
@@ -39,15 +47,31 @@ class Refit:
         """Batches of all rows, which are copied when they are first needed."""
         table = together(self._dataset.training, self._dataset.validation)
         settings, device = self._settings, self._steps.batch_device
-        return Batches(
-            *(table, settings.batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks
-        )
+        steps, last = division(self._dataset.training.rows, settings.batch_size, settings.ranks)
+        size = settings.batch_size if steps > 1 else last
+        return Batches(*(table, size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
 
-    def begin(self) -> None:
-        """Give the steps the first weights again, with an optimizer that has not seen a gradient."""
-        unused = {name: torch.zeros_like(tensor) for name, tensor in self._steps.state().optimizer.items()}
-        self._steps.load(StepsState(self._first, unused))
+    def begin(self, validated: Mapping[str, Tensor]) -> None:
+        """Give the steps the first weights again, with an optimizer that has not seen a gradient.
+
+        `validated`: the weights of the model of which validation has told the metrics."""
+        self._steps.load(StepsState(validated, {}))
+        self._validated_loss = self._loss()
+        self._steps.load(StepsState(self._first, {}))
         self.epoch = 0
+
+    def is_worse(self) -> bool:
+        """Return whether the model is clearly worse on all rows than the validated one. Its weights are the final ones."""
+        return not self._loss() <= WORSE * self._validated_loss
+
+    @torch.no_grad()
+    def _loss(self) -> float:
+        """Return the mean loss on all rows of the model that the steps have."""
+        batches = list(self.batches.covering(self._steps.evaluation_rows))
+        outputs = torch.cat([self._steps.evaluate(batch).outputs[-new:] for batch, new in batches])
+        targets = [[tensor[-new:] for tensor in batch.targets] for batch, new in batches]
+        loss = step_spec(self._settings, self._task).loss
+        return float(loss(outputs, *map(torch.cat, zip(*targets, strict=True))))
 
     def end_epoch(self) -> None:
         assert self.epoch is not None
@@ -57,7 +81,12 @@ class Refit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a part of a checkpoint's `meta`, without the tensors."""
-        return {"epoch": self.epoch, "step": self.step, "learning_rates": self.learning_rates}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "learning_rates": self.learning_rates,
+            "validated_loss": self._validated_loss,
+        }
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -66,4 +95,5 @@ class Refit:
 
     def restore(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.epoch, self.step, self.learning_rates = meta["epoch"], meta["step"], list(meta["learning_rates"])
+        self._validated_loss = meta["validated_loss"]
         self._first = {name: tensor.to(self._steps.batch_device) for name, tensor in tensors.items()}

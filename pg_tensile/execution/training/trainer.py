@@ -55,6 +55,10 @@ from pg_tensile.execution.training.shared_weights import take_over_buffers, take
 from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
+NOT_REFITTED = (
+    "training again on all rows made the model worse, so the validated model is kept, which has not seen the rows for "
+    "validation (option refit)"
+)
 
 
 class Trainer:
@@ -103,7 +107,8 @@ class Trainer:
             take_over_model(steps, self._group)
             ckpt.seed_generators(self._group.seed(seed))
         refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
-        self._refit = Refit(settings, dataset, steps) if refits else None
+        self._refit = Refit(settings, preprocessing.task, dataset, steps) if refits else None
+        self._warnings: list[str] = []
 
     # ---- running ----
 
@@ -135,7 +140,7 @@ class Trainer:
         self._check_weights(dict(model.named_parameters()))
         metrics = self._last_metrics if kept is None else kept.metrics
         rows = self._refit.rows if self._refit is not None and refitted else None
-        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors(), rows)
+        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors(), rows, tuple(self._warnings))
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
@@ -172,19 +177,20 @@ class Trainer:
             self._agreement.poll()
 
     def _train_on_all_rows(self, refit: Refit) -> bool:
-        """Train again as `refit` says, and return True; False if the time is up before, or a number is not finite.
+        """Train again as `refit` says, and return True; False if the time is up before, or the model is not as good.
 
-        The model of the best epoch is the final one then."""
+        The model of the best epoch is the final one then. All ranks return the same."""
         kept = self._course.kept
         if kept is None or self._course.time_is_up:
             return False
         if refit.epoch is None:
-            refit.begin()
+            refit.begin(kept.tensors)
         while (epoch := refit.epoch or 0) < kept.epoch:
             self._report("refitting", time.monotonic())
             for batch in refit.batches.epoch(epoch, refit.step):
                 loss = self._steps.train(batch, refit.learning_rates[epoch]).loss
                 if not math.isfinite(self._agreement.exchange(loss, batch.share)):
+                    self._warnings.append(NOT_REFITTED)
                     return False
                 refit.step, self._trained = refit.step + 1, self._trained + batch.rows
                 now = time.monotonic()
@@ -197,8 +203,13 @@ class Trainer:
                     return False
             refit.end_epoch()
         take_over_buffers(self._steps, self._group)
-        state = self._steps.state().model
-        return all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
+        with self._averaged():
+            state = self._steps.state().model
+            is_finite = all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
+            is_good = self._group.of_first(is_finite and not refit.is_worse())
+        if not is_good:
+            self._warnings.append(NOT_REFITTED)
+        return is_good
 
     def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches until the time is up, one at least."""

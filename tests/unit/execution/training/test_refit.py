@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from pg_tensile.execution.data.batches import Batches
@@ -14,12 +18,15 @@ from pg_tensile.execution.data.dataset import together
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.recipe import MOST_REFITTED, Explicit, Subject, recipe
+from pg_tensile.execution.training.refit import WORSE
 from pg_tensile.execution.training.run_steps import StepResult
 from pg_tensile.execution.training.settings import EarlyStopping
+from tests.examples import examples
 from tests.unit.execution.training.test_training import CPU, Recorder, trainer, weights
-from tests.unit.rows import Prepared, every_type
+from tests.unit.rows import Prepared, Rows, every_type
 
 PLAIN = {"type": "mlp", "hidden": [16]}
+TABULAR = {"type": "tabular", "hidden": 16, "projection": 16, "members": 2}
 SETTINGS: dict[str, Any] = {"epochs": 4, "refit": True, "early_stopping": EarlyStopping(2)}
 
 
@@ -50,6 +57,59 @@ def test_the_model_is_trained_again_from_its_first_weights_on_all_rows(prepared:
         taken = [expected._steps.train(batch) for batch in batches.epoch(epoch)]
         assert len(taken) == batches.steps(epoch) == 400 // 32
     assert weights(model) == weights(expected._steps.model) != weights(first)
+
+
+def test_averages_begin_anew(prepared: Prepared) -> None:
+    """After a few steps, the first step's weight in the average shows whether it does."""
+    few: dict[str, Any] = {"epochs": 1, "refit": True, "average_weights": True, "batch_size": 128}
+    outcome, model = run(prepared, Recorder(), **few)
+    assert outcome.refitted_rows == 400 and not outcome.warnings
+    expected, _ = trainer(prepared, Recorder(), PLAIN, **(few | {"refit": False}))
+    table = together(prepared.dataset.training, prepared.dataset.validation)
+    for batch in Batches(table, 128, 5, CPU, False, full_only=True).epoch(0):
+        expected._steps.train(batch)
+    expected._exchange_averages()
+    assert weights(model) == weights(expected._steps.model)
+
+
+def numbers(rows: int, classes: int, seed: int) -> Prepared:
+    """A target with noise, of a class if there are any."""
+    rng = np.random.default_rng(seed)
+    x, z, noise = rng.normal(size=(3, rows))
+    y = np.sin(x) + z * x + noise / 2
+    columns: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float8", x.tolist()), "z": ("float8", z.tolist())}
+    if not classes:
+        return Rows(columns | {"y": ("float8", (1000 + 50 * y).tolist())}).prepare()
+    labels = np.searchsorted(np.quantile(y, np.arange(1, classes) / classes), y)
+    return Rows(columns | {"y": ("text", [f"class {label}" for label in labels])}).prepare()
+
+
+@given(
+    rows=st.one_of(st.integers(5, 150), st.sampled_from([1000, 5000])),
+    classes=st.sampled_from([0, 2, 3]),
+    epochs=st.integers(1, 9),
+    batch_size=st.sampled_from([2, 32, 64]),
+    architecture=st.sampled_from([PLAIN, TABULAR]),
+    seed=st.integers(0, 100),
+)
+@examples(8, long=200)
+def test_on_all_rows_the_final_model_is_as_good_as_the_validated_one(
+    rows: int, classes: int, epochs: int, batch_size: int, architecture: dict[str, Any], seed: int
+) -> None:
+    made = numbers(rows, classes, seed)
+    table = together(made.dataset.training, made.dataset.validation)
+    batch_size = max(batch_size, rows // 20)
+    losses = []
+    for refit in (False, True):
+        average = architecture is TABULAR
+        options = {"epochs": epochs, "batch_size": batch_size, "average_weights": average}
+        run_, _ = trainer(made, Recorder(), architecture, refit=refit, **options)
+        outcome = run_.run()
+        batch = next(Batches(table, rows, 0, CPU, False).in_order(rows))
+        losses.append(run_._steps.evaluate(batch).loss)
+    assert losses[1] <= WORSE * losses[0] * (1 + 1e-5)
+    if made.dataset.validation.rows:
+        assert (outcome.refitted_rows is None) == bool(outcome.warnings)
 
 
 def test_each_epoch_has_the_learning_rate_that_it_had(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,13 @@ def test_the_training_on_all_rows_is_that_without_a_plan(
     assert weights(steps.model) != weights(first.model)
 
 
+def test_a_batch_larger_than_the_training_rows_is_all_of_them() -> None:
+    """More rows train again than there are graphs for: a batch is as large as in the first training."""
+    job = case(every_type(70).prepare(), PLAIN, refit=True, batch_size=64)
+    steps = job.planned()
+    assert_same(job, steps)
+
+
 @pytest.mark.parametrize(
     ("rows", "architecture", "tokens"),
     [(images(150), CNN, None), (texts(150), TRANSFORMER, TokenLimits(8, 40))],
