@@ -20,7 +20,6 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
-#include "parser/parse_func.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 
@@ -51,18 +50,15 @@ run_executor(const char *function, Datum spec, int *nvalues)
 static Datum
 export_spec(FunctionCallInfo fcinfo)
 {
-	LOCAL_FCINFO(call, 3);
 	Oid			types[] = {OIDOID, TEXTOID, INT4OID};
-	List	   *name = list_make2(makeString("tensile"), makeString("_export_spec"));
-	FmgrInfo	function;
+	NullableDatum arguments[] = {
+		{ObjectIdGetDatum(GetUserId()), false}, fcinfo->args[0], fcinfo->args[1]
+	};
+	NullableDatum spec = tensile_call("_export_spec", lengthof(types), types, arguments);
 
-	fmgr_info(LookupFuncName(name, 3, types, false), &function);
-	InitFunctionCallInfoData(*call, &function, 3, InvalidOid, NULL, NULL);
-	call->args[0].value = ObjectIdGetDatum(GetUserId());
-	call->args[0].isnull = false;
-	call->args[1] = fcinfo->args[0];
-	call->args[2] = fcinfo->args[1];
-	return FunctionCallInvoke(call);
+	if (spec.isnull)
+		elog(ERROR, "tensile._export_spec returned null");
+	return spec.value;
 }
 
 /* The bytes that the values have in base64, one after the other. */
@@ -106,11 +102,15 @@ Datum
 tensile_import_model(PG_FUNCTION_ARGS)
 {
 	Datum	   *values;
+	Datum		spec;
 	int			nvalues;
 
 	tensile_require_no_session_run("import_model");
 	tensile_require_version();
-	values = run_executor("import_model", tensile_forward_with(fcinfo, 0, NULL, NULL), &nvalues);
+	spec = tensile_forward_with(fcinfo, 0, NULL, NULL);
+	if (fcinfo->isnull)
+		elog(ERROR, "tensile._import_model returned null");
+	values = run_executor("import_model", spec, &nvalues);
 	if (nvalues != 1)
 		elog(ERROR, "the executor returned %d values for a version", nvalues);
 	PG_RETURN_INT32(pg_strtoint32(TextDatumGetCString(values[0])));

@@ -33,9 +33,25 @@ PG_FUNCTION_INFO_V1(tensile_owned);
 PG_FUNCTION_INFO_V1(tensile_raise);
 
 static List *
-private_name(char *function)
+private_name(const char *function)
 {
-	return list_make2(makeString("tensile"), makeString(function));
+	return list_make2(makeString("tensile"), makeString(pstrdup(function)));
+}
+
+NullableDatum
+tensile_call(const char *name, int nargs, const Oid *types, const NullableDatum *arguments)
+{
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
+	FmgrInfo	function;
+	NullableDatum result;
+
+	Assert(nargs <= FUNC_MAX_ARGS);
+	fmgr_info(LookupFuncName(private_name(name), nargs, types, false), &function);
+	InitFunctionCallInfoData(*call, &function, nargs, InvalidOid, NULL, NULL);
+	memcpy(call->args, arguments, nargs * sizeof(NullableDatum));
+	result.value = FunctionCallInvoke(call);
+	result.isnull = call->isnull;
+	return result;
 }
 
 /*
@@ -121,15 +137,10 @@ tensile_owned(PG_FUNCTION_ARGS)
 int64
 tensile_parse_budget(text *budget)
 {
-	LOCAL_FCINFO(call, 1);
-	FmgrInfo	function;
 	Oid			type = TEXTOID;
+	NullableDatum argument = {PointerGetDatum(budget), false};
 
-	fmgr_info(LookupFuncName(private_name("_parse_budget"), 1, &type, false), &function);
-	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
-	call->args[0].value = PointerGetDatum(budget);
-	call->args[0].isnull = false;
-	return DatumGetInt64(FunctionCallInvoke(call));
+	return DatumGetInt64(tensile_call("_parse_budget", 1, &type, &argument).value);
 }
 
 /* The code of a SQLSTATE; an internal error for one that cannot be raised. */

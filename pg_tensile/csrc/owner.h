@@ -15,6 +15,13 @@
  */
 extern bool tensile_role_owned(Oid owner, const char *name);
 
+/*
+ * Calls tensile.<name>(arguments).  The result may be null, as that of a
+ * query whose snapshot does not show the rows: callers look before they read.
+ */
+extern NullableDatum tensile_call(const char *name, int nargs, const Oid *types,
+								  const NullableDatum *arguments);
+
 /* The bytes of a memory_budget such as '100MB'; 22023 if it is not valid. */
 extern int64 tensile_parse_budget(text *budget);
 

@@ -19,6 +19,7 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
+#include "convert.h"
 #include "extension.h"
 #include "inference.h"
 #include "owner.h"
@@ -79,16 +80,6 @@ predict_client_went_away(PredictClient *client, const char *detail)
 					 "The server's log may say why it ended.")));
 }
 
-static char *
-json_text(Jsonb *object, const char *key)
-{
-	JsonbValue *value = getKeyJsonValueFromContainer(&object->root, key, strlen(key), NULL);
-
-	if (value == NULL || value->type != jbvString)
-		return NULL;
-	return pnstrdup(value->val.string.val, value->val.string.len);
-}
-
 /* The header of a frame, whose encoding is UTF-8. */
 static Jsonb *
 frame_header(const Frame *frame)
@@ -104,11 +95,12 @@ static void
 raise_answer(const Frame *frame)
 {
 	Jsonb	   *header = frame_header(frame);
-	char	   *message = json_text(header, "message");
+	char	   *message = tensile_text_key(&header->root, "message");
 
-	tensile_raise_error(json_text(header, "sqlstate"),
+	tensile_raise_error(tensile_text_key(&header->root, "sqlstate"),
 						message ? message : "the predictor failed without a message",
-						json_text(header, "hint"), json_text(header, "detail"));
+						tensile_text_key(&header->root, "hint"),
+						tensile_text_key(&header->root, "detail"));
 }
 
 /* ---- exchanging frames ---- */
@@ -292,7 +284,7 @@ shake_hands(PredictClient *client, TimestampTz deadline)
 		raise_answer(frame);
 	if (frame->type != FRAME_HELLO)
 		predict_client_went_away(client, "Its first frame is not a greeting.");
-	version = json_text(frame_header(frame), "version");
+	version = tensile_text_key(&frame_header(frame)->root, "version");
 	if (version == NULL || strcmp(version, TENSILE_VERSION) != 0)
 	{
 		predict_client_close(client);

@@ -22,7 +22,6 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "nodes/nodeFuncs.h"
-#include "parser/parse_func.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -31,6 +30,7 @@
 #include "utils/syscache.h"
 
 #include "convert.h"
+#include "owner.h"
 #include "predict_features.h"
 #include "prediction_query.h"
 #include "process.h"
@@ -104,9 +104,11 @@ tensile_check_prediction_query(PG_FUNCTION_ARGS)
 PredictionQuery
 tensile_prediction_query(const PredictModel *model, Oid source)
 {
-	LOCAL_FCINFO(call, 3);
-	FmgrInfo	function;
 	Oid			types[] = {INT8OID, TEXTOID, TEXTOID};
+	NullableDatum arguments[] = {
+		{Int64GetDatum(model->version), false}, {CStringGetTextDatum(model->name), false}, {0, true}
+	};
+	NullableDatum result;
 	const char *name = OidIsValid(source) ? get_rel_name(source) : NULL;
 	PredictionQuery query;
 	Jsonb	   *answer;
@@ -117,22 +119,19 @@ tensile_prediction_query(const PredictModel *model, Oid source)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("relation with OID %u does not exist", source),
 				 errhint("Name a table or a view.")));
-	fmgr_info(LookupFuncName(list_make2(makeString("tensile"), makeString("_prediction_query")),
-							 lengthof(types), types, false),
-			  &function);
-	InitFunctionCallInfoData(*call, &function, lengthof(types), InvalidOid, NULL, NULL);
-	call->args[0] = (NullableDatum) {Int64GetDatum(model->version), false};
-	call->args[1] = (NullableDatum) {CStringGetTextDatum(model->name), false};
-	call->args[2] = (NullableDatum) {0, name == NULL};
 	if (name != NULL)
-		call->args[2].value = CStringGetTextDatum(
-			quote_qualified_identifier(get_namespace_name(get_rel_namespace(source)), name));
-	answer = DatumGetJsonbP(FunctionCallInvoke(call));
-	if (call->isnull)
+		arguments[2] = (NullableDatum) {
+			CStringGetTextDatum(
+				quote_qualified_identifier(get_namespace_name(get_rel_namespace(source)), name)),
+			false
+		};
+	result = tensile_call("_prediction_query", lengthof(types), types, arguments);
+	if (result.isnull)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("this transaction cannot see the version of model \"%s\"", model->name),
 				 errhint("Its snapshot is older: call the function in a new transaction.")));
+	answer = DatumGetJsonbP(result.value);
 	settings = getKeyJsonValueFromContainer(&answer->root, "settings", strlen("settings"), NULL);
 	query.sql = tensile_text_key(&answer->root, "sql");
 	query.settings = JsonbValueToJsonb(settings);

@@ -215,16 +215,31 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION tensile._check_max_time(max_time interval) RETURNS void
+-- Raise an error unless the time is at least `shortest` and at most 100 years, so that it can be added to any time of now,
+-- and none of its fields is negative: months differ in length, so '1 month -30 days' goes back in some of them. `hint` is
+-- about times that are too short.
+CREATE FUNCTION tensile._check_time(name text, value interval, shortest interval, hint text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    negative bool := least(extract(year FROM value), extract(month FROM value), extract(day FROM value),
+                           extract(hour FROM value), extract(minute FROM value), extract(second FROM value)) < 0;
 BEGIN
-    IF NOT (extract(epoch FROM max_time) > 0 AND extract(epoch FROM max_time)::float8 < 'Infinity') THEN
+    IF negative AND value >= shortest THEN
+        hint := 'Its years, months, days and times must not have different signs.';
+    END IF;
+    IF negative OR NOT (value >= shortest AND extract(epoch FROM value)::float8 <= 3.2e9) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('max_time is out of range: %s', max_time),
-            HINT = 'Use a positive time such as ''10 minutes'', or leave it out for no limit.';
+            MESSAGE = format('%s is out of range: %s', name, value), HINT = hint;
     END IF;
 END $$;
+
+CREATE FUNCTION tensile._check_max_time(max_time interval) RETURNS void
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._check_time('max_time', max_time, '1 microsecond',
+        'Use a time up to 100 years, such as ''10 minutes'', or leave it out for no limit.')
+$$;
 
 -- batch_size => 0: the batch size is chosen by plans, which show what fits.
 CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void

@@ -15,7 +15,11 @@ DECLARE
     schedule bigint;
 BEGIN
     PERFORM tensile._check_can_start(caller), tensile._check_every(every);
-    IF NOT metric = ANY (metrics) THEN
+    IF metrics IS NULL THEN -- C has looked with a newer snapshot
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('this transaction cannot see the version of model "%s"', model),
+            HINT = 'Its snapshot is older: call the function in a new transaction.';
+    ELSIF NOT metric = ANY (metrics) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('model "%s" has no metric "%s"', model, metric),
             HINT = format('Its metrics are %s.', array_to_string(metrics, ', '));

@@ -83,14 +83,10 @@ BEGIN
 END $$;
 
 CREATE FUNCTION tensile._check_every(every interval) RETURNS void
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-BEGIN
-    IF NOT (every >= '1 second' AND extract(epoch FROM every)::float8 <= 3.2e9) THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('every is out of range: %s', every),
-            HINT = 'Use a time from 1 second to 100 years, such as ''1 day''.';
-    END IF;
-END $$;
+    SELECT tensile._check_time('every', every, '1 second', 'Use a time from 1 second to 100 years, such as ''1 day''.')
+$$;
 
 -- Settings of this session with which the query of a schedule is to run
 CREATE FUNCTION tensile._session_settings(search_path text) RETURNS jsonb
@@ -199,6 +195,7 @@ DECLARE
     months bool := extract(month FROM every) + extract(year FROM every) <> 0;
     passed float8 := extract(epoch FROM clock_timestamp() - start) / extract(epoch FROM every);
     -- Begin below the number and count up: months and days differ in length.
+    -- _check_time sees to it that each step goes forwards; at most a twentieth of them are counted.
     number bigint := greatest(floor(passed * CASE WHEN months THEN 0.97 ELSE 1 END) - 1, 1);
 BEGIN
     WHILE start + number * every <= clock_timestamp() LOOP

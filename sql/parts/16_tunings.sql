@@ -52,16 +52,15 @@ DECLARE
     message text;
     hint text;
 BEGIN
-    PERFORM tensile._not_null('trials', trials::text, 'parallel', parallel::text);
+    PERFORM tensile._not_null('trials', trials::text, 'parallel', parallel::text),
+            tensile._check_time('time_limit', time_limit, '1 microsecond',
+                'Use a time up to 100 years, such as ''1 hour'', or leave it out for no limit.');
     IF trials NOT BETWEEN 1 AND 10000 THEN
         message := format('trials is out of range: %s', trials);
         hint := 'Use 1 to 10000; 20 to 50 are usual.';
     ELSIF parallel NOT BETWEEN 1 AND 64 THEN
         message := format('parallel is out of range: %s', parallel);
         hint := 'Use 1 to 64 trials at once; as many as there are cores, at most, are useful.';
-    ELSIF NOT (extract(epoch FROM time_limit) > 0 AND extract(epoch FROM time_limit)::float8 < 'Infinity') THEN
-        message := format('time_limit is out of range: %s', time_limit);
-        hint := 'Use a positive time such as ''1 hour'', or leave it out for no limit.';
     ELSIF metric <> ALL (metrics) THEN
         message := format('trials have no metric "%s"', metric);
         hint := format('They are measured after each epoch by: %s.', array_to_string(metrics, ', '));

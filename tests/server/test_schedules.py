@@ -130,6 +130,8 @@ def test_new_rows_cause_a_training(db: Connection, wait_until: Wait, partitioned
         ({"every": "-1 day"}, "22023", "every is out of range: -1 days", "1 second"),
         ({"every": "1 ms"}, "22023", "every is out of range", "1 second"),
         ({"every": "1000 years"}, "22023", "every is out of range", "100 years"),
+        ({"every": "-1 month 30 days 00:00:01"}, "22023", "every is out of range", "different signs"),
+        ({"every": "2 months -1 second"}, "22023", "every is out of range", "different signs"),
         ({"rows": 10}, "22023", "rows needs the table whose new rows count", "source =>"),
         ({"rows": 0, "source": "pg_class"}, "22023", "rows is out of range: 0", "number of new rows"),
         ({"every": "1 day", "source": "pg_class"}, "22023", "source is given without rows", "source"),

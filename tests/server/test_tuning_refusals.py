@@ -27,6 +27,7 @@ def conn(db: Connection) -> Connection:
         ({"trials": None}, "22004", 'argument "trials" must not be null', "Pass a value"),
         ({"parallel": 65}, "22023", "parallel is out of range: 65", "1 to 64"),
         ({"time_limit": "-1 s"}, "22023", "time_limit is out of range", "1 hour"),
+        ({"time_limit": "200000 years"}, "22023", "time_limit is out of range", "100 years"),
         ({"metric": "speed"}, "22023", 'trials have no metric "speed"', "log_loss"),
         ({"metric": "mape"}, "22023", 'trials have no metric "mape"', "rmse"),
         ({"validation": 0}, "22023", "no rows for validation", "validation_query"),
