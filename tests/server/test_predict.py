@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from psycopg.types.json import Jsonb
 
 from pyworker.connection import Connection as FrameConnection
 from pyworker.version import VERSION
-from pyworker.wire import FrameType
+from pyworker.wire import FrameType, encode
 from tests.server.refusals import refusal
 from tests.server.shared import SharedServer
 from tests.server.support import Connection, register, submit, value
@@ -596,18 +597,19 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
 
 
 @pytest.fixture
-def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """`impostor(header)`: replace the predictor for a session: greet it and answer its request with this ERROR."""
+def impostor(server: Any) -> Iterator[Callable[[bytes], None]]:
+    """`impostor(answer)`: replace the predictor for a session: greet it and answer its request with these bytes."""
     path = server.folder / f".s.pg_tensile.{server.port}"
     aside = path.with_name("aside")
     threads: list[threading.Thread] = []
 
-    def answer(listener: socket.socket, header: dict[str, Any]) -> None:
-        peer = FrameConnection(listener.accept()[0])
+    def reply(listener: socket.socket, answer: bytes) -> None:
+        accepted = listener.accept()[0]
+        peer = FrameConnection(accepted)
         peer.recv(20)
         peer.send(FrameType.HELLO, header={"version": VERSION, "python": None, "pid": os.getpid()})
         peer.recv(20)
-        peer.send(FrameType.ERROR, header=header)
+        accepted.sendall(answer)
         peer.close()
 
     with contextlib.ExitStack() as stack:
@@ -623,8 +625,8 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         os.seteuid(ours)
         listener.settimeout(20)
 
-        def pose(header: dict[str, Any]) -> None:
-            threads.append(threading.Thread(target=answer, args=(listener, header)))
+        def pose(answer: bytes) -> None:
+            threads.append(threading.Thread(target=reply, args=(listener, answer)))
             threads[-1].start()
 
         yield pose
@@ -632,14 +634,19 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
             thread.join()
 
 
+def frame(type: FrameType, header: Any = None, buffers: Sequence[bytes] = ()) -> bytes:
+    return b"".join(map(bytes, encode(type, 0, 0, header, buffers)))
+
+
 @pytest.mark.parametrize(
     ("sent", "raised"),
     [("22023", "22023"), *((bad, "XX000") for bad in ("00000", "01000", "ab!{}", "42", "4270412", "", 5, None))],
 )
 def test_an_sqlstate_that_cannot_be_raised_becomes_an_internal_error(
-    server: Any, impostor: Callable[[dict[str, Any]], None], sent: object, raised: str
+    server: Any, impostor: Callable[[bytes], None], sent: object, raised: str
 ) -> None:
-    impostor({"sqlstate": sent, "message": "no", "hint": "perhaps", "detail": "at all"})
+    header = {"sqlstate": sent, "message": "no", "hint": "perhaps", "detail": "at all"}
+    impostor(frame(FrameType.ERROR, header))
     with server.connect() as conn:
         with pytest.raises(psycopg.Error) as caught:
             conn.execute(ASK, (7,))
@@ -647,3 +654,33 @@ def test_an_sqlstate_that_cannot_be_raised_becomes_an_internal_error(
         assert (diag.sqlstate, diag.severity_nonlocalized) == (raised, "ERROR")
         assert (diag.message_primary, diag.message_hint, diag.message_detail) == ("no", "perhaps", "at all")
         assert value(conn, "SELECT 1") == 1
+
+
+@pytest.mark.parametrize(
+    "header", [["sqlstate"] * 1_300_000, "message", 7, [[]]], ids=["array", "text", "number", "[]"]
+)
+def test_an_error_whose_header_is_no_object_has_no_message(
+    server: Any, impostor: Callable[[bytes], None], header: Any
+) -> None:
+    """An array with as many strings once ended the server."""
+    impostor(frame(FrameType.ERROR, header))
+    with server.connect() as conn:
+        with pytest.raises(errors.InternalError_, match="the predictor failed without a message"):
+            conn.execute(ASK, (7,))
+        assert value(conn, "SELECT 1") == 1
+
+
+def test_whatever_a_predictor_answers_the_session_lives(server: Any, impostor: Callable[[bytes], None]) -> None:
+    """Damaged answers, and frames that are valid but none that was asked for."""
+    rng = random.Random(1)
+    headers = [None, {"sqlstate": "22023", "message": "no"}, {"message": ["no"], "hint": {}}, [1], "text"]
+    with server.connect() as conn:
+        for _ in range(200):
+            buffers = [rng.randbytes(rng.choice((0, 1, 8, 64))) for _ in range(rng.randrange(4))]
+            answer = bytearray(frame(rng.choice([*FrameType]), rng.choice(headers), buffers))
+            for _ in range(rng.choice((0, 0, 1, 5))):
+                answer[rng.randrange(len(answer))] = rng.randrange(256)
+            impostor(bytes(answer[: rng.choice((len(answer), rng.randrange(len(answer))))]))
+            with contextlib.suppress(psycopg.Error):
+                conn.execute(ASK, (7,))
+            assert value(conn, "SELECT 1") == 1
