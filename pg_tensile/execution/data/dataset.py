@@ -39,6 +39,7 @@ from pg_tensile.execution.data.columns import (
     take,
 )
 from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.hashing import mix
 from pg_tensile.execution.data.preprocessing import Features
 
 HASHES = 1 << 64
@@ -106,18 +107,24 @@ class RowStore:
             self._finish_run(spool=False)
 
     def blocks(self) -> Iterator[Chunk]:
-        """Yield all rows in hash order, in blocks independent of their arrival; text as sorted codes, null = −1."""
+        """Yield all rows in hash order, in blocks independent of their arrival; text as sorted codes, null = −1.
+
+        The hashes in the blocks tell equal rows apart."""
         data_bytes = sum(values.data.nbytes for run in self._runs for values in run.columns)
         row_bytes = data_bytes // self.rows + 1
         limit = min(max(BLOCK_BYTES // row_bytes, BLOCK_ROWS[0]), BLOCK_ROWS[1])
         starts = [0] * len(self._runs)
         stops = [run.rows for run in self._runs]
+        last, copies = np.uint64(0), 0  # the last row's hash, and how many rows have had it
         for parts in self._cut_runs(starts, stops, 0, HASHES, limit):
             self._poll()
             block = concatenate(parts)
             if len(parts) > 1:
                 block = take(block, np.argsort(block.hashes, kind="stable"))
-            yield Chunk(block.hashes, [self._sorted_codes(i, values) for i, values in enumerate(block.columns)])
+            numbers = _numbers_of_copies(block.hashes, last, copies)
+            last, copies = block.hashes[-1], int(numbers[-1]) + 1
+            hashes = block.hashes ^ (mix(numbers) ^ mix(np.zeros(1, np.uint64)))  # a single row keeps its hash
+            yield Chunk(hashes, [self._sorted_codes(i, values) for i, values in enumerate(block.columns)])
 
     def _cut_runs(self, starts: list[int], stops: list[int], low: int, high: int, limit: int) -> Iterator[list[Chunk]]:
         """Yield rows starts[i] to stops[i] of all runs i in hash order, at most `limit` rows at once.
@@ -162,6 +169,18 @@ class RowStore:
         hashes = next(copies)
         fields: Any = [[None if array is None else next(copies) for array in values] for values in run.columns]
         return Chunk(hashes, [Values(*arrays) for arrays in fields])
+
+
+def _numbers_of_copies(hashes: NDArray[np.uint64], last: np.uint64, copies: int) -> NDArray[np.uint64]:
+    """Return the number of each row among those of its hash, from 0; `hashes` are sorted.
+
+    `copies` rows with the hash `last` have come before."""
+    is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])
+    firsts = np.flatnonzero(is_first)
+    numbers = np.arange(len(hashes)) - firsts[np.cumsum(is_first) - 1]
+    if hashes[0] == last:
+        numbers[: firsts[1] if len(firsts) > 1 else None] += copies
+    return numbers.astype(np.uint64)
 
 
 class Table(NamedTuple):

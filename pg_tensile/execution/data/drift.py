@@ -82,7 +82,8 @@ class Histogram:
         """Edges of which none is there twice: the first of two equal ones is the next smaller number."""
         cuts = np.array(self.edges, np.float64)
         twice = np.flatnonzero(cuts[:-1] == cuts[1:])
-        cuts[twice] = np.nextafter(cuts[twice], -np.inf)
+        with np.errstate(over="ignore"):  # below the smallest number is −infinity
+            cuts[twice] = np.nextafter(cuts[twice], -np.inf)
         return cuts
 
     def number_bins(self, x: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -129,7 +129,7 @@ def fit(
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
     classify = _is_classification(columns[roles.target], task)
-    division = divide(rows, split, roles)
+    division = divide(rows, split, roles, classify)
     encoded = {} if texts is None else _encode(rows, roles, texts)
     used_text = sum(columns[index].type == "text" and index not in encoded for index in roles.features)
     fitters = {
@@ -172,16 +172,15 @@ def with_preprocessing(fitted: FittedPreprocessing, rows: Rows, preprocessing: P
 
 
 def _check_sides(division: Division, known_rows: int, validation_rows: int) -> None:
-    """Raise DataError if no row is left to train on, or if a validation query has no row with a target."""
-    if division.by == "query" and validation_rows == 0:
+    """Raise DataError if one of two queries has no row with a target; other divisions leave rows to train on."""
+    if division.by != "query":
+        return
+    if validation_rows == 0:
         hint = "Check the WHERE clause of validation_query, or leave it out."
         raise DataError("the validation query returned no row with a target", hint=hint)
     if validation_rows == known_rows:
-        if division.by == "query":
-            hint = "Check the query's WHERE clause and joins."
-            raise DataError("the training query returned no row with a target", hint=hint)
-        hint = "Select more distinct rows, or set validation to 0."
-        raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
+        hint = "Check the query's WHERE clause and joins."
+        raise DataError("the training query returned no row with a target", hint=hint)
 
 
 def _encode(rows: Rows, roles: Roles, texts: TextColumns) -> dict[int, tuple[NDArray[np.int32], int]]:

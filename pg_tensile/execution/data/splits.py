@@ -1,13 +1,15 @@
 """Division of a training query's rows into a training and a validation part.
 
-random  by a hash of the row's content and the seed, so equal rows are on one side
+random  by a hash of the row's content, its number among equal rows and the seed; of a classification, each class has
+        its share
 time    by a column of times: the newest rows validate
 group   by a column of another scalar type: whole groups, in the order of a hash of the group's value and the seed
 query   by the flag of rows that come from a query of their own
 
-Time and group are the same thing: every row has a 64-bit key, and a threshold divides the keys. The threshold is an
-order statistic of the keys, found digit by digit in a few passes over the rows. So the division is exact, depends on
-the rows' content alone and never on their order, and takes the same memory for any number of rows and groups.
+In all of them but the last, every row has a 64-bit key, and a threshold divides the keys. The threshold is an order
+statistic of the keys, found digit by digit in a few passes over the rows. So the division depends on the rows' content
+alone and never on their order, and takes the same memory for any number of rows and groups. It is exact, but for the
+random one of many rows, which is within a thousandth.
 
 Needs numpy only.
 """
@@ -22,11 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.columns import Chunk, Column
+from pg_tensile.execution.data.columns import Chunk, Column, float_values
+from pg_tensile.execution.data.fitters import MAX_LABELS
 from pg_tensile.execution.data.hashing import mix, number_hashes, salt, string_hashes
 from pg_tensile.execution.data.roles import Roles
 
 DIGIT_BITS = 16
+MOST_COUNTS = 1 << 22  # of a random division: digits of all classes, of which each pass counts the rows
+CLOSE = 1e-3  # part of a class's rows for validation by which a random division may miss their number
 ATTEMPTS = 8  # orders of the groups that are tried, if the first one misses the share by far
 SIGN = np.uint64(1 << 63)
 EPOCH = np.datetime64("2000-01-01", "us")
@@ -88,14 +93,14 @@ def described(division: Division, training_rows: int, validation_rows: int) -> d
     }
 
 
-def divide(rows: Rows, split: Split, roles: Roles) -> Division:
-    """Return the division of all rows with a target.
+def divide(rows: Rows, split: Split, roles: Roles, classify: bool = False) -> Division:
+    """Return the division of all rows with a target; `classify`: its values are classes.
 
     Raises DataError if the split column has nulls, or if there is only one time or group."""
     if roles.flag is not None:
         return FlagDivision(roles.flag)
     if roles.split is None:
-        return RandomDivision(split.seed, split.fraction)
+        return _at_random(rows, split, roles, classify)
     column = rows.columns[roles.split]
     by_time = column.type == "timestamp"
     if split.fraction <= 0.0:
@@ -115,16 +120,18 @@ def divide(rows: Rows, split: Split, roles: Roles) -> Division:
 
 @dataclass(frozen=True)
 class RandomDivision:
-    """Division by a hash of each row's content and the seed."""
+    """Division by keys: rows validate whose key is below that of their class; `classes` returns a row's class."""
 
     seed: int
-    fraction: float
+    classes: Callable[[Chunk], NDArray[np.intp]]
+    least: NDArray[np.uint64]  # keys of training, by class
     by: str = "random"
     column: str | None = None
     threshold: str | None = None
 
     def validation_rows(self, block: Chunk) -> NDArray[np.bool_]:
-        return mix(block.hashes ^ salt(self.seed)) < np.uint64(int(self.fraction * 2.0**64))
+        validation: NDArray[np.bool_] = _random_keys(block, self.seed) < self.least[self.classes(block)]
+        return validation
 
 
 @dataclass(frozen=True)
@@ -195,6 +202,86 @@ def _keys_of(rows: Rows, roles: Roles, key: Callable[[Chunk], NDArray[np.uint64]
 def _one_side(name: str, what: str, known_rows: int, hint: str) -> DataError:
     message = f'all {known_rows} rows have the same {what} "{name}", so they cannot be divided by it'
     return DataError(message, hint=hint)
+
+
+# ---- random ----------------------------------------------------------------------------------------------------------
+
+
+def _random_keys(block: Chunk, seed: int) -> NDArray[np.uint64]:
+    return mix(block.hashes ^ salt(seed))
+
+
+def _at_random(rows: Rows, split: Split, roles: Roles, classify: bool) -> RandomDivision:
+    """Return the division with about the share of each class on the validation side.
+
+    Of two rows or more of a class, both sides have at least one. A regression is a single class."""
+    if split.fraction <= 0.0:
+        return RandomDivision(split.seed, _one_class, np.zeros(1, np.uint64))
+    count, classes = _classes(rows, roles) if classify else (1, _one_class)
+
+    def keys() -> Iterable[tuple[NDArray[np.intp], NDArray[np.uint64]]]:
+        for block in rows.blocks():
+            known = roles.with_target(block)
+            yield classes(known), _random_keys(known, split.seed)
+
+    return RandomDivision(split.seed, classes, _least_of_training(keys, count, split.fraction))
+
+
+def _one_class(block: Chunk) -> NDArray[np.intp]:
+    return np.zeros(block.rows, np.intp)
+
+
+def _classes(rows: Rows, roles: Roles) -> tuple[int, Callable[[Chunk], NDArray[np.intp]]]:
+    """Return the number of classes, and a function that returns the class of each row [rows].
+
+    Without a target, a row has any class. More than MAX_LABELS, which are refused later, are one."""
+    target, strings = roles.target, rows.dictionaries[roles.target]
+    if strings is not None:
+        if len(strings) > MAX_LABELS:
+            return 1, _one_class
+        return max(len(strings), 1), lambda block: np.maximum(block.columns[target].data, 0).astype(np.intp)
+    values = np.empty(0, np.float64)
+    for block in rows.blocks():
+        values = np.union1d(values, float_values(roles.with_target(block).columns[target]))
+        if len(values) > MAX_LABELS:
+            return 1, _one_class
+
+    def classes(block: Chunk) -> NDArray[np.intp]:
+        return np.minimum(np.searchsorted(values, float_values(block.columns[target])), len(values) - 1)
+
+    return max(len(values), 1), classes
+
+
+def _least_of_training(
+    keys: Callable[[], Iterable[tuple[NDArray[np.intp], NDArray[np.uint64]]]], count: int, fraction: float
+) -> NDArray[np.uint64]:
+    """Return the key of each class below which rows validate. `keys` yields the classes and keys of all rows."""
+    least = np.zeros(count, np.uint64)
+    prefix, below = np.zeros(count, np.uint64), np.zeros(count, np.int64)
+    wanted: NDArray[np.int64] | None = None
+    bits = min(DIGIT_BITS, max(1, MOST_COUNTS.bit_length() - 1 - (count - 1).bit_length()))
+    missing, shift = np.ones(count, np.bool_), 64
+    while shift and missing.any():
+        bits = min(bits, shift)
+        high, shift = shift, shift - bits
+        counts = np.zeros(count << bits, np.int64)
+        for classes, part in keys():
+            if high < 64:
+                within = missing[classes] & (part >> np.uint64(high) == prefix[classes])
+                classes, part = classes[within], part[within]
+            digits = (part >> np.uint64(shift)) & np.uint64((1 << bits) - 1)
+            counts += np.bincount((classes << bits) + digits.astype(np.intp), minlength=len(counts))
+        ends = below[:, None] + np.cumsum(counts.reshape(count, -1), 1)
+        if wanted is None:
+            rows = ends[:, -1]
+            wanted = np.clip(np.rint(fraction * rows), 1, np.maximum(rows - 1, 1)).astype(np.int64) * (rows > 1)
+        digit = np.minimum((ends <= wanted[:, None]).sum(1), (1 << bits) - 1)
+        equal = counts.reshape(count, -1)[np.arange(count), digit]
+        below = np.where(missing, ends[np.arange(count), digit] - equal, below)
+        prefix = prefix << np.uint64(bits) | digit.astype(np.uint64)
+        least = np.where(missing, prefix << np.uint64(shift), least)
+        missing &= (equal > 1) & (equal > CLOSE * wanted)
+    return least
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
@@ -47,6 +48,7 @@ def count(reference: Reference, *columns: list[float]) -> list[int]:
     return counter.counts.tolist()
 
 
+@example([0.0, -sys.float_info.max], [])
 @given(st.lists(ANY, min_size=2, max_size=60), st.lists(ANY, max_size=60))
 def test_every_number_is_in_one_bin(training: list[float], predicted: list[float]) -> None:
     reference = numbers(training)

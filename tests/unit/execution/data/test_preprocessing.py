@@ -26,7 +26,6 @@ from pg_tensile.execution.data.preprocessing import (
     Task,
     TokenLimits,
 )
-from pg_tensile.execution.data.splits import RandomDivision
 from tests.unit.rows import Prepared, Rows, every_type
 
 DAY = 86_400_000_000
@@ -85,7 +84,7 @@ def test_statistics_are_those_of_the_training_rows() -> None:
     prepared = rows.prepare(validation=0.3)
     (feature,) = prepared.fitted.preprocessing.features
     (block,) = prepared.store.blocks()
-    split = RandomDivision(0, 0.3).validation_rows(block)
+    split = prepared.fitted.division.validation_rows(block)
     x, nulls = block.columns[0].data[~split], block.columns[0].nulls[~split]
     assert prepared.fitted.training_rows == len(x) and prepared.fitted.validation_rows == split.sum()
     assert feature.nulls == nulls.sum() > 0
@@ -372,14 +371,6 @@ def test_a_single_row_has_a_regression() -> None:
     prepared = Rows({"x": ("int4", [1]), "y": ("float8", [3.5])}).prepare(validation=0.0)
     assert prepared.fitted.preprocessing.target.mean == 3.5
     assert prepared.dataset.training.target.tolist() == [0.0]
-
-
-def test_everything_in_validation_is_an_error() -> None:
-    rows = Rows({"x": ("int4", [1] * 12), "y": ("int4", [2] * 12)})
-    (block,) = rows.store().blocks()
-    seed = next(s for s in range(1000) if RandomDivision(s, 0.5).validation_rows(block).any())
-    with pytest.raises(DataError, match="all 12 rows fell into the validation part"):
-        rows.prepare(validation=0.5, seed=seed)
 
 
 def test_labels_seen_only_in_validation_are_known() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data import dataset
-from pg_tensile.execution.data.columns import Chunk
-from pg_tensile.execution.data.roles import FLAG
-from pg_tensile.execution.data.splits import Division, RandomDivision, described
+from pg_tensile.execution.data import dataset, splits
+from pg_tensile.execution.data.roles import FLAG, Roles
+from pg_tensile.execution.data.splits import Division, Split, described, divide
 from tests.examples import examples
 from tests.unit.rows import Prepared, Rows
 
@@ -37,14 +36,92 @@ def sides(prepared: Prepared) -> tuple[list[int], list[int]]:
     return training, validation
 
 
-def test_a_random_split_depends_on_the_seed_and_keeps_its_share() -> None:
-    hashes = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
-    block = Chunk(hashes, [])
-    chosen = [RandomDivision(seed, 0.3).validation_rows(block) for seed in (0, 1, -1)]
-    assert all(abs(side.mean() - 0.3) < 0.02 for side in chosen)
-    assert abs((chosen[0] & chosen[1]).mean() - 0.09) < 0.02
-    assert not (chosen[0] == chosen[2]).all()
-    assert not RandomDivision(0, 0.0).validation_rows(block).any()
+# ---- random ----
+
+
+def test_a_random_split_depends_on_the_seed_alone_and_is_exact() -> None:
+    rows = rows_with("n", "int4", list(range(2000)))
+    chosen = [set(sides(rows.prepare(0.3, seed=seed))[1]) for seed in (0, 1, -1)]
+    assert [len(side) for side in chosen] == [600] * 3
+    assert len(chosen[0] & chosen[1]) == pytest.approx(180, abs=60) and chosen[0] != chosen[2]
+    order = np.random.default_rng(0).permutation(2000).tolist()
+    assert set(sides(rows.prepare(0.3, order=order))[1]) == chosen[0]
+    assert sides(rows.prepare(0.0))[1] == []
+
+
+def shares(prepared: Prepared) -> tuple[Counter[float], Counter[float]]:
+    """Numbers of training and of validation rows by label."""
+    tables = prepared.dataset.training, prepared.dataset.validation
+    training, validation = (Counter(table.target.tolist()) for table in tables)
+    return training, validation
+
+
+LABELS = {
+    "text": ["no", "yes", "perhaps", ""],
+    "bool": [False, True],
+    "int4": [-5, 0, 7, 9],
+    "float8": [-1.5, 0.0, 2.0],
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_each_class_has_its_share_on_both_sides_even_of_equal_rows(kind: str) -> None:
+    @examples(10, long=200)
+    @given(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=2, max_size=12),
+        st.floats(0.01, 0.9),
+        st.integers(0, 99),
+    )
+    def check(cells: list[tuple[int, int]], share: float, seed: int) -> None:
+        """Cells of rows that are all equal, each of one class."""
+        values = LABELS[kind]
+        labels = [values[label % len(values)] for label, count in cells for _ in range(count)]
+        assume(len(set(labels)) > 1)
+        cell = [number for number, (_, count) in enumerate(cells) for _ in range(count)]
+        rows = Rows({"cell": ("int4", cell), "y": (kind, labels)})
+        prepared = rows.prepare(share, seed=seed, task="classification")
+        training, validation = shares(prepared)
+        for label, count in (training + validation).items():
+            expected = min(max(round(share * count), 1), count - 1)
+            assert validation[label] == expected
+        order = np.random.default_rng(seed).permutation(len(labels)).tolist()
+        assert shares(rows.prepare(share, seed=seed, task="classification", order=order)) == (training, validation)
+
+    check()
+
+
+def test_the_rows_of_a_cell_are_divided_whatever_their_label() -> None:
+    """A validation part has the shares of yes and no that a cell has, not one of both only."""
+    cells = [number // 1000 for number in range(24_000)]
+    labels = [number % 1000 < 100 + 800 * cell / 23 for number, cell in enumerate(cells)]
+    prepared = Rows({"cell": ("int4", cells), "y": ("bool", labels)}).prepare(0.2)
+    validation = prepared.dataset.validation
+    for cell in np.unique(validation.features.numeric[:, 0]):
+        within = validation.features.numeric[:, 0] == cell
+        assert within.sum() == pytest.approx(200, abs=60)
+    of_cells = [
+        validation.target[validation.features.numeric[:, 0] == cell].mean()
+        for cell in np.unique(validation.features.numeric[:, 0])
+    ]
+    assert np.allclose(sorted(of_cells), [0.1 + 0.8 * cell / 23 for cell in range(24)], atol=0.12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+def test_equal_rows_are_divided(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "BLOCK_ROWS", (16, 16))  # copies come in several blocks
+    rows = Rows({"x": ("int4", [1] * count), "y": ("float8", [2.0] * count)}).store()
+    for share in (0.2, 0.9):
+        division = divide(rows, Split(0, share), Roles.of(rows.columns))
+        validation = sum(int(division.validation_rows(block).sum()) for block in rows.blocks())
+        assert validation == (min(max(round(share * count), 1), count - 1) if count > 1 else 0)
+
+
+def test_many_classes_of_few_rows_are_divided_in_smaller_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "MOST_COUNTS", 1 << 11)
+    labels = [f"label {number % 500}" for number in range(1500)] + ["single"]
+    prepared = Rows({"x": ("int4", [*range(1501)]), "y": ("text", labels)}).prepare(0.34)
+    training, validation = shares(prepared)
+    assert set(validation.values()) == {1} and len(validation) == 500 and sorted(training.values())[:2] == [1, 2]
 
 
 # ---- time ----

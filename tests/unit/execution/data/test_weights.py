@@ -64,8 +64,10 @@ def test_balanced_labels_have_the_same_weight_in_sum_on_the_training_rows() -> N
 
 def test_a_label_without_training_rows_counts_like_a_row_without_weights() -> None:
     labels = ["rare" if number == 5 else "ab"[number % 2] for number in range(200)]
+    rows = rows_of(labels)
+    rows.columns = {"group": ("int4", [number // 10 for number in range(200)]), **rows.columns}
     for seed in range(20):
-        prepared = rows_of(labels).prepare(0.5, seed=seed, weighting=BALANCED)
+        prepared = rows.prepare(0.5, seed=seed, weighting=BALANCED, split_by="group")
         validation = prepared.dataset.validation
         assert validation.weight is not None
         rare = validation.weight[validation.target == 2]
