@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.stored_numbers import with_floats
 
 MOST_SCORES = 2001
 ROUNDING = 1e-9  # of (n + 1) · coverage, which is meant in decimal
@@ -58,4 +59,4 @@ class Conformal(NamedTuple):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Conformal:
-        return Conformal(value["rows"], tuple(value["scores"]))
+        return Conformal(**with_floats(Conformal, value))

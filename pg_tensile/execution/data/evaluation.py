@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.answers import answers, predictions, probabilities
-from pg_tensile.execution.data.columns import INTEGER_TYPES, Buffer, Chunk, Column, decode_dictionary, float_values
-from pg_tensile.execution.data.fitters import MAX_LABELS
+from pg_tensile.execution.data.columns import INTEGER_TYPES, Buffer, Chunk, Column, decode_dictionary
+from pg_tensile.execution.data.fitters import MAX_LABELS, class_values
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.data.scores import (
     Classified,
@@ -163,9 +163,11 @@ def missing(chunk: Chunk, column: Column) -> NDArray[np.bool_]:
 
 
 def target_values(chunk: Chunk, column: Column) -> NDArray[Any]:
-    """Return the targets [rows] as they are kept: int32 codes of texts, or float64."""
+    """Return the targets [rows] as they are kept: int32 codes of texts, int64 of integers, or float64.
+
+    Rows without a target are left out before."""
     values = chunk.columns[0]
-    return values.data.astype(np.int32) if column.type == "text" else float_values(values)
+    return values.data.astype(np.int32) if column.type == "text" else class_values(column, values)
 
 
 def check_rows(rows: int, with_target: int, preprocessing: Preprocessing) -> None:
@@ -182,7 +184,7 @@ def encoded(
 ) -> Targets:
     """Return the targets for values as `target_values` returns them. Raises DataError for too many labels."""
     if preprocessing.task == Task.REGRESSION:
-        return Targets(values, [])
+        return Targets(values.astype(np.float64), [])
     labels = list(preprocessing.labels or ())
     class_of_text = {label: number for number, label in enumerate(labels)}
     class_of_number = {value: number for number, value in enumerate(preprocessing.label_values or ())}

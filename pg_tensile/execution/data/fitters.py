@@ -9,12 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.columns import Column, Values, float_elements
+from pg_tensile.execution.data.columns import INTEGER_TYPES, Column, Values, float_elements
 from pg_tensile.execution.data.cycles import DAY_US
 from pg_tensile.execution.data.preprocessing import Feature, Kind, TokenLimits
 from pg_tensile.execution.data.ranks import rank_scale
@@ -284,17 +285,22 @@ class ValueFitter:
 
     def __init__(self, column: Column) -> None:
         self._column = column
-        self._values = np.empty(0, np.float64)
+        self._values = np.empty(0, np.int64 if column.type in INTEGER_TYPES else np.float64)
 
     def observe(self, values: Values) -> None:
-        self._values = np.unique(np.concatenate([self._values, _finite(values)]))
+        self._values = np.union1d(self._values, class_values(self._column, values)[~values.nulls])
         check_labels(self._column, len(self._values))
 
     def observe_again(self, values: Values) -> None:
         pass
 
-    def values(self) -> NDArray[np.float64]:
+    def values(self) -> NDArray[Any]:
         return self._values
+
+
+def class_values(column: Column, values: Values) -> NDArray[Any]:
+    """Return a column of class numbers [rows]: integers exactly, as int64, others as float64. Nulls are anything."""
+    return values.data.astype(np.int64 if column.type in INTEGER_TYPES else np.float64)
 
 
 def check_labels(column: Column, count: int) -> None:

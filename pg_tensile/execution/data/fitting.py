@@ -37,6 +37,7 @@ from pg_tensile.execution.data.fitters import (
     TokenFitter,
     ValueFitter,
     check_labels,
+    class_values,
 )
 from pg_tensile.execution.data.preprocessing import (
     ArraysInput,
@@ -55,6 +56,7 @@ from pg_tensile.execution.data.texts import TextColumns
 from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
 NO_WEIGHTS = Weighting()
+_INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -103,7 +105,8 @@ class FittedPreprocessing:
         if self.label_codes is not None:
             labels = self.label_codes[values.data]
         else:
-            labels = np.searchsorted(np.array(preprocessing.label_values), float_values(values))
+            known = class_values(self.columns[self.roles.target], values)
+            labels = np.searchsorted(np.array(preprocessing.label_values, known.dtype), known)
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
@@ -276,8 +279,9 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
     if column.type == "text":
         labels = tuple(fitter.labels())
         numbers = all(_NUMBER.fullmatch(label) for label in labels)
-        values = tuple(float(label) for label in labels) if numbers else ()
-        return labels, values if numbers and np.isfinite(values).all() else None
+        if not numbers or not all(np.isfinite(float(label)) for label in labels):
+            return labels, None
+        return labels, tuple(int(label) if _INTEGER.fullmatch(label) else float(label) for label in labels)
     values = tuple(fitter.values().tolist())
     if column.type == "bool":
         return tuple("true" if value else "false" for value in values), values

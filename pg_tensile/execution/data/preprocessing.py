@@ -39,6 +39,7 @@ from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.cycles import cycle_width, cycles
 from pg_tensile.execution.data.hashing import string_hash
 from pg_tensile.execution.data.ranks import RankScale, RankScales
+from pg_tensile.execution.data.stored_numbers import floats, with_floats
 from pg_tensile.execution.data.targets import Target
 from pg_tensile.execution.data.texts import TextEncoder, TextSource
 
@@ -194,7 +195,7 @@ class Feature:
     def from_json(value: dict[str, Any]) -> Feature:
         lists = {key: tuple(value[key]) for key in ("categories", "tokens") if value.get(key) is not None}
         ranks = RankScale.from_json(value["ranks"]) if value.get("ranks") else None
-        return Feature(**{**value, "kind": Kind(value["kind"]), **lists, "ranks": ranks})
+        return Feature(**{**with_floats(Feature, value), "kind": Kind(value["kind"]), **lists, "ranks": ranks})
 
     @property
     def scaling(self) -> Scaling:
@@ -220,7 +221,7 @@ class Preprocessing:
     task: Task
     target: Target
     labels: tuple[str, ...] | None
-    label_values: tuple[float, ...] | None
+    label_values: tuple[float, ...] | None  # those of integers are int, for float64 has not all of them
     features: tuple[Feature, ...]
     calibration: Calibration | None = None
     conformal: Conformal | None = None
@@ -416,15 +417,16 @@ class Preprocessing:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Preprocessing:
+        target, label_values = Target.from_json(value["target"]), value["label_values"]
         return Preprocessing(
             Task(value["task"]),
-            Target.from_json(value["target"]),
+            target,
             None if value["labels"] is None else tuple(value["labels"]),
-            None if value["label_values"] is None else tuple(value["label_values"]),
+            None if label_values is None else tuple(label_values),
             tuple(Feature.from_json(feature) for feature in value["features"]),
-            Calibration(**value["calibration"]) if value.get("calibration") else None,
+            Calibration(**with_floats(Calibration, value["calibration"])) if value.get("calibration") else None,
             Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
-            tuple(value.get("quantiles", ())),
+            floats(value.get("quantiles", ())),
             None if value.get("text") is None else TextSource(**value["text"]),
         )
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.execution.data.stored_numbers import with_floats
+
 QUANTILES = 128  # intervals of equally many rows
 LEAST_RANK = 1e-3  # and 1 minus that is the largest: deviates stay within ±3.1
 BINS = 32  # of the embedding of a number
@@ -31,7 +33,7 @@ class RankScale(NamedTuple):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> RankScale:
-        return RankScale(tuple(value["values"]), tuple(value["deviates"]))
+        return RankScale(**with_floats(RankScale, value))
 
     @property
     def bins(self) -> tuple[float, ...]:

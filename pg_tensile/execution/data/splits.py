@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.columns import Chunk, Column, float_values
-from pg_tensile.execution.data.fitters import MAX_LABELS
+from pg_tensile.execution.data.columns import Chunk, Column
+from pg_tensile.execution.data.fitters import MAX_LABELS, class_values
 from pg_tensile.execution.data.hashing import mix, number_hashes, salt, string_hashes
 from pg_tensile.execution.data.roles import Roles
 
@@ -236,20 +236,23 @@ def _classes(rows: Rows, roles: Roles) -> tuple[int, Callable[[Chunk], NDArray[n
 
     Without a target, a row has any class. More than MAX_LABELS, which are refused later, are one."""
     target, strings = roles.target, rows.dictionaries[roles.target]
+    column = rows.columns[target]
     if strings is not None:
         if len(strings) > MAX_LABELS:
             return 1, _one_class
         return max(len(strings), 1), lambda block: np.maximum(block.columns[target].data, 0).astype(np.intp)
-    values = np.empty(0, np.float64)
+    values: NDArray[Any] = np.empty(0, class_values(column, next(iter(rows.blocks())).columns[target]).dtype)
     for block in rows.blocks():
-        values = np.union1d(values, float_values(roles.with_target(block).columns[target]))
+        values = np.union1d(values, class_values(column, roles.with_target(block).columns[target]))
         if len(values) > MAX_LABELS:
             return 1, _one_class
+    if not len(values):
+        return 1, _one_class
 
     def classes(block: Chunk) -> NDArray[np.intp]:
-        return np.minimum(np.searchsorted(values, float_values(block.columns[target])), len(values) - 1)
+        return np.minimum(np.searchsorted(values, class_values(column, block.columns[target])), len(values) - 1)
 
-    return max(len(values), 1), classes
+    return len(values), classes
 
 
 def _least_of_training(

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.execution.data.stored_numbers import with_floats
+
 MOST_QUANTILES = 1001
 LARGEST_LOG = 700.0  # whose exponential is finite
 SKEWED, EXTREMELY_SKEWED = 1.0, 5.0  # skewness; 0: symmetric, 2: exponential
@@ -71,8 +73,7 @@ class Target:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Target:
-        quantiles = value.get("quantiles")
-        return Target(**value | {"quantiles": None if quantiles is None else tuple(quantiles)})
+        return Target(**with_floats(Target, value))
 
 
 def signed_log(x: NDArray[np.float64]) -> NDArray[np.float64]:

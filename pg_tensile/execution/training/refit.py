@@ -61,7 +61,7 @@ class Refit:
         self.epoch = 0
 
     def is_worse(self) -> bool:
-        """Return whether the model is clearly worse on all rows than the validated one. Its weights are the final ones."""
+        """Return whether the model, with its final weights, is clearly worse on all rows than the validated one."""
         return not self._loss() <= WORSE * self._validated_loss
 
     @torch.no_grad()
