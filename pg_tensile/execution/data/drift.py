@@ -30,7 +30,6 @@ from pg_tensile.execution.data.answers import Answers
 from pg_tensile.execution.data.columns import Chunk
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.preprocessing import Inputs, Kind, Preprocessing, Task
-from pg_tensile.execution.data.stored_numbers import with_floats
 
 BINS = 20  # of a number
 MOST_CATEGORIES = 50  # strings or labels with a bin of their own
@@ -268,8 +267,7 @@ def _histogram(column: dict[str, Any]) -> Histogram:
         number = int | float if key == "edges" else int
         if any(isinstance(item, bool) or not isinstance(item, number) for item in items):
             raise _wrong(key)
-    fields = {"name": column["name"], "kind": column["kind"]} | {key: tuple(items) for key, items in lists.items()}
-    return Histogram(**with_floats(Histogram, fields))
+    return Histogram(column["name"], column["kind"], **{key: tuple(items) for key, items in lists.items()})
 
 
 def _check(given: Histogram, expected: Histogram, labels: int) -> None:
