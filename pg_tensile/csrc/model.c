@@ -137,6 +137,20 @@ kind_of(const JsonbValue *value)
 					 "or train it again.")));
 }
 
+static SqlType
+sql_type_of(JsonbContainer *feature)
+{
+	static const char *const names[] = {
+		"", "real", "real[]", "time without time zone", "interval", "timestamp with time zone", "character"
+	};
+	const char *name = tensile_text_key(feature, "sql_type");
+
+	for (int i = SQL_OTHER + 1; name != NULL && i < lengthof(names); i++)
+		if (strcmp(names[i], name) == 0)
+			return (SqlType) i;
+	return SQL_OTHER;
+}
+
 static void
 read_features(PredictModel *model, JsonbContainer *list)
 {
@@ -155,6 +169,7 @@ read_features(PredictModel *model, JsonbContainer *list)
 		feature->is_text = getKeyJsonValueFromContainer(object, "vocabulary", strlen("vocabulary"),
 														NULL) != NULL;
 		set->has_texts = set->has_texts || feature->is_text;
+		feature->sql_type = sql_type_of(object);
 		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
 			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;
 	}

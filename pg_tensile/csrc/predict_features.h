@@ -34,11 +34,24 @@ typedef enum FeatureKind
 	FEATURE_ARRAY
 } FeatureKind;
 
+/* Types whose values jsonb writes as other types do, but that mean something else. */
+typedef enum SqlType
+{
+	SQL_OTHER,					/* or unknown: a version of an earlier release */
+	SQL_FLOAT4,
+	SQL_FLOAT4_ARRAY,
+	SQL_TIME,
+	SQL_INTERVAL,
+	SQL_TIMESTAMPTZ,
+	SQL_BPCHAR
+} SqlType;
+
 typedef struct Feature
 {
 	FeatureKind kind;
 	int			index;			/* among scalars, categories or arrays */
 	bool		is_text;		/* a category that a transformer reads */
+	SqlType		sql_type;		/* that it was trained with */
 } Feature;
 
 /* The features of a model version, in order. */

@@ -262,6 +262,7 @@ pack_column_init(PackColumn *column, int number, Form_pg_attribute attribute,
 	column->wire_type = tensile_wire_type(base);
 	if (column->wire_type == NULL)
 		elog(ERROR, "column \"%s\" was not checked before packing", column->name);
+	column->sql_type = MemoryContextStrdup(context, format_type_be(base));
 	column->seed = mix64(number + 1);
 	choose_packer(column, base);
 	switch (column->class)

@@ -40,6 +40,7 @@ typedef struct PackColumn
 {
 	const char *name;
 	const char *wire_type;
+	const char *sql_type;		/* name of the base type */
 	WireClass	class;
 	int			width;			/* of a number, code or length */
 	uint64		seed;			/* of the column's number, for the row's hash */

@@ -160,7 +160,8 @@ training_packer_dictionaries(TrainingPacker *packer, WireBuffer **buffers)
 }
 
 /*
- * Appends {"columns": [{"name", "type", "target"}]} in the server's encoding.
+ * Appends {"columns": [{"name", "type", "sql_type", "target"}]} in the
+ * server's encoding.
  */
 void
 training_packer_describe(const TrainingPacker *packer, const char *target, StringInfo json)
@@ -172,7 +173,9 @@ training_packer_describe(const TrainingPacker *packer, const char *target, Strin
 
 		appendStringInfoString(json, i == 0 ? "{\"name\": " : ", {\"name\": ");
 		escape_json(json, column->name);
-		appendStringInfo(json, ", \"type\": \"%s\", \"target\": %s}", column->wire_type,
+		appendStringInfo(json, ", \"type\": \"%s\", \"sql_type\": ", column->wire_type);
+		escape_json(json, column->sql_type);
+		appendStringInfo(json, ", \"target\": %s}",
 						 strcmp(column->name, target) == 0 ? "true" : "false");
 	}
 	appendStringInfoString(json, "]}");

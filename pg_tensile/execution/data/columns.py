@@ -43,11 +43,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Column(NamedTuple):
-    """A column of the query. `type` is one of SCALAR_TYPES or ARRAY_TYPES."""
+    """A column of the query. `type` is one of SCALAR_TYPES or ARRAY_TYPES, `sql_type` that of the server."""
 
     name: str
     type: str
     target: bool = False
+    sql_type: str | None = None
 
     @property
     def is_array(self) -> bool:
@@ -90,7 +91,7 @@ def columns_from_header(header: Sequence[dict[str, Any]]) -> list[Column]:
     """Return the columns that a feed announces.
 
     Raises DataError if a type is unknown, or unless there are exactly one target and at least one feature."""
-    columns = [Column(item["name"], item["type"], bool(item.get("target"))) for item in header]
+    columns = [Column(item["name"], item["type"], bool(item.get("target")), item.get("sql_type")) for item in header]
     for column in columns:
         if column.type not in SCALAR_TYPES and column.type not in ARRAY_TYPES:
             raise DataError(f'column "{column.name}" has the unknown element type {column.type}')

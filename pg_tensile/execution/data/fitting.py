@@ -261,7 +261,7 @@ def _observe(
 def _preprocessing(
     columns: Sequence[Column], roles: Roles, fitters: Mapping[int, Any], classify: bool
 ) -> Preprocessing:
-    features = tuple(fitters[index].feature() for index in roles.features)
+    features = tuple(replace(fitters[index].feature(), sql_type=columns[index].sql_type) for index in roles.features)
     column, fitter = columns[roles.target], fitters[roles.target]
     if not classify:
         return Preprocessing(Task.REGRESSION, fitter.target(), None, None, features)

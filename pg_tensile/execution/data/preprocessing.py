@@ -186,6 +186,7 @@ class Feature:
     buckets: int = 0
     ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
     vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
+    sql_type: str | None = None  # None: a version of an earlier release
 
     def to_json(self) -> dict[str, Any]:
         value = {key: value for key, value in vars(self).items() if value is not None}

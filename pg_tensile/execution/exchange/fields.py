@@ -214,6 +214,7 @@ COMMON: dict[str, Check] = {
     "std": _spread,
     "hour": _bool,
     "buckets": _count(MOST_CODES),
+    "sql_type": _name,
 }
 _RANGE: dict[str, Check] = {"low": _or_null(_number), "high": _or_null(_number), "ranks": _or_null(_list_or_object)}
 # fields of each kind besides the common ones: those that it needs, and those that it may have
