@@ -249,7 +249,8 @@ SELECT pg_catalog.pg_extension_config_dump('tensile._version_sources',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 
 -- Tunings: trials are jobs of the same model that train at once.
-ALTER TABLE tensile.jobs ADD architecture jsonb, ADD tuning bigint, DROP CONSTRAINT jobs_kind_check,
+ALTER TABLE tensile.jobs ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text,
+    DROP CONSTRAINT jobs_kind_check,
     ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare', 'evaluate']));
 DROP INDEX tensile.jobs_one_per_model;
 CREATE UNIQUE INDEX jobs_one_per_model ON tensile.jobs (model) WHERE ended_at IS NULL AND tuning IS NULL;

@@ -191,6 +191,8 @@ CREATE TABLE tensile.jobs (
     start_version    bigint,
     architecture     jsonb,
     tuning           bigint,
+    kept_epoch       int,
+    stopped          text,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
@@ -217,6 +219,9 @@ COMMENT ON COLUMN tensile.jobs.not_before IS
     'earliest time of an interrupted job''s next attempt; null: as soon as possible';
 COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows returned by the query';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
+COMMENT ON COLUMN tensile.jobs.kept_epoch IS
+    'epoch whose weights and metrics the version has; null: none yet, or trained by version 0.1.0, which kept the last one';
+COMMENT ON COLUMN tensile.jobs.stopped IS 'why the training ended: epochs, early_stopping or max_time';
 COMMENT ON COLUMN tensile.jobs.batch_size IS
     'requested batch size; null: chosen by the number of rows, 0: chosen by plans; see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS

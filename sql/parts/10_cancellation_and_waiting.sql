@@ -63,6 +63,45 @@ BEGIN
 END $$;
 
 -- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
+-- Four significant digits
+CREATE FUNCTION tensile._rounded(value float8) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN value = 0 OR value IN ('NaN', 'Infinity', '-Infinity') THEN value::text
+                ELSE trim_scale(round(value::numeric, 3 - floor(log(abs(value)))::int))::text END
+$$;
+
+-- Tell what a finished job warned of and, of a training, how good the version is.
+CREATE FUNCTION tensile._tell_result(j tensile.jobs) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    warning text;
+    metrics text;
+    validated bool;
+BEGIN
+    FOREACH warning IN ARRAY coalesce(j.warnings, '{}') LOOP
+        RAISE WARNING USING MESSAGE = format('job %s: %s', j.id, warning);
+    END LOOP;
+    IF j.kind <> 'train' OR j.kept_epoch IS NULL THEN
+        RETURN;
+    END IF;
+    validated := EXISTS (SELECT FROM tensile.epochs e
+                         WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');
+    SELECT string_agg(format('%s %s', m.metric, tensile._rounded(m.value)), ', ' ORDER BY o.place) INTO metrics
+        FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
+             JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.id AND m.epoch = j.kept_epoch
+                 AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END;
+    RAISE NOTICE USING
+        MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model_name, metrics,
+                         CASE WHEN validated THEN 'validation' ELSE 'training' END),
+        DETAIL = format('Its weights are those after epoch %s of %s; training ended because %s.', j.kept_epoch,
+                        (SELECT max(e.epoch) FROM tensile.epochs e WHERE e.job = j.id),
+                        CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
+                                       WHEN 'max_time' THEN 'the time was up (max_time)'
+                                       ELSE 'that was the last one (epochs)' END);
+END $$;
+
 CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
@@ -75,6 +114,9 @@ BEGIN
     ELSIF j.state = 'failed' THEN
         PERFORM tensile._raise(j.sqlstate, j.error, j.hint, j.detail);
     ELSIF j.state IN ('finished', 'cancelled') THEN
+        IF j.state = 'finished' THEN
+            PERFORM tensile._tell_result(j);
+        END IF;
         RETURN j.state;
     ELSIF clock_timestamp() >= deadline THEN
         RAISE EXCEPTION USING ERRCODE = 'query_canceled',

@@ -127,7 +127,10 @@ BEGIN
                 coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
                 _job_version.reference)
         RETURNING id INTO result;
-    UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;
+    UPDATE tensile.jobs
+        SET fingerprint = _job_version.fingerprint, kept_epoch = (_job_version.metrics->>'epoch')::int,
+            stopped = _job_version.training->>'stopped'
+        WHERE id = j.id;
     RETURN result;
 END $$;
 

@@ -356,22 +356,24 @@ COMMENT ON COLUMN tensile.epoch_metrics.mae IS 'mean absolute error, in the targ
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
-           j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, t.epoch AS epochs,
+           j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, e.epoch AS epochs,
            t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
            j.sqlstate, j.error, j.hint,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
                AS batch_size,
-           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, k.epoch AS kept_epoch, j.stopped
     FROM tensile.jobs j
-         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.epoch_metrics x
+         LEFT JOIN LATERAL (SELECT pg_catalog.max(x.epoch) AS epoch FROM tensile.epochs x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
-                            ORDER BY x.epoch DESC LIMIT 1) t ON true
-         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.epoch_metrics x
-                            WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
-                            ORDER BY x.epoch DESC LIMIT 1) v ON true
+                           ) e ON true
+         LEFT JOIN LATERAL (SELECT coalesce(j.kept_epoch, e.epoch) AS epoch) k ON true
+         LEFT JOIN tensile.epoch_metrics t ON t.job OPERATOR(pg_catalog.=) j.id
+             AND t.epoch OPERATOR(pg_catalog.=) k.epoch AND t.split OPERATOR(pg_catalog.=) 'training'
+         LEFT JOIN tensile.epoch_metrics v ON v.job OPERATOR(pg_catalog.=) j.id
+             AND v.epoch OPERATOR(pg_catalog.=) k.epoch AND v.split OPERATOR(pg_catalog.=) 'validation'
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS
-    'ended jobs with their waiting and running times, and the metrics of their last epoch';
+    'ended jobs with their waiting and running times, and the metrics of the epoch whose weights were kept';
 COMMENT ON COLUMN tensile.job_history.version IS 'version of the model that the job trained';
 COMMENT ON COLUMN tensile.job_history.queued_for IS 'time from submission to the first start';
 COMMENT ON COLUMN tensile.job_history.ran_for IS 'time from the first start to the end, interruptions included';
@@ -382,9 +384,12 @@ COMMENT ON COLUMN tensile.job_history.batch_size IS
 COMMENT ON COLUMN tensile.job_history.learning_rate IS
     'learning rate of the training; null: none was chosen before the job ended';
 COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
-COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
+COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the kept epoch';
 COMMENT ON COLUMN tensile.job_history.validation_loss IS
-    'validation loss of the last epoch, as for the metrics that follow';
+    'validation loss of the kept epoch, as for the metrics that follow';
+COMMENT ON COLUMN tensile.job_history.kept_epoch IS
+    'epoch whose weights the version has: the best one or, with the option keep = last or if the job did not finish, the last';
+COMMENT ON COLUMN tensile.job_history.stopped IS 'why the training ended: epochs, early_stopping or max_time';
 COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows with the right class';
 COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the target''s unit';

@@ -11,6 +11,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._inserted_rows(regclass), tensile._drift(bigint, timestamptz), tensile._drift_limits(),
     tensile._drift_begin(), tensile._psi(bigint[], bigint[]), tensile._ks(bigint[], bigint[]), tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
+    tensile._tell_result(tensile.jobs), tensile._rounded(float8),
     tensile._check_sees_changes(text, text), tensile._tuning_result(bigint, timestamptz), tensile._no_such_tuning(bigint),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),

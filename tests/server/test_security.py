@@ -34,6 +34,7 @@ OPEN = {
     "_materialize_predictions",
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
+    *("_tell_result", "_rounded"),
     *("_tuning_result", "_no_such_tuning", "_check_sees_changes"),
 }
 

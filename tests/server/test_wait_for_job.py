@@ -60,6 +60,55 @@ def job_in_state(flights: Connection) -> Iterator[Callable[..., int]]:
     flights.execute("DELETE FROM tensile.jobs")
 
 
+def messages_of(conn: Connection, statement: str) -> list[tuple[str | None, str | None, str | None]]:
+    """Severity, message and detail of each message that a statement raises."""
+    found: list[tuple[str | None, str | None, str | None]] = []
+
+    def note(diag: psycopg.errors.Diagnostic) -> None:
+        found.append((diag.severity_nonlocalized, diag.message_primary, diag.message_detail))
+
+    conn.add_notice_handler(note)
+    try:
+        conn.execute(statement)
+    finally:
+        conn.remove_notice_handler(note)
+    return found
+
+
+@pytest.mark.parametrize("split", ["validation", "training"])
+def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
+    flights: Connection, job_in_state: Callable[..., int], split: str
+) -> None:
+    """The kept epoch's metrics, not the last one's; job_history has the same."""
+    course = {"kept_epoch": 2, "stopped": "early_stopping", "version": 3, "warnings": ["7 of 9 rows were skipped"]}
+    job = job_in_state("finished", ended=True, **course)
+    for epoch, rmse in ((1, 2.5), (2, 0.0123456), (3, 99.0)):
+        for each in {"training", split}:
+            of_epoch = {"job": job, "epoch": epoch, "split": each}
+            flights.execute(
+                "INSERT INTO tensile.epochs (job, epoch, split) VALUES (%(job)s, %(epoch)s, %(split)s)", of_epoch
+            )
+            for metric, number in (("rmse", rmse), ("r2", 1234567.0), ("loss", rmse), ("precision", 0.5)):
+                flights.execute(
+                    "INSERT INTO tensile.metrics VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
+                    of_epoch | {"metric": metric, "value": number},
+                )
+    expected = [
+        ("WARNING", f"job {job}: 7 of 9 rows were skipped", None),
+        (
+            "NOTICE",
+            f'version 3 of model "late": rmse 0.01235, r2 1235000 on the {split} rows',
+            "Its weights are those after epoch 2 of 3; "
+            "training ended because nothing improved any more (early_stopping).",
+        ),
+    ]
+    assert messages_of(flights, f"SELECT wait_for_job({job})") == expected
+    assert messages_of(flights, f"CALL wait_for_job_procedure({job})") == expected
+    history = "SELECT epochs, kept_epoch, stopped, training_loss, rmse FROM tensile.job_history WHERE job = %s"
+    row = flights.execute(history, (job,)).fetchone()
+    assert row == (3, 2, "early_stopping", 0.0123456, 0.0123456 if split == "validation" else None)
+
+
 def test_wait_raises_the_jobs_own_error(flights: Connection, job_in_state: Callable[..., int]) -> None:
     job = job_in_state(
         "failed", ended=True, sqlstate="22012", error="division by zero", hint="look at row 7", detail="row 7"
