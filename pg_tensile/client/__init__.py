@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pg_tensile.client.calls import ArgumentError
     from pg_tensile.client.connection import ServerError
     from pg_tensile.client.frames import MissingPackageError
-    from pg_tensile.client.job import Job, JobTimeout, Report, TrainingFailed
+    from pg_tensile.client.job import Job, JobTimeout, JobWarning, Report, TrainingFailed
     from pg_tensile.client.session import ConnectionLost
     from pg_tensile.client.training import Client, connect
     from pg_tensile.client.tuning import Tuning, TuningFailed
@@ -24,6 +24,7 @@ __all__ = [
     "ConnectionLost",
     "Job",
     "JobTimeout",
+    "JobWarning",
     "MissingPackageError",
     "Report",
     "ServerError",
@@ -36,7 +37,7 @@ HOMES = {
     "calls": ("ArgumentError",),
     "connection": ("ServerError",),
     "frames": ("MissingPackageError",),
-    "job": ("Job", "JobTimeout", "Report", "TrainingFailed"),
+    "job": ("Job", "JobTimeout", "JobWarning", "Report", "TrainingFailed"),
     "session": ("ConnectionLost",),
     "training": ("Client", "connect"),
     "tuning": ("Tuning", "TuningFailed"),

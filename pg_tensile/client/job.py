@@ -8,6 +8,7 @@ from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import warn
 
 from psycopg.pq import TransactionStatus
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.25  # between two queries of a job's state
 LOOK = """
-    SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback,
+    SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings,
            p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s
     FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.id WHERE j.id = %s
 """
@@ -40,10 +41,13 @@ SUMMARY = """
     SELECT j.state, j.reason, j.error, j.epochs, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
            coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate,
            m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
-           f.planned_bytes
+           f.planned_bytes, j.kept_epoch, j.stopped,
+           (SELECT max(e.epoch) FROM tensile.epochs e WHERE e.job = j.id) AS last_epoch,
+           array_to_string(j.warnings, '; ') AS warnings
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.id
-                            ORDER BY x.epoch DESC, x.split DESC LIMIT 1) m ON true
+                            ORDER BY x.epoch IS NOT DISTINCT FROM j.kept_epoch DESC, x.epoch DESC, x.split DESC
+                            LIMIT 1) m ON true
          LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
     WHERE j.id = %s
 """
@@ -59,6 +63,10 @@ class TrainingFailed(TensileError):
         self.job = job
         self.sqlstate: str | None = row["sqlstate"]
         self.traceback: str | None = row["traceback"]
+
+
+class JobWarning(UserWarning):
+    """What a finished job warns of, such as rows that were skipped."""
 
 
 class JobTimeout(TensileError):
@@ -113,10 +121,11 @@ class Job:
     def wait(self, progress: bool = True, timeout: float | None = None) -> str:
         """Wait until the job has ended and return "finished" or "cancelled"; `progress` shows a bar meanwhile.
 
-        As SQL's wait_for_job it raises TrainingFailed if the job has failed, and JobTimeout after `timeout` seconds
-        (None means to wait without limit). Raises ConnectionLost if the connection breaks, and ServerError in an open
-        transaction, in which the job could not even start. Ctrl-C ends the waiting and leaves the job running;
-        cancel() stops it. The connection is free between two queries, so that other threads can use the client.
+        As SQL's wait_for_job it warns (JobWarning) of what the job warned of, raises TrainingFailed if the job has
+        failed, and JobTimeout after `timeout` seconds (None means to wait without limit). Raises ConnectionLost if the
+        connection breaks, and ServerError in an open transaction, in which the job could not even start. Ctrl-C ends the
+        waiting and leaves the job running; cancel() stops it. The connection is free between two queries, so that other
+        threads can use the client.
         """
         deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
         with self._session.asking() as connection:
@@ -132,6 +141,8 @@ class Job:
                 time.sleep(INTERVAL_S if deadline is None else self._left(deadline, row))
         if row["state"] == "failed":
             raise noted(TrainingFailed(self.number, row))
+        for warning in row["warnings"] or ():
+            warn(f"job {self.number}: {warning}", JobWarning, stacklevel=2)
         return str(row["state"])
 
     def _left(self, deadline: float, row: Row) -> float:
@@ -253,6 +264,9 @@ def _facts(row: Row) -> dict[str, str]:
         facts["Training"] = f"batches of {row['batch_size']:,} rows, learning rate {row['learning_rate']:.4g}"
     if row["epoch"] is not None:
         facts["Epochs"] = f"{row['epoch']} of {row['epochs']}"
+        if row["kept_epoch"] is not None:
+            facts["Epochs"] = f"{row['last_epoch']} of {row['epochs']} ({row['stopped']})"
+            facts["Kept weights"] = f"of epoch {row['kept_epoch']}"
         facts |= {
             f"{name.capitalize()} of {row['split']}": f"{row[name]:.4g}"
             for name in ("loss", "accuracy", "rmse")
@@ -260,4 +274,6 @@ def _facts(row: Row) -> dict[str, str]:
         }
     if row["vanilla_bytes"] is not None and row["planned_bytes"] is not None:
         facts["Memory"] = f"{size(row['planned_bytes'])}, without a plan {size(row['vanilla_bytes'])}"
+    if row["warnings"]:
+        facts["Warnings"] = row["warnings"]
     return facts
