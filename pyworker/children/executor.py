@@ -165,4 +165,4 @@ class Executor(TrainingRun):
         if fitted.skipped_rows:
             target = fitted.preprocessing.target.name
             self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
-        self._warnings += cautions(store, fitted, Split.of(self._spec))
+        self._warnings += cautions(store, fitted, Split.of(self._spec), self._spec["options"].get("task"))

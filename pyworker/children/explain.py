@@ -68,7 +68,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
-    warnings = tuple(cautions(store, fitted, Split.of(spec))) or None
+    warnings = tuple(cautions(store, fitted, Split.of(spec), spec["options"].get("task"))) or None
     request = _request(spec, subject)._replace(choice=choice, warnings=warnings, ranks=ranks)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})

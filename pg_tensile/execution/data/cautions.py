@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pg_tensile.execution.data.fitting import FittedPreprocessing
-from pg_tensile.execution.data.leaks import identifiers, leaking_features, sample_rows
-from pg_tensile.execution.data.preprocessing import Feature, Kind
+from pg_tensile.execution.data.leaks import DISTINCT, LEAST_ROWS, Sample, identifiers, leaking_features, sample_rows
+from pg_tensile.execution.data.preprocessing import Feature, Kind, Task
 from pg_tensile.execution.data.splits import Rows, Split
 
 MOST_NAMES = 10  # in one warning
+FEW_NUMBERS = 20  # of a target that may be classes
+LEAST_REPEATED = 5  # rows of each of them, on average
 
 
-def cautions(rows: Rows, fitted: FittedPreprocessing, split: Split) -> list[str]:
-    """Return warnings, one sentence each. Reads the first rows again."""
+def cautions(rows: Rows, fitted: FittedPreprocessing, split: Split, task: str | None = None) -> list[str]:
+    """Return warnings, one sentence each. Reads the first rows again. `task`: the job's option, None if it is open."""
     sample = sample_rows(rows, fitted)
     features = fitted.preprocessing.features
-    warnings = _about_split(fitted, split)
+    warnings = _about_split(fitted, split) + _about_target(sample, fitted, task)
     constant = [feature.name for feature in features if _is_constant(feature, fitted.training_rows)]
     if constant:
         warnings.append(f"{_columns(constant)} constant in the training rows, so nothing can be learned from it")
@@ -55,6 +59,22 @@ def _about_split(fitted: FittedPreprocessing, split: Split) -> list[str]:
         f"{validation_rows / rows:.0%} of the rows are for validation instead of {split.fraction:.0%}, because rows"
         f' with the same {what} "{division.column}" stay together'
     ]
+
+
+def _about_target(sample: Sample, fitted: FittedPreprocessing, task: str | None) -> list[str]:
+    column = fitted.columns[fitted.roles.target]
+    values = sample.chunk.columns[fitted.roles.target].data
+    distinct = np.unique(values)
+    if fitted.preprocessing.task == Task.REGRESSION:
+        few = len(distinct) <= FEW_NUMBERS and len(values) >= LEAST_REPEATED * len(distinct)
+        if task is None and few and (distinct == np.rint(distinct)).all():
+            return [
+                f'the target "{column.name}" has only {len(distinct)} different numbers, all integers, and is predicted'
+                ' as a quantity: if they are classes, train with options => {"task": "classification"}'
+            ]
+    elif len(values) >= LEAST_ROWS and len(distinct) >= DISTINCT * len(values):
+        return [f'the target "{column.name}" is different in nearly every row, so there are no classes to learn']
+    return []
 
 
 def _is_constant(feature: Feature, training_rows: int) -> bool:

@@ -197,3 +197,25 @@ def test_an_empty_validation_part_is_warned_about() -> None:
     warning, constant = warnings_of(part, Split(0, 0.01))
     assert warning == "no row fell into the validation part, so there are no validation metrics"
     assert "constant" in constant
+
+
+def target_of(kind: str, values: Sequence[Any], task: str | None = None) -> list[str]:
+    part = Rows({"x": ("float8", NOISE[: len(values)].tolist()), "y": (kind, values)}).prepare(task=task)
+    return cautions(part.store, part.fitted, Split(0, 0.2), task)
+
+
+@pytest.mark.parametrize("kind", ["int4", "float8"])
+def test_a_target_of_few_integers_may_be_classes(kind: str) -> None:
+    digits = [number % 10 for number in range(COUNT)]
+    (warning,) = target_of(kind, digits)
+    assert (
+        warning.startswith('the target "y" has only 10 different numbers') and '{"task": "classification"}' in warning
+    )
+    assert target_of(kind, digits, "regression") == target_of(kind, digits, "classification") == []
+    assert target_of(kind, [number % 50 for number in range(COUNT)]) == []
+    assert target_of("float8", [digit / 2 for digit in digits]) == []
+
+
+def test_a_target_that_is_different_in_every_row_has_no_classes() -> None:
+    (warning,) = target_of("text", [f"{number:05}" for number in range(COUNT)])
+    assert warning == 'the target "y" is different in nearly every row, so there are no classes to learn'
