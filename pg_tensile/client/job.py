@@ -123,9 +123,9 @@ class Job:
 
         As SQL's wait_for_job it warns (JobWarning) of what the job warned of, raises TrainingFailed if the job has
         failed, and JobTimeout after `timeout` seconds (None means to wait without limit). Raises ConnectionLost if the
-        connection breaks, and ServerError in an open transaction, in which the job could not even start. Ctrl-C ends the
-        waiting and leaves the job running; cancel() stops it. The connection is free between two queries, so that other
-        threads can use the client.
+        connection breaks, and ServerError in an open transaction, in which the job could not even start. Ctrl-C ends
+        the waiting and leaves the job running; cancel() stops it. The connection is free between two queries, so that
+        other threads can use the client.
         """
         deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
         with self._session.asking() as connection:
