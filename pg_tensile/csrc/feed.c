@@ -189,13 +189,8 @@ feed_query(FeedReceiver *receiver)
 	feed_end(receiver);
 }
 
-/*
- * From now on a change that may end the job interrupts the query (notify.c).
- * One that came just before, after the worker had looked at its job, has not:
- * the worker has to look again.
- */
-static void
-interrupt_if_woken(void)
+void
+tensile_interrupt_if_woken(void)
 {
 	pg_memory_barrier();
 	if (!tensile_wakeup_pending())
@@ -267,16 +262,21 @@ tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 {
 	int			nest_level = NewGUCNestLevel();
 	volatile int64 rows = 0;
+	Oid			user;
+	int			security;
 
 	tensile_apply_settings(settings);
+	tensile_set_read_only();
+	GetUserIdAndSecContext(&user, &security);
 	tensile_my_slot->feeding = true;
 	PG_TRY();
 	{
-		interrupt_if_woken();
+		SetUserIdAndSecContext(user, security | SECURITY_RESTRICTED_OPERATION);
 		rows = feed(argument);
 	}
 	PG_FINALLY();
 	{
+		SetUserIdAndSecContext(user, security);
 		tensile_my_slot->feeding = false;
 		forget_session();
 	}
@@ -297,6 +297,7 @@ feed_training(void *argument)
 {
 	const TrainingFeed *feed = argument;
 
+	tensile_interrupt_if_woken();
 	return feed_socket(feed->fd, tensile_my_slot->job, &feed->training);
 }
 
@@ -309,7 +310,7 @@ tensile_feed(PG_FUNCTION_ARGS)
 {
 	TrainingFeed feed;
 
-	if (!tensile_in_worker() || tensile_my_slot->feeding)
+	if (!tensile_in_worker() || InSecurityRestrictedOperation())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("tensile._feed is for the workers of pg_tensile only"),

@@ -23,10 +23,17 @@ extern void feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 j
 							int nbuffers);
 
 /*
- * In a worker: calls `feed`, which runs a query of the submitter, with the
- * submitter's settings ({"name": "value"}).  Meanwhile functions for workers
- * are refused, and a change that may end the job interrupts the query.  What
- * the query leaves in the session is released.
+ * From now on a change that may end the job interrupts the query; one that
+ * came just before, after the worker had looked at its job, does so here.
+ */
+extern void tensile_interrupt_if_woken(void);
+
+/*
+ * In a worker: calls `feed`, which analyses or runs queries of the submitter,
+ * with the submitter's settings ({"name": "value"}), read only, in a
+ * security-restricted operation: functions for workers are refused, and the
+ * session cannot be changed.  A change that may end the job interrupts the
+ * query.  What it leaves in the session is released.
  */
 extern int64 tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument);
 

@@ -112,6 +112,7 @@ feed_gate(void *argument)
 {
 	const GateFeed *feed = argument;
 
+	tensile_interrupt_if_woken();
 	return evaluation_feed(feed->query, feed->name, NULL, feed->readers, feed->nreaders);
 }
 

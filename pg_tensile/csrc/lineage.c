@@ -28,6 +28,7 @@
 
 #include "compat.h"
 #include "convert.h"
+#include "feed.h"
 #include "process.h"
 #include "query.h"
 
@@ -171,6 +172,26 @@ append_sources(StringInfo json, const char *sql, const char *purpose)
 	}
 }
 
+typedef struct SourcesOf
+{
+	const char *query;
+	const char *validation_query;	/* or NULL */
+	StringInfoData json;
+} SourcesOf;
+
+static int64
+append_all_sources(void *argument)
+{
+	SourcesOf  *sources = argument;
+
+	appendStringInfoString(&sources->json, "[");
+	append_sources(&sources->json, sources->query, "training");
+	if (sources->validation_query != NULL)
+		append_sources(&sources->json, sources->validation_query, "validation");
+	appendStringInfoString(&sources->json, "]");
+	return 0;
+}
+
 /*
  * tensile._training_sources(query, settings, validation_query) -> [{"purpose",
  * "relation", "schema", "name", "kind", "columns"}]; the last argument may be
@@ -179,20 +200,14 @@ append_sources(StringInfo json, const char *sql, const char *purpose)
 Datum
 tensile_training_sources(PG_FUNCTION_ARGS)
 {
-	int			nest_level;
-	StringInfoData json;
+	SourcesOf	sources = {0};
 
 	tensile_require_process(TENSILE_WORKER);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		PG_RETURN_NULL();
-	nest_level = NewGUCNestLevel();
-	tensile_apply_settings(PG_GETARG_JSONB_P(1));
-	initStringInfo(&json);
-	appendStringInfoString(&json, "[");
-	append_sources(&json, tensile_text_argument(fcinfo, 0), "training");
-	if (!PG_ARGISNULL(2))
-		append_sources(&json, tensile_text_argument(fcinfo, 2), "validation");
-	appendStringInfoString(&json, "]");
-	AtEOXact_GUC(false, nest_level);
-	PG_RETURN_TEXT_P(cstring_to_text_with_len(json.data, json.len));
+	sources.query = tensile_text_argument(fcinfo, 0);
+	sources.validation_query = tensile_text_argument(fcinfo, 2);
+	initStringInfo(&sources.json);
+	(void) tensile_feed_in_worker(PG_GETARG_JSONB_P(1), append_all_sources, &sources);
+	PG_RETURN_TEXT_P(cstring_to_text_with_len(sources.json.data, sources.json.len));
 }

@@ -8,7 +8,9 @@
  * what the training query means, and the derived query must return the
  * features.  predict_rows runs it with the rights of its caller.
  *
- * Analysing runs no function of the query.
+ * Analysing may run code of the query, such as the input functions of its
+ * literals' types, so it is done as the query is run: read only, in an
+ * operation in which no private function answers.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -30,6 +32,7 @@
 #include "utils/syscache.h"
 
 #include "convert.h"
+#include "feed.h"
 #include "owner.h"
 #include "predict_features.h"
 #include "prediction_query.h"
@@ -54,20 +57,47 @@ analyze_anywhere(const char *sql)
 	return query;
 }
 
+static int64
+are_same(void *argument)
+{
+	const char **queries = argument;
+
+	return equal(analyze_anywhere(queries[0]), analyze_anywhere(queries[1]));
+}
+
 /* tensile._same_query(query, other, settings): do both mean the same? */
 Datum
 tensile_same_query(PG_FUNCTION_ARGS)
 {
-	int			nest_level;
-	bool		same;
+	const char *queries[2];
 
 	tensile_require_process(TENSILE_WORKER);
-	nest_level = NewGUCNestLevel();
-	tensile_apply_settings(PG_GETARG_JSONB_P(2));
-	same = equal(analyze_anywhere(tensile_text_argument(fcinfo, 0)),
-				 analyze_anywhere(tensile_text_argument(fcinfo, 1)));
-	AtEOXact_GUC(false, nest_level);
-	PG_RETURN_BOOL(same);
+	queries[0] = tensile_text_argument(fcinfo, 0);
+	queries[1] = tensile_text_argument(fcinfo, 1);
+	PG_RETURN_BOOL(tensile_feed_in_worker(PG_GETARG_JSONB_P(2), are_same, queries) != 0);
+}
+
+typedef struct Judged
+{
+	PredictModel *model;
+	const char *training_query;
+	const char *query;
+} Judged;
+
+static int64
+judge(void *argument)
+{
+	const Judged *judged = argument;
+	Query	   *query = tensile_analyze_select(judged->training_query, "training query");
+
+	if (query->hasTargetSRFs)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a column of the training query is a set of rows")));
+	query = tensile_analyze_select(judged->query, QUERY_NAME);
+	(void) feature_sources_create(&judged->model->features,
+								  ExecCleanTypeFromTL(query->targetList), CurrentMemoryContext);
+	return 0;
 }
 
 /*
@@ -78,23 +108,15 @@ tensile_same_query(PG_FUNCTION_ARGS)
 Datum
 tensile_check_prediction_query(PG_FUNCTION_ARGS)
 {
-	PredictModel *model;
-	Query	   *query;
-	int			nest_level;
+	Judged		judged;
 
 	tensile_require_process(TENSILE_WORKER);
-	model = predict_model_load_id(PG_GETARG_INT64(0), CurrentMemoryContext);
-	nest_level = NewGUCNestLevel();
-	tensile_apply_settings(PG_GETARG_JSONB_P(3));
-	query = tensile_analyze_select(tensile_text_argument(fcinfo, 1), "training query");
-	if (query->hasTargetSRFs)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("a column of the training query is a set of rows")));
-	query = tensile_analyze_select(tensile_text_argument(fcinfo, 2), QUERY_NAME);
-	(void) feature_sources_create(&model->features, ExecCleanTypeFromTL(query->targetList),
-								  CurrentMemoryContext);
-	AtEOXact_GUC(false, nest_level);
+	judged = (Judged) {
+		.model = predict_model_load_id(PG_GETARG_INT64(0), CurrentMemoryContext),
+		.training_query = tensile_text_argument(fcinfo, 1),
+		.query = tensile_text_argument(fcinfo, 2)
+	};
+	(void) tensile_feed_in_worker(PG_GETARG_JSONB_P(3), judge, &judged);
 	PG_RETURN_VOID();
 }
 

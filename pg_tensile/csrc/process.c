@@ -58,11 +58,15 @@ tensile_in_worker(void)
 	return tensile_process == TENSILE_WORKER;
 }
 
-/* Does this worker execute functions of the submitter? */
+/*
+ * Does this worker execute code of the submitter?  It does so in
+ * tensile_feed_in_worker only: not even what is called there, as a SECURITY
+ * DEFINER function, leaves the restricted operation.
+ */
 static bool
 runs_training_query(void)
 {
-	return tensile_in_worker() && tensile_my_slot->feeding;
+	return tensile_in_worker() && InSecurityRestrictedOperation();
 }
 
 void

@@ -282,6 +282,33 @@ def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str
     ).fetchall() == [("m", 0)]
 
 
+def test_analysing_a_query_lends_no_rights_either(db: Connection, mallorys_model: Cast) -> None:
+    """A literal of a composite type runs the CHECK of its domain whenever the query is analysed."""
+    mallory = mallorys_model.mallory
+    acts = (
+        "PERFORM tensile._register_device('loot', 4096, 1, 1, 0)",
+        """PERFORM tensile._job_codec_times('cpu', '{"loot": 1}', 0.1)""",
+        "PERFORM tensile._job_log('loot', 'loot', 1)",
+        "INSERT INTO loot VALUES (1)",
+    )
+    tries = "".join(f"BEGIN {act}; EXCEPTION WHEN OTHERS THEN NULL; END;" for act in acts)
+    mallory.execute(
+        "CREATE TABLE loot (x int);"
+        "CREATE FUNCTION try() RETURNS bool LANGUAGE plpgsql AS $$ BEGIN"
+        " IF (SELECT backend_type FROM pg_stat_activity WHERE pid = pg_backend_pid()) <> 'client backend'"
+        f" THEN {tries} END IF; RETURN true; END $$;"
+        "CREATE DOMAIN trap AS float8 CHECK (try()); CREATE TYPE pair AS (x trap)"
+    )
+    query = "SELECT ('(1)'::pair).x + i AS x, i AS y FROM generate_series(1, 100) i"
+    job = value(mallory, "SELECT train_model('m', %s, 'y', epochs => 1, policy => 'none')", query)
+    assert value(mallory, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+    assert value(mallory, "SELECT count(*) FROM loot") == 0
+    assert value(db, "SELECT count(*) FROM tensile.devices WHERE name = 'loot'") == 0
+    assert value(db, "SELECT count(*) FROM tensile.device_profiles WHERE device = 'loot'") == 0
+    assert value(db, "SELECT count(*) FROM tensile.codec_times WHERE times ? 'loot'") == 0
+    assert value(db, "SELECT count(*) FROM tensile.scheduler_log WHERE event = 'loot'") == 0
+
+
 def test_row_level_security_holds_in_the_worker(db: Connection, mallorys_model: Cast) -> None:
     db.execute(
         "ALTER TABLE secrets ENABLE ROW LEVEL SECURITY; GRANT SELECT ON secrets TO PUBLIC;"
