@@ -50,6 +50,22 @@
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL)
 #endif
 
+/* random() has overloads from 17 on. */
+#if PG_VERSION_NUM >= 170000
+#define TENSILE_F_RANDOM F_RANDOM_
+#else
+#define TENSILE_F_RANDOM F_RANDOM
+#endif
+
+/* Expressions of SQL/JSON that make a value. */
+#if PG_VERSION_NUM >= 170000
+#define tensile_is_json_value(node) (IsA(node, JsonExpr) || IsA(node, JsonConstructorExpr))
+#elif PG_VERSION_NUM >= 160000
+#define tensile_is_json_value(node) IsA(node, JsonConstructorExpr)
+#else
+#define tensile_is_json_value(node) false
+#endif
+
 /*
  * What a query needs of the relations that it reads: a list of its own from 16
  * on.

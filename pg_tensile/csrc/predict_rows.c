@@ -162,12 +162,14 @@ predict_query(RowsReceiver *receiver, const char *query, Oid source)
 	if (query == NULL)
 		prediction = tensile_prediction_query(receiver->model, source);
 	nest_level = NewGUCNestLevel();
-	if (prediction.settings != NULL)
-		tensile_apply_settings(prediction.settings);
 	tensile_set_read_only();
-	analyzed = tensile_analyze_select(prediction.sql, QUERY_NAME);
-	if (prediction.settings != NULL)
-		tensile_refuse_functions_of_others(analyzed, receiver->model);
+	if (query != NULL)
+		analyzed = tensile_analyze_select(prediction.sql, QUERY_NAME);
+	else
+	{
+		analyzed = tensile_analyze_prediction_query(&prediction, receiver->model);
+		tensile_apply_settings_of_values(prediction.settings);
+	}
 	(void) predict_client_connect(&receiver->client, predict_deadline());
 	tensile_run_select(analyzed, prediction.sql, &receiver->pub);
 	finish(receiver);

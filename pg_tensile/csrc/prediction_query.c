@@ -16,23 +16,16 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
-#include "access/transam.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "fmgr.h"
-#include "miscadmin.h"
-#include "nodes/nodeFuncs.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
-#include "utils/syscache.h"
 
 #include "convert.h"
 #include "feed.h"
+#include "foreign_code.h"
 #include "owner.h"
 #include "predict_features.h"
 #include "prediction_query.h"
@@ -157,53 +150,30 @@ tensile_prediction_query(const PredictModel *model, Oid source)
 	settings = getKeyJsonValueFromContainer(&answer->root, "settings", strlen("settings"), NULL);
 	query.sql = tensile_text_key(&answer->root, "sql");
 	query.settings = JsonbValueToJsonb(settings);
+	query.author = (Oid) strtoul(tensile_text_key(&answer->root, "author"), NULL, 10);
 	return query;
 }
 
-/* Returns true, with its OID, for a function of another role. */
-static bool
-is_of_another(Oid function, void *found)
+/* ---- running it with the rights of its caller ---- */
+
+Query *
+tensile_analyze_prediction_query(const PredictionQuery *query, const PredictModel *model)
 {
-	HeapTuple	tuple;
-	Oid			owner;
+	Query	   *analyzed = tensile_analyze_select_of(query->author, query->sql, QUERY_NAME,
+													 query->settings);
+	ForeignCode found = tensile_foreign_code(analyzed);
 
-	if (function < FirstNormalObjectId)
-		return false;
-	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	if (!HeapTupleIsValid(tuple))
-		return false;
-	owner = ((Form_pg_proc) GETSTRUCT(tuple))->proowner;
-	ReleaseSysCache(tuple);
-	if (superuser_arg(owner) || has_privs_of_role(GetUserId(), owner))
-		return false;
-	*(Oid *) found = function;
-	return true;
-}
-
-static bool
-calls_another(Node *node, void *found)
-{
-	if (node == NULL)
-		return false;
-	if (check_functions_in_node(node, is_of_another, found))
-		return true;
-	if (IsA(node, Query))
-		return query_tree_walker((Query *) node, calls_another, found, 0);
-	return expression_tree_walker(node, calls_another, found);
-}
-
-void
-tensile_refuse_functions_of_others(Query *query, const PredictModel *model)
-{
-	Oid			function = InvalidOid;
-
-	if (!calls_another((Node *) query, &function))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("the query for predictions of model \"%s\" calls a function of another role",
-					model->name),
-			 errdetail("%s would run with your rights.", format_procedure(function)),
-			 errhint("Read the query in tensile.model_versions, and pass it as the argument "
-					 "\"query\" if you trust it.")));
+	if (OidIsValid(found.function) || OidIsValid(found.type))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("the query for predictions of model \"%s\" may run code of another role",
+						model->name),
+				 OidIsValid(found.function) ?
+				 errdetail("The function %s would run with your rights.",
+						   format_procedure(found.function)) :
+				 errdetail("A value becomes one of the type %s, which may have checks that would "
+						   "run with your rights.", format_type_be(found.type)),
+				 errhint("Read the query in tensile.model_versions, and pass it as the argument "
+						 "\"query\" if you trust it.")));
+	return analyzed;
 }

@@ -17,6 +17,7 @@ typedef struct PredictionQuery
 {
 	const char *sql;
 	Jsonb	   *settings;
+	Oid			author;			/* role that has trained with it */
 } PredictionQuery;
 
 /*
@@ -26,9 +27,10 @@ typedef struct PredictionQuery
 extern PredictionQuery tensile_prediction_query(const PredictModel *model, Oid source);
 
 /*
- * Raises 42501 if the query, which is somebody else's, would run functions of
- * roles whose rights the current user does not have.
+ * Analyses the query.  Raises 42501 if it would run code of others with the
+ * rights of the current user.
  */
-extern void tensile_refuse_functions_of_others(Query *query, const PredictModel *model);
+extern Query *tensile_analyze_prediction_query(const PredictionQuery *query,
+											   const PredictModel *model);
 
 #endif

@@ -116,22 +116,55 @@ refuse_changes(Query *query, const char *what)
 				 errhint("It runs read only: give a plain SELECT.")));
 }
 
-Query *
-tensile_analyze_select(const char *sql, const char *what)
+/* The query before rewriting. */
+static Query *
+analyze(const char *sql, const char *what)
 {
 	SourceText	source = {sql, what};
 	ErrorContextCallback callback = {error_context_stack, point_into_query, &source};
-	List	   *queries;
 	Query	   *query;
 
 	error_context_stack = &callback;
-	queries = pg_analyze_and_rewrite_fixedparams(parse_one_select(sql, what), sql, NULL, 0, NULL);
-	if (list_length(queries) != 1)
-		elog(ERROR, "a SELECT was rewritten to %d queries", list_length(queries));
-	query = linitial_node(Query, queries);
+	query = parse_analyze_fixedparams(parse_one_select(sql, what), sql, NULL, 0, NULL);
 	refuse_changes(query, what);
 	error_context_stack = callback.previous;
 	return query;
+}
+
+static Query *
+rewrite(Query *query)
+{
+	List	   *queries = pg_rewrite_query(query);
+
+	if (list_length(queries) != 1)
+		elog(ERROR, "a SELECT was rewritten to %d queries", list_length(queries));
+	return linitial_node(Query, queries);
+}
+
+Query *
+tensile_analyze_select(const char *sql, const char *what)
+{
+	return rewrite(analyze(sql, what));
+}
+
+Query *
+tensile_analyze_select_of(Oid author, const char *sql, const char *what, Jsonb *settings)
+{
+	int			nest_level = NewGUCNestLevel();
+	Oid			user;
+	int			security;
+	Query	   *query;
+
+	GetUserIdAndSecContext(&user, &security);
+	/* an error restores both with the end of its transaction */
+	SetUserIdAndSecContext(author, security | SECURITY_LOCAL_USERID_CHANGE |
+						   SECURITY_RESTRICTED_OPERATION);
+	tensile_apply_settings(settings);
+	tensile_set_read_only();
+	query = analyze(sql, what);
+	AtEOXact_GUC(false, nest_level);
+	SetUserIdAndSecContext(user, security);
+	return rewrite(query);
 }
 
 /*
@@ -158,8 +191,8 @@ tensile_set_read_only(void)
 							 GUC_ACTION_LOCAL, true, 0, false);
 }
 
-void
-tensile_apply_settings(Jsonb *settings)
+static void
+apply_settings(Jsonb *settings, bool search_path)
 {
 	JsonbIterator *iterator = JsonbIteratorInit(&settings->root);
 	JsonbIteratorToken token;
@@ -170,6 +203,9 @@ tensile_apply_settings(Jsonb *settings)
 	{
 		if (token == WJB_KEY)
 			name = pnstrdup(value.val.string.val, value.val.string.len);
+		else if (token == WJB_VALUE && name != NULL && !search_path &&
+				 strcmp(name, "search_path") == 0)
+			continue;
 		else if (token == WJB_VALUE && value.type == jbvString && name != NULL)
 			(void) set_config_option(name, pnstrdup(value.val.string.val, value.val.string.len),
 									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION,
@@ -179,6 +215,18 @@ tensile_apply_settings(Jsonb *settings)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("settings of a training query must be strings")));
 	}
+}
+
+void
+tensile_apply_settings(Jsonb *settings)
+{
+	apply_settings(settings, true);
+}
+
+void
+tensile_apply_settings_of_values(Jsonb *settings)
+{
+	apply_settings(settings, false);
 }
 
 static void

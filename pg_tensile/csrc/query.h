@@ -18,6 +18,14 @@
 extern Query *tensile_analyze_select(const char *sql, const char *what);
 
 /*
+ * The same for a query of the role `author` that the current user is to run:
+ * it is analysed as the author, whose code can run then, in a
+ * security-restricted operation, and rewritten as the current user.
+ */
+extern Query *tensile_analyze_select_of(Oid author, const char *sql, const char *what,
+										Jsonb *settings);
+
+/*
  * "(...)": the text of a query that was analysed from `sql`, without its
  * semicolon, as a part of another query.
  */
@@ -31,6 +39,9 @@ extern void tensile_set_read_only(void);
  * submitted ({"name": "value"}), for the rest of the current GUC nest level.
  */
 extern void tensile_apply_settings(Jsonb *settings);
+
+/* The same without search_path, in which functions could find others' objects. */
+extern void tensile_apply_settings_of_values(Jsonb *settings);
 
 /* A DestReceiver with these callbacks; `startup` may be NULL. */
 extern DestReceiver tensile_dest_receiver(bool (*receive) (TupleTableSlot *, DestReceiver *),

@@ -38,9 +38,12 @@ CREATE FUNCTION tensile._prediction_query(version bigint, model text, source tex
 AS $$
 DECLARE
     derived jsonb;
+    author oid; -- of the training query: the role that has submitted the job
     query text;
 BEGIN
-    SELECT coalesce(v.prediction_query, '{}') INTO derived FROM tensile.model_versions v
+    SELECT coalesce(v.prediction_query, '{}'), r.oid INTO derived, author
+        FROM tensile.model_versions v LEFT JOIN tensile.jobs j ON j.id = v.job
+             LEFT JOIN pg_roles r ON r.oid = j.owner AND r.rolname = j.owner_name
         WHERE v.id = _prediction_query.version;
     IF derived IS NULL THEN
         RETURN NULL;
@@ -54,5 +57,11 @@ BEGIN
             DETAIL = coalesce(derived->>'reason', 'The version was imported, or trained by version 0.1.0.'),
             HINT = format('Give the query of the rows: predict_rows(%L, ''SELECT ...'').', model);
     END IF;
-    RETURN jsonb_build_object('sql', query, 'settings', derived->'settings');
+    IF author IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('the role that has trained model "%s" is gone', model),
+            DETAIL = 'Its query for predictions would be analysed with its rights.',
+            HINT = format('Give the query of the rows: predict_rows(%L, ''SELECT ...'').', model);
+    END IF;
+    RETURN jsonb_build_object('sql', query, 'settings', derived->'settings', 'author', author::text);
 END $$;

@@ -255,7 +255,7 @@ def test_the_query_runs_with_the_rights_of_its_caller(server: Any, conn: Connect
     conn.execute("SELECT grant_model('plain', 'mallory'), grant_model('calling', 'mallory')")
     with server.connect(user="mallory") as mallory:
         assert len(predicted(mallory, "plain")) > 0
-        message = 'the query for predictions of model "calling" calls a function of another role'
+        message = 'the query for predictions of model "calling" may run code of another role'
         refused("42501", message, "tensile.model_versions", lambda: predicted(mallory, "calling"))
         conn.execute("REVOKE SELECT ON air.flights FROM PUBLIC")
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="flights"):
@@ -266,6 +266,113 @@ def test_the_query_runs_with_the_rights_of_its_caller(server: Any, conn: Connect
     ):
         predicted(alice, "calling")
     conn.execute("GRANT SELECT ON air.flights TO PUBLIC")
+
+
+TRAPS = """
+    CREATE FUNCTION air.trap(x float8) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+        IF current_user <> 'alice' THEN RAISE EXCEPTION 'it ran as %', current_user; END IF;
+        RETURN x;
+    END $$;
+    CREATE FUNCTION air.inlined(x float8) RETURNS float8 IMMUTABLE RETURN x + 1;
+    CREATE DOMAIN air.trapped AS float8 CHECK (air.trap(VALUE) = VALUE);
+    CREATE DOMAIN air.harmless AS float8;
+    CREATE TYPE air.pair AS (x air.trapped, y int);
+    CREATE TYPE air.span AS RANGE (subtype = float8);
+    CREATE OPERATOR air.@@@ (FUNCTION = air.trap, RIGHTARG = float8);
+    CREATE AGGREGATE air.total (float8) (SFUNC = float8pl, STYPE = float8, FINALFUNC = air.trap);
+    CREATE VIEW air.trapping AS SELECT 'UA'::text AS carrier, air.trap(1) AS x;
+    CREATE TABLE air.indexed (carrier text, x float8);
+    CREATE INDEX ON air.indexed (carrier) WHERE air.trap(1) = 1;
+    CREATE TABLE air.limited (carrier text, x float8 CHECK (x > 0 OR air.trap(1) = 1));
+    CREATE TABLE air.counted (carrier text, x float8);
+    CREATE STATISTICS air.counts ON (air.trap(1)), carrier FROM air.counted;
+    CREATE TABLE air.parts (carrier text, x float8) PARTITION BY RANGE ((x + air.trap(1)));
+    CREATE TABLE air.guarded (carrier text, x float8);
+    CREATE POLICY p ON air.guarded USING (air.trap(1) = 1);
+    ALTER TABLE air.guarded ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+    GRANT SELECT ON air.trapping, air.indexed, air.limited, air.counted, air.parts, air.guarded
+        TO PUBLIC;
+"""
+OF_OTHERS = [  # expressions of a column, or what follows FROM
+    *("air.trap(1)", "air.inlined(1)", "OPERATOR(air.@@@) 1.0::float8", "(SELECT air.total(1))"),
+    *("1::air.trapped", "1::air.harmless", "('(1,2)'::air.pair).x", "(ARRAY[1]::air.trapped[])[1]"),
+    *("(json_populate_record(NULL::air.pair, '{\"x\": 1}')).x", "upper('[1,2]'::air.span)"),
+    "(SELECT x FROM json_to_recordset('[{\"x\": 1}]') AS r (x air.trapped))",
+    "(SELECT x FROM xmltable('/a' PASSING ('<a><x>1</x></a>'::xml) COLUMNS x air.trapped))",
+    "length(query_to_xml('SELECT air.trap(1)', true, false, '')::text)",
+    "length(table_to_xml('air.trapping', true, false, '')::text)",
+    *(
+        "length(pg_read_file('PG_VERSION'))",
+        "length(set_config('work_mem', '1MB', false))",
+        "pg_sleep(0)::text::float8",
+    ),
+    *(
+        "FROM air.trapping",
+        "FROM air.indexed",
+        "FROM air.limited",
+        "FROM air.counted",
+        "FROM air.parts",
+        "FROM air.guarded",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def trapped(server: SharedServer) -> Iterator[SharedServer]:
+    """Code of role alice that says whom it runs as, unless that is alice."""
+    with server.connect(user="alice") as alice:
+        alice.execute(TRAPS)
+    with server.connect() as conn:
+        conn.execute("SELECT grant_model('plain', 'mallory'); GRANT alice TO mallory")  # a member is another role, too
+        kept = derived(conn, "plain")
+        yield server
+        set_derived(conn, "plain", kept["query"])
+        conn.execute("REVOKE alice FROM mallory")
+
+
+def set_derived(conn: Connection, model: str, query: str) -> None:
+    conn.execute(
+        "UPDATE tensile.model_versions v SET prediction_query = jsonb_set(prediction_query, '{query}',"
+        " to_jsonb(%s::text)) FROM tensile.models m WHERE m.id = v.model AND m.name = %s",
+        (query, model),
+    )
+
+
+@pytest.mark.parametrize("form", OF_OTHERS)
+def test_code_of_others_does_not_run_with_the_rights_of_the_caller(trapped: Any, conn: Connection, form: str) -> None:
+    """Not even with those of a superuser, or of a member of their role."""
+    query = (
+        f"SELECT carrier, x AS distance {form}"
+        if form.startswith("FROM")
+        else f"SELECT carrier, {form} AS distance FROM flights"
+    )
+    set_derived(conn, "plain", query)
+    callers = ["mallory"] if "guarded" in form else ["mallory", "postgres"]  # row security is not for superusers
+    for user in callers:
+        with trapped.connect(user=user) as caller:
+            message = 'the query for predictions of model "plain" may run code of another role'
+            refused("42501", message, "tensile.model_versions", lambda: predicted(caller, "plain"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("distance", "random() * 2", "extract(epoch FROM now())", "distance + length(carrier)", "NULL::float8"),
+        *("(SELECT max(distance) FROM air.flights)", "row_number() OVER (ORDER BY id)", "'1'::float8"),
+        *("FROM air.short_of_superuser", "mallorys(1)"),
+    ],
+)
+def test_other_code_runs(trapped: Any, conn: Connection, form: str) -> None:
+    conn.execute(
+        "CREATE OR REPLACE VIEW air.short_of_superuser AS SELECT carrier, distance AS x FROM air.flights;"
+        "GRANT SELECT ON air.short_of_superuser TO PUBLIC"
+    )
+    with trapped.connect(user="mallory") as mallory:
+        mallory.execute("CREATE OR REPLACE FUNCTION mallorys(int) RETURNS float8 RETURN $1")
+        rows = form.startswith("FROM")
+        query = f"SELECT carrier, x AS distance {form}" if rows else f"SELECT carrier, {form} AS distance FROM flights"
+        set_derived(conn, "plain", query.replace("mallorys", f"{trapped.schema}.mallorys"))
+        assert len(predicted(mallory, "plain")) == 200
 
 
 def test_row_security_is_that_of_the_caller(server: Any, conn: Connection) -> None:
