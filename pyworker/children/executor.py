@@ -23,7 +23,7 @@ from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.drift import reference_of
 from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
 from pg_tensile.execution.data.preprocessing import Preprocessing
-from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import fit_rows, job_recipe, least_batch_size
@@ -67,6 +67,7 @@ class Executor(TrainingRun):
 
     def __init__(self, channel: Channel, libraries: Future[None]) -> None:
         identity = {key: channel.spec[key] for key in IDENTITY}  # with what the job leaves open, as None
+        identity["division"] = DIVISION
         super().__init__(channel, identity, {})
         self._libraries = libraries
 

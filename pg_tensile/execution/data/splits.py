@@ -29,6 +29,7 @@ from pg_tensile.execution.data.fitters import MAX_LABELS, class_values
 from pg_tensile.execution.data.hashing import mix, number_hashes, salt, string_hashes
 from pg_tensile.execution.data.roles import Roles
 
+DIVISION = 2  # number of these rules; a checkpoint that was made under others is not continued
 DIGIT_BITS = 16
 MOST_COUNTS = 1 << 22  # of a random division: digits of all classes, of which each pass counts the rows
 CLOSE = 1e-3  # part of a class's rows for validation by which a random division may miss their number
