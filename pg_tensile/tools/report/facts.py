@@ -213,7 +213,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         tensors=tensors[:MOST_TENSORS],
         latency=_latency(record.latency),
         epochs=len({row["epoch"] for row in record.metrics}),
-        metrics=json_value(_thinned(record.metrics)),
+        metrics=json_value(_thinned(record.metrics, record.job.get("kept_epoch"))),
         log=[_log_line(line, record.job) for line in record.log],
         profile=None if record.planned is None else json_value(vars(record.planned.profile)),
         settings=json_value(record.settings),
@@ -392,12 +392,12 @@ def _latency(rows: Sequence[Row]) -> Latency:
     )
 
 
-def _thinned(rows: Sequence[Row]) -> list[Row]:
-    """Return the metrics of at most MOST_EPOCHS epochs, equally spaced and including the last one."""
+def _thinned(rows: Sequence[Row], kept_epoch: int | None) -> list[Row]:
+    """Return the metrics of about MOST_EPOCHS epochs: equally spaced, the last one, and the one that was kept."""
     epochs = sorted({row["epoch"] for row in rows})
     every = -(-len(epochs) // MOST_EPOCHS) or 1
-    kept = set(epochs[::-1][::every])
-    return [row for row in rows if row["epoch"] in kept]
+    shown = {*epochs[::-1][::every], kept_epoch}
+    return [row for row in rows if row["epoch"] in shown]
 
 
 def _log_line(line: Row, job: Row) -> LogLine:

@@ -102,7 +102,12 @@ def render(record: JobRecord) -> str:
         tables={
             "tensors": tensor_table(facts.tensors),
             "metrics": metric_table(
-                [row for row in facts.metrics if row["epoch"] in epochs[-SHOWN_EPOCHS:]], [*curves]
+                [
+                    row
+                    for row in facts.metrics
+                    if row["epoch"] in (*epochs[-SHOWN_EPOCHS:], facts.job.get("kept_epoch"))
+                ],
+                [*curves],
             ),
             "log": log_table(facts.log[-SHOWN_LINES:]),
             "scores": None if facts.evaluation is None else score_table(facts.evaluation),
@@ -186,7 +191,10 @@ def _state_note(facts: Facts) -> str:
         step = f"step {progress['step'] or 0:,} of {progress['steps'] or 0:,}"
         return f"epoch {progress['epoch']:,} of {job['epochs']:,}, {step}"
     last = max((row["epoch"] for row in facts.metrics), default=0)
-    return f"{last:,} of {job['epochs']:,} epochs"
+    epochs = f"{last:,} of {job['epochs']:,} epochs"
+    if job.get("kept_epoch") is None:
+        return epochs
+    return f"{epochs}, ended by {job['stopped']}; the weights are those after epoch {job['kept_epoch']:,}"
 
 
 def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -202,6 +210,8 @@ def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("attempts", job["attempts"]),
         *([("tuning", f"trial {job['trial']} of tuning {job['tuning']}")] if job.get("trial") is not None else []),
         ("version of the model that it made", job["version"]),
+        ("epoch whose weights it has", job.get("kept_epoch")),
+        ("warnings", "; ".join(job.get("warnings") or ())),
         *([("most drift of rows that it predicts", job["drift"])] if job.get("drift") else []),
         *((name, job[name] and moment(job[name])) for name in dates),
     ]

@@ -23,7 +23,7 @@ DETAILS = """
            coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
            j.split_by, left(j.validation_query, 8000) AS validation_query, j.max_time::text AS max_time,
            j.memory_budget, j.priority, j.options::text AS options, j.attempts, j.retries, j.rows,
-           j.version, extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
+           j.version, j.kept_epoch, j.stopped, extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
            extract(epoch FROM j.started_at)::float8 AS started_at, extract(epoch FROM j.ended_at)::float8 AS ended_at,
            j.sqlstate, left(j.error, 4000) AS error, left(j.hint, 4000) AS hint, left(j.detail, 4000) AS detail,
            left(array_to_string(j.warnings, '; '), 4000) AS warnings,
@@ -111,6 +111,7 @@ def _training(row: Row) -> Parts:
         row["split_by"] and f"split by {row['split_by']}",
         f"seed {row['seed']}",
         row["max_time"] and f"at most {row['max_time']}",
+        row.get("kept_epoch") and f"weights of epoch {row['kept_epoch']:,} kept, ended by {row['stopped']}",
     ]
     return parts
 
