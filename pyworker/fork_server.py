@@ -224,7 +224,7 @@ def _installed_files() -> list[tuple[int, int]]:
 
 
 def preload() -> None:
-    """Import what jobs need, and capture once. Raises RuntimeError or OSError if the process cannot be forked usefully."""
+    """Import what jobs need, and capture once. Raises RuntimeError or OSError if this process is of no use to forks."""
     from pyworker.children.libraries import import_libraries
 
     gc.disable()

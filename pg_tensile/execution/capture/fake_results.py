@@ -142,7 +142,7 @@ class Arguments:
             if item is None:
                 results.append(None)
                 continue
-            if type(item) is not FakeTensor or item.constant is not None:
+            if type(item) is not FakeTensor or item.constant is not None or item.layout != torch.strided:
                 return
             if id(item) in identities:
                 results.append(_Result(identities[id(item)], None))
