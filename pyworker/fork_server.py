@@ -224,13 +224,14 @@ def _installed_files() -> list[tuple[int, int]]:
 
 
 def preload() -> None:
-    """Import what jobs need. Raises RuntimeError or OSError if this process cannot be forked usefully."""
+    """Import what jobs need, and capture once. Raises RuntimeError or OSError if this process is of no use to forks."""
     from pyworker.children.libraries import import_libraries
 
     gc.disable()
     import_libraries()
     for module in PRELOADS:
         importlib.import_module(module)
+    importlib.import_module("pg_tensile.execution.training.warm_up").warm_up()
     gc.freeze()  # a collection in a child would copy the pages of all that is imported
     gc.enable()
     os.close(os.pidfd_open(os.getpid()))  # raises OSError where the system has none

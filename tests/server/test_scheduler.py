@@ -125,11 +125,11 @@ class Play:
     def reset(self) -> None:
         """End the jobs, forget what was stored about them and the device, and set the settings back."""
         sweep(self.conn)
+        self.cluster.alter(self._altered)
+        await_turn(self.conn, self.wait_until, SCHEDULER)  # which may have been about to plan for a job
         self.conn.execute(
             "TRUNCATE tensile.scheduler_log, tensile.latency_models, tensile.device_profiles, stage.orders"
         )
-        self.cluster.alter(self._altered)
-        await_turn(self.conn, self.wait_until, SCHEDULER)
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:
         insert = "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id"

@@ -1,0 +1,23 @@
+"""What is done before a fork leaves nothing behind but what is quick afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from pg_tensile.execution.training.warm_up import warm_up
+
+
+def states() -> list[Any]:
+    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+def test_draws_no_numbers_and_starts_no_threads():
+    before, threads = states(), set(os.listdir("/proc/self/task"))
+    warm_up()
+    assert states() == before
+    assert set(os.listdir("/proc/self/task")) <= threads
