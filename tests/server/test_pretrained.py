@@ -11,7 +11,6 @@ import numpy as np
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
-from sentence_transformers import SentenceTransformer
 
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from tests.conftest import sweep
@@ -161,6 +160,8 @@ def test_training_is_explained(conn: Connection) -> None:
 
 
 def test_embeddings_are_those_of_sentence_transformers(conn: Connection) -> None:
+    from sentence_transformers import SentenceTransformer  # takes seconds, in each worker
+
     register(conn, "m", {"type": "pretrained", "path": "minilm", "length": 256})
     expected = SentenceTransformer(str(minilm()), device="cpu").encode(SENTENCES)
     single = [value(conn, "SELECT embed('m', %s)", text) for text in SENTENCES]
