@@ -33,7 +33,7 @@ from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS
 
 GRADIENT_BYTES = 4 * (9 * 16 + 17 * 16 + 17 * 3)
-NETWORKS = {name: {**NAMED, **HABITS}[name] for name in ("resnet50", "gpt2", "bert", "lstm", "shared", "clipped_sgd")}
+NETWORKS = {name: {**NAMED, **HABITS}[name] for name in ("resnet26", "gpt2", "bert", "lstm", "shared", "clipped_sgd")}
 
 
 def step(
