@@ -89,8 +89,9 @@ def test_features_and_answers_are_those_of_the_preprocessing(kind: str) -> None:
     assert np.allclose(results[2], probabilities(outputs, preprocessing), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["log", "tokens"])
+@pytest.mark.parametrize("kind", ["log", pytest.param("tokens", marks=pytest.mark.long)])
 def test_a_graph_predicts_what_its_model_does_and_another_one_is_refused(kind: str) -> None:
+    """Long for tokens, whose attention is exported for seconds; their features are compared above."""
     import onnx
 
     preprocessing = fitted(kind)
