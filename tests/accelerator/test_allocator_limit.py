@@ -26,7 +26,6 @@ from tests.accelerator.target import DEVICE, module
 from tests.accelerator.test_device import MIB, onboard
 from tests.accelerator.test_executor import prepare, train  # noqa: F401
 
-
 POLICY_NAMES = ("none", "swap_all", "recompute_all", "joint", "lru")
 SHORT = ("swap_all", "joint")
 

@@ -271,7 +271,7 @@ def test_nothing_is_loaded(plain):
     assert policy is not None and "default-src 'none'" in policy and "http" not in policy
 
 
-def test_hostile_text_stays_text():
+def test_hostile_text_stays_text(plain):
     trace = relabelled(network(4), HOSTILE)
     numbers = planned_of(trace).numbers
     texts = ("model_name", "owner_name", "query", "target", "error", "hint", "detail", "traceback", "fingerprint")
@@ -288,7 +288,7 @@ def test_hostile_text_stays_text():
     )
     text = render(held)
     text.encode()
-    page, harmless = Page(text), Page(render(record(planned_of(network(4)))))
+    page, harmless = Page(text), Page(plain)
     assert "evil" not in page.identifiers()
     assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
     assert [tag for tag, _ in page.tags if tag == "script"] == [tag for tag, _ in harmless.tags if tag == "script"]
@@ -328,12 +328,12 @@ def test_of_many_transfers_some_of_the_whole_iteration_are_drawn(monkeypatch):
         assert gaps.max() < 3 * max(begins) / 20, "a part of the iteration is empty"
 
 
-def test_operators_too_short_to_be_seen_are_drawn_together_and_the_page_says_so():
+def test_operators_too_short_to_be_seen_are_drawn_together_and_the_page_says_so(plain):
     held = planned_of(network(1500))
     text = render(record(held))
     assert f"{held.trace.operator_count:,} operators are drawn as" in Page(text).shown()
     assert facts_in(text)["iteration"]["steps"] == held.trace.operator_count
-    assert "are drawn as" not in Page(render(record(planned_of(network(10))))).shown()
+    assert "are drawn as" not in Page(plain).shown()
 
 
 # ---- what is drawn ----
