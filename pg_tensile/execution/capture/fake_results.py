@@ -11,8 +11,10 @@ values, all of which are new memory, a view of an argument or an argument itself
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -68,18 +70,31 @@ class _Results(NamedTuple):
 
 
 _kept: dict[tuple[Any, ...], _Results] = {}  # by what `Arguments.key` returns
-_numbers: dict[Layout, int] = {}  # of layouts, which are hashed often
+# of layouts, which are hashed often; threads that capture at the same time never draw the same number
+_numbers: defaultdict[Layout, int] = defaultdict(count().__next__)
 
 
 def number_of(layout: Layout) -> int:
-    """Return the number of a layout, by which results are kept."""
-    return _numbers.setdefault(layout, len(_numbers))
+    """Return the number of a layout, by which results are kept. Equal numbers mean equal layouts."""
+    return _numbers[layout]
 
 
 @cache
 def _is_steady(func: Any) -> bool:
-    """Return whether the layouts of an operator's results follow from its arguments."""
-    return func.namespace in OWN_NAMESPACES and UNSTEADY.isdisjoint(func.tags)
+    """Return whether the layouts of an operator's results follow from its arguments, none of which it resizes."""
+    writes_out = any(argument.is_out for argument in func._schema.arguments)
+    return func.namespace in OWN_NAMESPACES and UNSTEADY.isdisjoint(func.tags) and not writes_out
+
+
+def _modes() -> tuple[Any, ...]:
+    """Return what decides on layouts beside the arguments: types, workspaces and the libraries of convolutions."""
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_mkldnn_enabled(),
+    )
 
 
 def new_fake(
@@ -115,16 +130,17 @@ class Arguments:
 
     def add(self, value: Any) -> None:
         """Add anything else; the type is a part of it, as 1 and 1.0 have different results."""
+        if isinstance(value, torch.device) and value.index is None and value.type != "cpu":
+            self._steady = False  # the current device of this type, which may be another one at the next call
         self._parts += (type(value), value)
 
     def key(self, func: Any) -> tuple[Any, ...] | None:
         """Return the key of the call; None if its results must not be kept."""
-        if not self._steady or not _is_steady(func):
-            return None
-        modes = torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+        if not self._steady or not _is_steady(func) or torch.is_inference_mode_enabled():
+            return None  # a view of an ordinary tensor stays one in inference mode; one made here would not
         memories = self._memories
         same = tuple(map(memories.index, memories)) if len(set(memories)) < len(memories) else None
-        key = (func, modes, same, *self._parts)
+        key = (func, _modes(), same, *self._parts)
         try:
             hash(key)
         except TypeError:
@@ -159,6 +175,7 @@ class Arguments:
             results.append(_Result(argument, layout))
         if len(_kept) >= LIMIT:
             _kept.clear()
+            _numbers.clear()
         _kept[key] = _Results(kind, tuple(results))
 
     def kept(self, key: tuple[Any, ...], mode: FakeTensorMode) -> tuple[Any] | None:

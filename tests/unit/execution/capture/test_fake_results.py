@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pg_tensile.execution.capture import StepSpec, capture
 from pg_tensile.execution.capture import fake_results as remembered
+from pg_tensile.execution.capture.fake_results import Arguments, Layout, new_fake, number_of
+
+aten = torch.ops.aten
 
 
 class Mixed(nn.Module):
@@ -41,3 +47,22 @@ def test_what_is_remembered_changes_no_trace():
         if slot is not None
     ]
     assert products[:2] == [torch.int64, torch.float32]
+
+
+def test_results_that_depend_on_more_than_layouts_are_not_remembered():
+    def key(func: Any, *others: Any) -> Any:
+        given = Arguments()
+        given.add_tensor(x, number_of(Layout.of(x)), 0)
+        for other in others:
+            given.add(other)
+        return given.key(func)
+
+    x = new_fake(FakeTensorMode(), (2, 3), (3, 1), torch.float32, torch.device("cpu"))
+    assert key(aten.add.Tensor, 1) == key(aten.add.Tensor, 1) is not None
+    assert key(aten.add.Tensor, 1) != key(aten.add.Tensor, 1.0)
+    assert key(aten.nonzero.default) is None
+    assert key(aten.add.out, 1) is None, "which resizes what it is to write into"
+    assert key(aten._to_copy.default, torch.device("cuda")) is None, "whichever is current"
+    assert key(aten._to_copy.default, torch.device("cuda:1")) is not None
+    with torch.inference_mode():
+        assert key(aten.add.Tensor, 1) is None
