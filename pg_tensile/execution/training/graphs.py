@@ -152,20 +152,26 @@ def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
 def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> int:
     """Return the rows of an evaluation batch for a run without plans: as in `capture_graphs`, for the same metrics.
 
-    For a model that cannot be captured, which never has a plan, it is the largest size allowed. Raises DeviceError."""
+    For a model that cannot be captured, which never has a plan, it is the largest size allowed. Nothing is captured
+    where there is only one. Raises DeviceError."""
     first = _training_rows(sizes, settings)[0]
     sizes, batch_size = _here(sizes, settings)
     if not sizes.validation_rows:
         return batch_size
+    chosen, *larger = evaluation_sizes(sizes, batch_size)
+    if not larger:
+        return chosen
     spec = step_spec(settings, task)
     with taking_tensors(model):
         try:
-            train = _train(model, spec, sizes, first, device)
-            evaluate = _largest_evaluation(model, spec, sizes, batch_size, least_bytes(train.trace), device)
+            least = least_bytes(_train(model, spec, sizes, first, device).trace)
+            for rows in larger:
+                if plan_bytes(_evaluate(model, spec, sizes, rows, device).trace) > least:
+                    break
+                chosen = rows
         except CaptureError:
-            return max(evaluation_sizes(sizes, batch_size))
-    assert evaluate is not None
-    return rows_of(evaluate)
+            return larger[-1]
+    return chosen
 
 
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:

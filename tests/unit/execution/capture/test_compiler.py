@@ -31,6 +31,12 @@ class Counted(nn.Module):
 
 without = step()
 print("after capturing", *is_loaded())
+model = nn.Linear(4, 2)
+for optimizer in torch.optim.AdamW(model.parameters(), fused=True), torch.optim.SGD(model.parameters(), lr=0.1):
+    model(torch.zeros(8, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("after training", *is_loaded())
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("in a process group", *is_loaded())
 print("rules", callable(torch._dynamo.trace_rules.get_legacy_mod_inlinelist), torch._dynamo.trace_rules.__name__)
@@ -38,7 +44,7 @@ print("once used", *is_loaded())
 compiler.defer()  # too late: nothing changes
 import torch._dynamo
 print("module", torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "no_such_name"))
-print("function", torch._dynamo.disable.__module__.startswith("torch._dynamo"))
+print("functions", *(part.__module__ for part in (torch._dynamo.disable, torch._dynamo.graph_break)))
 print("compiled", torch.compile(Counted(), backend="eager")(torch.ones(2)).tolist())
 print("same trace", step() == without)
 """
@@ -49,11 +55,12 @@ def test_capturing_and_process_groups_load_no_compiler_and_compiling_does() -> N
     lines = subprocess.run([sys.executable, "-c", CODE], check=True, capture_output=True, text=True).stdout.splitlines()
     assert lines == [
         "after capturing False False",
+        "after training False False",
         "in a process group False False",
         "rules True torch._dynamo.trace_rules",
         "once used True True",
         "module True False",
-        "function True",
+        "functions torch._dynamo.decorators torch._dynamo.decorators",
         "compiled [2.0, 2.0]",
         "same trace True",
     ]
