@@ -21,7 +21,7 @@ from pg_tensile.tools.cli.main import main
 from tests.examples import examples
 from tests.server.refusals import refused
 from tests.server.shared import SharedServer
-from tests.server.support import Connection, Wait, children, python_model, register, submit, value
+from tests.server.support import MLP, Connection, Wait, children, finish, python_model, register, submit, value
 
 TABLE = """
     CREATE TABLE flights AS
@@ -66,6 +66,12 @@ def target(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         conn.execute(TABLE)
         conn.execute("GRANT SELECT ON flights TO PUBLIC")
         conn.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user; CREATE ROLE bob LOGIN IN ROLE tensile_user")
+        # A job starts the fork server, without which each import would start a Python process that imports PyTorch.
+        finish(
+            conn,
+            submit(conn, "first", query="SELECT wind, delay FROM flights", target="delay", epochs=1, architecture=MLP),
+        )
+        conn.execute("SELECT drop_model('first')")
     yield cluster
     cluster.end()
 
@@ -122,11 +128,10 @@ def changed(contents: bytes, change: Callable[[dict[str, Any], dict[str, Any]], 
 # -- round trips ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["delay", "part", pytest.param("verdict", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_model_is_the_same_in_another_database(
     source: Any, conn: Connection, files: dict[str, bytes], name: str
 ) -> None:
-    """The last case is long: other tests import and predict with its file, too."""
     assert imported(conn, files[name], name) == 1
     assert exported(conn, name) == files[name]
     with source.connect() as other:

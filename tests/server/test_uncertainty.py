@@ -57,9 +57,10 @@ TRAINED: dict[str, dict[str, Any]] = {  # name: features, target, arguments
     "late": {"features": FEATURES, "target": "late", "epochs": 10, "batch_size": 128, "learning_rate": 0.03},
     "few": {"features": NUMBERS, "target": "late", "where": "id <= 40"},
     "unvalidated": {"features": NUMBERS, "target": "late", "where": "id <= 40", "validation": 0.0},
-    "missed": {"features": NUMBERS, "target": "missed", "architecture": SURE},
+    "missed": {"features": NUMBERS, "target": "missed", "architecture": SURE, "where": "id <= 3000"},
     "uncalibrated": {
-        "features": NUMBERS, "target": "missed", "architecture": SURE, "options": {"calibrate": False}
+        "features": NUMBERS, "target": "missed", "architecture": SURE, "where": "id <= 3000",
+        "options": {"calibrate": False},
     },
     "kind": {"features": "far, noise", "target": "kind", "where": "id <= 500"},
 }  # fmt: skip
