@@ -114,7 +114,7 @@ def test_each_architecture_learns_from_sql_and_predicts(
     """Images and sequences are long: they take the most steps of a plan; their networks are tested in the library."""
     query = query.format(target=target)
     arguments: dict[str, Any] = {"batch_size": 16, "epochs": 15, "learning_rate": 1e-2}
-    arguments["policy"] = "none" if architecture["type"] == "python" else "joint"
+    arguments["policy"] = "none" if architecture["type"] in ("python", "import") else "joint"
     job = submit(tables, "m", architecture, query=query, target=target, **arguments)
     finish(tables, job)
     metrics = last_metrics(tables, job)
