@@ -71,16 +71,16 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
     """Return the first event whose numbers are impossible on this trace, or None."""
     rows, operators = plan.rows, trace.operator_count
     kind, trigger, deadline = rows["kind"], rows["trigger"], rows["deadline"]
-    later = (kind == EventKind.SWAP_IN) | (kind == EventKind.RECOMPUTE)
+    later = (kind == EventKind.SWAP_IN.value) | (kind == EventKind.RECOMPUTE.value)
     in_order = np.where(later, deadline > trigger, deadline >= trigger) & (deadline < operators)
-    in_order &= (kind != EventKind.RELEASE) | (deadline == trigger)
+    in_order &= (kind != EventKind.RELEASE.value) | (deadline == trigger)
     faults = (
         (Fault.TENSOR, (rows["tensor"] < 0) | (rows["tensor"] >= trace.tensor_count)),
         (Fault.TRIGGER, (trigger < 0) | (trigger >= operators)),
         (Fault.DEADLINE, ~in_order),
         (Fault.DELAY, rows["delay_us"] < 0),
         (Fault.CODEC, rows["codec"] >= len(CODECS)),
-        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
+        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT.value)),
     )
     firsts = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
     return FaultyEvent(*min(firsts, key=lambda first: first[0])) if firsts else None
@@ -98,7 +98,7 @@ def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
 def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     """Return the steps of a plan that has passed `find_fault`, or a fault if it recomputes too much."""
     rows, operators = plan.rows, trace.operator_count
-    events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE)
+    events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE.value)
     events, faults = _executable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
@@ -134,7 +134,7 @@ def _executable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple
     possible = version < recomputable_versions(trace)[tensor]
     faults = (
         (Fault.PERSISTENT, trace.persistent[tensor]),
-        (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT),
+        (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT.value),
         (Fault.NOT_YET, current < 0),
         (Fault.VERSION, version != current),
         (Fault.WRITER, ~possible),

@@ -20,13 +20,13 @@ from pg_tensile.planning.trace.trace import Bools, Int8s, Int64s, Kind, Mode, Tr
 
 def recomputable_versions(trace: Trace) -> Int64s:
     """Return int64[m]: the number of versions of each tensor, from version 0 on, that its writers can recompute."""
-    changes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE], minlength=trace.operator_count)
+    changes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE.value], minlength=trace.operator_count)
     tensor, mode = _writer_accesses(trace)
-    refused = changes[trace.writer_operator] > (mode == Mode.WRITE)
+    refused = changes[trace.writer_operator] > (mode == Mode.WRITE.value)
     refusals = np.cumsum(refused)  # of all tensors, up to and including each writer
     before = refusals - refused
     possible = refusals == before[trace.writer_start[tensor]]
-    possible &= ~trace.persistent[tensor] & (trace.tensor_kind[tensor] != Kind.INPUT)
+    possible &= ~trace.persistent[tensor] & (trace.tensor_kind[tensor] != Kind.INPUT.value)
     return np.bincount(tensor[possible], minlength=trace.tensor_count)
 
 
@@ -43,13 +43,13 @@ def scratch_bytes(trace: Trace) -> Int64s:
 
 
 def _allocates(mode: Int8s) -> Bools:
-    return (mode == Mode.CREATE) | (mode == Mode.STATS)
+    return (mode == Mode.CREATE.value) | (mode == Mode.STATS.value)
 
 
 def _writer_accesses(trace: Trace) -> tuple[Int64s, Int8s]:
     """Return the tensor and the mode of each writer's access, as [W] like `trace.writer_operator`."""
     tensor, mode = trace.access_tensor[trace.access_by_tensor], trace.access_mode[trace.access_by_tensor]
-    writes = mode != Mode.READ
+    writes = mode != Mode.READ.value
     return tensor[writes].astype(np.int64), mode[writes]
 
 
