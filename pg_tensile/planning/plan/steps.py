@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 from pg_tensile.planning.trace.columns import starts
 from pg_tensile.planning.trace.recomputations import recomputable_versions
-from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace
+from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace, per_trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate
 
@@ -88,11 +88,22 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
 
 def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
     """Return the version of each `tensor` after the `operator` at the same index; -1 before it is created."""
-    width = trace.operator_count + 1
-    owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
-    keys = owner * width + trace.writer_operator
-    written = np.searchsorted(keys, tensor * width + operator, "right") - trace.writer_start[tensor]
+    wanted = tensor * (trace.operator_count + 1) + operator
+    written = np.searchsorted(_writer_keys(trace), wanted, "right") - trace.writer_start[tensor]
     return written - ~trace.persistent[tensor]
+
+
+@per_trace
+def _writer_keys(trace: Trace) -> Int64s:
+    """Return int64[W]: numbers that ascend by tensor, then by the operator that writes it."""
+    owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
+    return owner * (trace.operator_count + 1) + trace.writer_operator
+
+
+@per_trace
+def _writer_accesses(trace: Trace) -> Int64s:
+    """Return int64[W + 1]: the number of accesses of all operators that write before each write."""
+    return starts(np.diff(trace.access_start)[trace.writer_operator])
 
 
 def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
@@ -102,7 +113,7 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     events, faults = _executable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
-    work = starts(np.diff(trace.access_start)[trace.writer_operator])
+    work = _writer_accesses(trace)
     recomputed = np.cumsum(work[start + writers] - work[start])
     if recomputed.size and recomputed[-1] > MAX_RECOMPUTED:
         return FaultyEvent(int(events[np.argmax(recomputed > MAX_RECOMPUTED)]), Fault.TOO_MUCH)

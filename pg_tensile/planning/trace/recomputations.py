@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.trace.trace import Bools, Int8s, Int64s, Kind, Mode, Trace
+from pg_tensile.planning.trace.columns import frozen
+from pg_tensile.planning.trace.trace import Bools, Int8s, Int64s, Kind, Mode, Trace, per_trace
 
 
+@per_trace
 def recomputable_versions(trace: Trace) -> Int64s:
     """Return int64[m]: the number of versions of each tensor, from version 0 on, that its writers can recompute."""
     changes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE.value], minlength=trace.operator_count)
@@ -27,9 +29,10 @@ def recomputable_versions(trace: Trace) -> Int64s:
     before = refusals - refused
     possible = refusals == before[trace.writer_start[tensor]]
     possible &= ~trace.persistent[tensor] & (trace.tensor_kind[tensor] != Kind.INPUT.value)
-    return np.bincount(tensor[possible], minlength=trace.tensor_count)
+    return frozen(np.bincount(tensor[possible], minlength=trace.tensor_count))
 
 
+@per_trace
 def scratch_bytes(trace: Trace) -> Int64s:
     """Return int64[W]: bytes that each writer allocates besides its tensor when it recomputes it, without workspace.
 
@@ -39,7 +42,7 @@ def scratch_bytes(trace: Trace) -> Int64s:
     allocated = np.zeros(trace.operator_count, np.int64)
     np.add.at(allocated, trace.access_operator[allocating], trace.tensor_bytes[trace.access_tensor[allocating]])
     tensor, mode = _writer_accesses(trace)
-    return allocated[trace.writer_operator] - np.where(_allocates(mode), trace.tensor_bytes[tensor], 0)
+    return frozen(allocated[trace.writer_operator] - np.where(_allocates(mode), trace.tensor_bytes[tensor], 0))
 
 
 def _allocates(mode: Int8s) -> Bools:
@@ -100,7 +103,7 @@ class Recomputations:
 
     def __init__(self, trace: Trace, excluded: Collection[int] = ()) -> None:
         """Find out what can be recomputed. `excluded`: tensors that are not to be."""
-        versions = recomputable_versions(trace)
+        versions = recomputable_versions(trace).copy()
         versions[list(excluded)] = 0
         writer_bytes = scratch_bytes(trace) + trace.workspace_bytes[trace.writer_operator]
         self._versions: list[int] = versions.tolist()

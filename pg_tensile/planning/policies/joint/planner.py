@@ -363,12 +363,12 @@ class JobPlanner:
     def _relaxed(self, outcome: Outcome, budget_bytes: int) -> Outcome:
         """Return the plan with tensors kept on the device where there is room, if that is better, else `outcome`."""
         sequence, rows = outcome.sequence, outcome.sequence.plan.rows
-        cost_us = np.full(len(rows), self.link.launch_us)
+        cost_us, kinds = np.full(len(rows), self.link.launch_us), rows["kind"].tolist()
         out_us, in_us = (swap_us(self.trace, direction, self.link) for direction in Direction)
         for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            us = (out_us if rows["kind"][event] == EventKind.SWAP_OUT else in_us)[tensor]
+            us = (out_us if kinds[event] == EventKind.SWAP_OUT.value else in_us)[tensor]
             cost_us[event] += outcome.prices.link_price * us
-        for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE).tolist():
+        for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE.value).tolist():
             cost_us[event] += self.columns.recomputations.us(int(rows["tensor"][event]), int(rows["version"][event]))
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
