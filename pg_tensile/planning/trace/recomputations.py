@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -79,10 +80,7 @@ class Recomputation(NamedTuple):
     version: int
     steps: tuple[Step, ...]
     us: float  # latency of all operators
-
-    @property
-    def inputs(self) -> list[Input]:
-        return [source for step in self.steps for source in step.inputs]
+    inputs: tuple[Input, ...]  # of all operators
 
     @property
     def scratch_bytes(self) -> int:
@@ -95,7 +93,10 @@ class Recomputation(NamedTuple):
         `version_of`: returns the version of a tensor where the recomputation is to take place. Statistics may have
         another one, because their values have no effect on the tensor.
         """
-        return all(source.is_statistic or version_of(source.tensor) == source.version for source in self.inputs)
+        for tensor, version, is_statistic in self.inputs:
+            if not is_statistic and version_of(tensor) != version:
+                return False
+        return True
 
 
 class Recomputations:
@@ -140,4 +141,5 @@ class Recomputations:
                 if mode <= Mode.STATS and source != tensor
             )
             steps.append(Step(operator, tuple(inputs), self._scratch_bytes[writer]))
-        return Recomputation(tensor, version, tuple(steps), sum([self._us[step.operator] for step in steps]))
+        us = sum([self._us[step.operator] for step in steps])
+        return Recomputation(tensor, version, tuple(steps), us, tuple(chain(*(step.inputs for step in steps))))
