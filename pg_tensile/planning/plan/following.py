@@ -67,7 +67,9 @@ def transient_events(trace: Trace, plan: Plan) -> Plan:
 def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:
     """Return the persistent tensors that the plan swaps, in ascending order."""
     rows = plan.rows
-    tensors = np.unique(rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT.value) | (rows["kind"] == EventKind.SWAP_IN.value)])
+    tensors = np.unique(
+        rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT.value) | (rows["kind"] == EventKind.SWAP_IN.value)]
+    )
     return [int(tensor) for tensor in tensors[trace.persistent[tensors]]]
 
 

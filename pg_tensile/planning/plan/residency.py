@@ -115,7 +115,8 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     tensor = rows["tensor"].astype(np.int64)
     gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
     swap_out, swap_in, release = (
-        np.flatnonzero(rows["kind"] == kind.value) for kind in (EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE)
+        np.flatnonzero(rows["kind"] == kind.value)
+        for kind in (EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE)
     )
     at_once = rows["deadline"][swap_out] == rows["trigger"][swap_out]
     out_end = np.where(at_once, gap[swap_out] + Slot.AT_ONCE, due[swap_out] + Slot.DUE)
