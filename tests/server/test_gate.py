@@ -253,7 +253,6 @@ def compare(conn: Connection, wait_until: Wait, slope: float) -> int:
     return job
 
 
-@pytest.mark.long
 def test_the_version_that_is_deployed_meanwhile_is_the_one_to_beat(beaten: Connection, wait_until: Wait) -> None:
     """Long: it trains twice and compares twice, with two processes each."""
     conn = beaten
