@@ -254,7 +254,6 @@ def compare(conn: Connection, wait_until: Wait, slope: float) -> int:
 
 
 def test_the_version_that_is_deployed_meanwhile_is_the_one_to_beat(beaten: Connection, wait_until: Wait) -> None:
-    """Long: it trains twice and compares twice, with two processes each."""
     conn = beaten
     finish(conn, train(conn, 1, options={"deploy": "never"}))
     job = compare(conn, wait_until, 2)  # better than version 1, worse than version 2
