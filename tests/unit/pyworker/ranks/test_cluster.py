@@ -63,7 +63,7 @@ def test_a_job_needs_a_file_with_a_token(monkeypatch: pytest.MonkeyPatch, token_
 
 
 def test_a_token_that_the_head_refuses_is_told_at_once() -> None:
-    grpc = pytest.importorskip("grpc")
+    import grpc
 
     class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: object) -> object:
