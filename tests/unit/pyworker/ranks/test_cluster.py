@@ -65,7 +65,7 @@ def test_a_job_needs_a_file_with_a_token(monkeypatch: pytest.MonkeyPatch, token_
 def test_a_token_that_the_head_refuses_is_told_at_once() -> None:
     import grpc
 
-    class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
+    class Refusing(grpc.GenericRpcHandler):
         def service(self, details: object) -> object:
             return grpc.unary_unary_rpc_method_handler(
                 lambda request, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
