@@ -369,6 +369,7 @@ def test_a_job_waits_until_promises_can_be_kept():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("many_divisions")
 def test_a_job_waits_while_the_link_does_not_suffice_for_all_promises():
     """Long: plans that keep a promise are found by bisection, each with its whole search."""
     trace = network(24, latency_us=1000.0)  # too slow to execute again, and swapped for nothing while it is alone
