@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pg_tensile.execution import backends
 from pg_tensile.execution.data.preprocessing import ModelInputs, Task
 from pg_tensile.execution.models.mlp import MLPArchitecture
 from pg_tensile.execution.training.graphs import Sizes, capture_graphs
@@ -20,9 +21,10 @@ ROWS = 8
 def warm_up() -> None:
     """Capture a small model. The generators of random numbers are left as they were.
 
-    Does nothing where PyTorch was built for an accelerator: fake tensors ask whether there is one, and autograd starts
-    a thread for each, neither of which a fork survives."""
-    if torch.accelerator.current_accelerator() is not None:
+    Does nothing where PyTorch was built for an accelerator, or another distribution adds one: fake tensors ask whether
+    there is one, and autograd starts a thread for each, neither of which a fork survives; it knows none that comes
+    later."""
+    if torch.accelerator.current_accelerator() is not None or backends.others():
         return
     row = (((1,), np.float32), ((1,), np.int64), ((), np.float32))
     with torch.random.fork_rng(devices=()):

@@ -7,8 +7,11 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from pg_tensile.execution import backends
+from pg_tensile.execution.training import warm_up as warming
 from pg_tensile.execution.training.warm_up import warm_up
 
 
@@ -21,3 +24,9 @@ def test_draws_no_numbers_and_starts_no_threads():
     warm_up()
     assert states() == before
     assert set(os.listdir("/proc/self/task")) <= threads
+
+
+def test_captures_nothing_where_an_accelerator_may_come_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backends, "others", lambda: ["emulated"])
+    monkeypatch.delattr(warming, "capture_graphs")
+    warm_up()
