@@ -15,7 +15,7 @@ OPERATORS = 300
 SMALL: int = SHARING.OPERATORS
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def few_passes() -> Iterator[None]:
     """Make plans as for traces of thousands of operators: of few passes, and for few divisions of memory and link."""
     with pytest.MonkeyPatch.context() as patch:
