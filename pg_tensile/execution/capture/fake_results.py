@@ -69,14 +69,14 @@ class _Results(NamedTuple):
     items: tuple[_Result | None, ...]
 
 
-_kept: dict[tuple[Any, ...], _Results] = {}  # by what `Arguments.key` returns
+_cache: dict[tuple[Any, ...], _Results] = {}  # by what `Arguments.key` returns
 # of layouts, which are hashed often; threads that capture at the same time never draw the same number
-_numbers: defaultdict[Layout, int] = defaultdict(count().__next__)
+_layout_numbers: defaultdict[Layout, int] = defaultdict(count().__next__)
 
 
-def number_of(layout: Layout) -> int:
+def layout_number(layout: Layout) -> int:
     """Return the number of a layout, by which results are kept. Equal numbers mean equal layouts."""
-    return _numbers[layout]
+    return _layout_numbers[layout]
 
 
 @cache
@@ -120,7 +120,7 @@ class Arguments:
         self._steady = True
 
     def add_tensor(self, tensor: Any, layout: int, memory: int) -> None:
-        """Add a tensor with the number of its layout (`number_of`); equal numbers of `memory` mean the same memory."""
+        """Add a tensor; `layout` is its `layout_number`, and equal numbers of `memory` mean the same memory."""
         if type(tensor) is not FakeTensor or tensor.constant is not None:
             self._steady = False
             return
@@ -147,7 +147,7 @@ class Arguments:
             return None
         return key
 
-    def keep(self, key: tuple[Any, ...], returned: Any) -> None:
+    def remember(self, key: tuple[Any, ...], returned: Any) -> None:
         """Keep what the call has returned, if all of it can be made again from its layouts."""
         kind = type(returned) if type(returned) in (tuple, list) else None
         items = returned if kind is not None else (returned,)
@@ -173,18 +173,18 @@ class Arguments:
             elif argument < 0:
                 return
             results.append(_Result(argument, layout))
-        if len(_kept) >= LIMIT:
-            _kept.clear()
-            _numbers.clear()
-        _kept[key] = _Results(kind, tuple(results))
+        if len(_cache) >= LIMIT:
+            _cache.clear()
+            _layout_numbers.clear()
+        _cache[key] = _Results(kind, tuple(results))
 
-    def kept(self, key: tuple[Any, ...], mode: FakeTensorMode) -> tuple[Any] | None:
+    def cached(self, key: tuple[Any, ...], mode: FakeTensorMode) -> tuple[Any] | None:
         """Return the results of the call, in a tuple of one, made again from layouts; None if they are not kept."""
-        found = _kept.get(key)
-        if found is None:
+        cached = _cache.get(key)
+        if cached is None:
             return None
-        items = [None if item is None else self._make(item, mode) for item in found.items]
-        return (items[0],) if found.kind is None else (found.kind(items),)
+        items = [None if item is None else self._make(item, mode) for item in cached.items]
+        return (items[0],) if cached.kind is None else (cached.kind(items),)
 
     def _make(self, result: _Result, mode: FakeTensorMode) -> Any:
         argument, layout = result

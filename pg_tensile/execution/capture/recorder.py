@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture.captured import Call, Slot, Value, flat_results
-from pg_tensile.execution.capture.fake_results import Arguments, Layout, new_fake, number_of
+from pg_tensile.execution.capture.fake_results import Arguments, Layout, layout_number, new_fake
 from pg_tensile.execution.capture.fakes import fake_call
 from pg_tensile.execution.capture.schema import is_random, mutates
 from pg_tensile.execution.capture.sources import is_running, running_line
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
             _, dtype, shape, stride, offset, *_ = layout
             device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
             self.values.append(Value(index, dtype, tuple(shape), tuple(stride), int(offset), device))
-            self._layout_numbers.append(number_of(Layout(storage.nbytes(), device, *layout[1:])))
+            self._layout_numbers.append(layout_number(Layout(storage.nbytes(), device, *layout[1:])))
             slot = self._slots[layout] = len(self.values) - 1
         return slot
 
@@ -190,13 +190,13 @@ class Recorder(TorchDispatchMode):
     def _fake_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments) -> Any:
         """Return the results of an operator on fake tensors."""
         key = given.key(func)
-        if key is not None and (kept := given.kept(key, self._fake_mode)) is not None:
-            return kept[0]
+        if key is not None and (cached := given.cached(key, self._fake_mode)) is not None:
+            return cached[0]
         # the fake mode's cache forgets that an operator may return one tensor twice
         self._fake_mode.cache_enabled = self._caches and len(func._schema.returns) == 1
         returned = fake_call(func, args, kwargs)
         if key is not None:
-            given.keep(key, returned)
+            given.remember(key, returned)
         return returned
 
     def _operands(self, argument: Any, slots: list[int], given: Arguments) -> tuple[Any, Any]:

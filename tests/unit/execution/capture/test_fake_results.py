@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pg_tensile.execution.capture import StepSpec, capture
 from pg_tensile.execution.capture import fake_results as remembered
-from pg_tensile.execution.capture.fake_results import Arguments, Layout, new_fake, number_of
+from pg_tensile.execution.capture.fake_results import Arguments, Layout, layout_number, new_fake
 
 aten = torch.ops.aten
 
@@ -32,9 +32,9 @@ class Mixed(nn.Module):
 def test_what_is_remembered_changes_no_trace():
     model, x, counts = Mixed(), torch.randn(3, 4), torch.arange(12).view(3, 4)
     spec = StepSpec(lambda output: output.square().mean())
-    remembered._kept.clear()
+    remembered._cache.clear()
     fresh = capture(model, [x, counts], [], spec)
-    assert remembered._kept
+    assert remembered._cache
     again = capture(model, [x, counts], [], spec)
     assert again.values == fresh.values
     assert again.trace.fingerprint == fresh.trace.fingerprint
@@ -52,7 +52,7 @@ def test_what_is_remembered_changes_no_trace():
 def test_results_that_depend_on_more_than_layouts_are_not_remembered():
     def key(func: Any, *others: Any) -> Any:
         given = Arguments()
-        given.add_tensor(x, number_of(Layout.of(x)), 0)
+        given.add_tensor(x, layout_number(Layout.of(x)), 0)
         for other in others:
             given.add(other)
         return given.key(func)
