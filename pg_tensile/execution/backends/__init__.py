@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GROUP = "pg_tensile.backends"
 
 
-def others() -> list[str]:
+def added_types() -> list[str]:
     """Return the types of accelerators that other distributions add."""
     return [entry_point.name for entry_point in entry_points(group=GROUP)]
 

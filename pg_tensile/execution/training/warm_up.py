@@ -24,7 +24,7 @@ def warm_up() -> None:
     Does nothing where PyTorch was built for an accelerator, or another distribution adds one: fake tensors ask whether
     there is one, and autograd starts a thread for each, neither of which a fork survives; it knows none that comes
     later."""
-    if torch.accelerator.current_accelerator() is not None or backends.others():
+    if torch.accelerator.current_accelerator() is not None or backends.added_types():
         return
     row = (((1,), np.float32), ((1,), np.int64), ((), np.float32))
     with torch.random.fork_rng(devices=()):

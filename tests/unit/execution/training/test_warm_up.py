@@ -1,4 +1,4 @@
-"""What is done before a fork leaves nothing behind but what is quick afterwards."""
+"""Warming up changes no random numbers, starts no threads, and is left out where accelerators are added."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_draws_no_numbers_and_starts_no_threads():
 
 
 def test_captures_nothing_where_an_accelerator_may_come_later(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backends, "others", lambda: ["emulated"])
+    monkeypatch.setattr(backends, "added_types", lambda: ["emulated"])
     monkeypatch.delattr(warming, "capture_graphs")
     warm_up()
