@@ -1,4 +1,4 @@
-"""What the processes of ranks are forked with: all imports, and what the first captures of a process do only once."""
+"""Imports and first captures, done once before the processes of ranks are forked."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import pytest
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.share_out import share_out
 
-PLANNER, SHARING = (sys.modules[each.__module__] for each in (JobPlanner, share_out))
+# The modules: the package of the second has a function of its name.
+PLANNER, SHARING = sys.modules[JobPlanner.__module__], sys.modules[share_out.__module__]
 OPERATORS = 300
 SMALL: int = SHARING.OPERATORS
 
