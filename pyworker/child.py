@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib.metadata
+import functools
 import os
-import platform
 import resource
 import signal
 import socket
@@ -178,12 +177,23 @@ def _keep_output_short() -> None:
         time.sleep(CUT_INTERVAL)
 
 
-def _shake_hands(connection: Connection) -> dict[str, Any]:
+@functools.cache
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and PyTorch, which is not imported.
+
+    Supervisors import this module and need none of these libraries, which take longer than all others."""
+    import importlib.metadata
+    import platform
+
     try:
-        torch: str | None = importlib.metadata.version("torch")  # does not import it
+        torch: str | None = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = None
-    hello = {"version": VERSION, "python": platform.python_version(), "torch": torch, "pid": os.getpid()}
+    return {"python": platform.python_version(), "torch": torch}
+
+
+def _shake_hands(connection: Connection) -> dict[str, Any]:
+    hello = {"version": VERSION, **versions(), "pid": os.getpid()}
     connection.send(FrameType.HELLO, header=hello)
     frame = connection.recv()
     if frame is None or frame.type != FrameType.HELLO:

@@ -43,6 +43,8 @@ MAX_REQUEST = 1 << 20  # bytes; larger than what the kernel sends as one packet
 CHILD_DESCRIPTORS = 5  # that a child begins with, at most
 # What jobs import: these and, on their first use, parts of PyTorch
 PRELOADS = (
+    "numpy.ma",
+    "numpy.random",
     "pg_tensile.execution.capture.early_update",
     "pg_tensile.execution.models.registry",
     "pg_tensile.execution.runtime.host",
@@ -50,6 +52,8 @@ PRELOADS = (
     "pg_tensile.execution.training.uncertainty",
     "pg_tensile.planning.latency.model_bytes",
     "pg_tensile.queries.prediction",
+    "pyworker.children.evaluate",
+    "pyworker.children.executor",
     "sqlglot.dialects.postgres",
     "torch.fx.experimental.symbolic_shapes",  # imported by the first fake tensor
     "torch.distributed.tensor",  # imported by the first decomposition
@@ -224,13 +228,15 @@ def _installed_files() -> list[tuple[int, int]]:
 
 
 def preload() -> None:
-    """Import what jobs need. Raises RuntimeError or OSError if this process cannot be forked usefully."""
+    """Import what jobs need, and capture once. Raises RuntimeError or OSError if this process is of no use to forks."""
     from pyworker.children.libraries import import_libraries
 
     gc.disable()
     import_libraries()
     for module in PRELOADS:
         importlib.import_module(module)
+    importlib.import_module("pg_tensile.execution.training.warm_up").warm_up()
+    child.versions()
     gc.freeze()  # a collection in a child would copy the pages of all that is imported
     gc.enable()
     os.close(os.pidfd_open(os.getpid()))  # raises OSError where the system has none

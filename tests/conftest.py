@@ -12,6 +12,8 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # the tests share their cores; before anything imports torch
 
 import contextlib
+import functools
+import gc
 import itertools
 import json
 import math
@@ -51,6 +53,23 @@ USERS = "tensile_user"  # the role whose members may use the extension
 SECONDS: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "seconds.json").read_text())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave garbage alone meanwhile: what imports and assertions make by the million stays, or goes by itself.
+
+    Looking through it again and again takes half the time of collecting the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # nor do later collections look through it, until the end
+        gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries complain about objects that outlive the interpreter
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the files that take longest start first, so that no worker of xdist is left with one of them at the end.
 
@@ -59,13 +78,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kinds = {"long": ["long"], "not long": ["short"]}.get(config.getoption("markexpr"), [*SECONDS])
     root = Path(__file__).parent.parent
 
-    def seconds(item: pytest.Item) -> float:
-        file = item.path.relative_to(root).as_posix()
+    @functools.cache
+    def seconds(path: Path) -> float:
+        file = path.relative_to(root).as_posix()
         if file.startswith(("tests/accelerator/", "tests/emulated/")):
             return math.inf
         return sum(SECONDS[kind].get(file, 0) for kind in kinds)
 
-    items.sort(key=seconds, reverse=True)
+    items.sort(key=lambda item: seconds(item.path), reverse=True)
 
 
 class TestCluster(Cluster):

@@ -342,6 +342,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each session that predicts
     listener = listen(Path(os.environ[SOCKET_VARIABLE]))  # sessions may connect while torch is imported
+    gc.disable()  # collections take a fifth of the time of these imports, which make no garbage
     import torch
 
     import pg_tensile.execution.models  # noqa: F401
@@ -349,7 +350,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     torch.set_num_threads(max(1, threads - 1))  # the session that packs the next rows needs a core as well
     sys.setswitchinterval(SWITCH_S)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # the modules stay
+    gc.enable()
     with torch.inference_mode():
         Predictor(connection, int(os.environ.get(CACHE_VARIABLE, DEFAULT_CACHE)), listener).run()

@@ -12,6 +12,11 @@ from pyworker.supervisors.failures import CancelRequest, Failure, Gone
 from pyworker.supervisors.supervisor import Request, Wait, suspend
 from pyworker.version import VERSION
 
+SETTINGS = (
+    "SELECT pg_catalog.json_object_agg(name, setting) AS value FROM pg_catalog.pg_settings"
+    " WHERE name LIKE 'pg\\_tensile.%'"
+)
+
 
 class Server:
     """The server through PL/Python: prepared calls, commits, waiting. One per process."""
@@ -24,6 +29,8 @@ class Server:
         self.resumed_at = time.monotonic()  # when the last wait ended
         self._plans: dict[str, Any] = {}
         self._logged: set[str] = set()
+        self._settings: dict[str, str] = {}  # those of this extension
+        self._loaded_at: Any = None
         row = plpy.execute(
             "SELECT pg_catalog.current_setting('server_encoding') AS encoding, tensile._version() AS library,"
             " (SELECT oid FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile') AS extension"
@@ -57,9 +64,17 @@ class Server:
         return str(self.call("pg_catalog.current_setting(text)", name))
 
     def number(self, name: str) -> int:
-        """Return a numeric setting in its base unit (pg_settings.unit: MB are MB, milliseconds are milliseconds)."""
-        sql = "SELECT setting AS value FROM pg_catalog.pg_settings WHERE name = $1"
-        return int(self.rows(sql, ["text"], name)[0]["value"])
+        """Return a numeric setting of pg_tensile in its base unit (pg_settings.unit: MB are MB, milliseconds are
+        milliseconds).
+
+        All are read at once, and again when this process has loaded its settings anew: the view lists all settings of
+        PostgreSQL, which takes a millisecond.
+        """
+        loaded_at = self.call("pg_catalog.pg_conf_load_time()")
+        if loaded_at != self._loaded_at:
+            self._settings = json.loads(self.rows(SETTINGS)[0]["value"])
+            self._loaded_at = loaded_at
+        return int(self._settings[name])
 
     def commit(self) -> None:
         self.plpy.commit()

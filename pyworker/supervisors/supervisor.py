@@ -15,9 +15,8 @@ Standard library only.
 from __future__ import annotations
 
 import importlib
-import inspect
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from enum import IntFlag
 from typing import Any, NamedTuple
 
@@ -52,7 +51,7 @@ def suspend(request: Request) -> Generator[Request, Wait, Wait]:
     return (yield request)
 
 
-_supervisor: Coroutine[Request, Wait, None] | None = None  # of this process; None before its first step
+_supervisor: types.CoroutineType[Request, Wait, None] | None = None  # of this process; None before its first step
 
 
 def step(plpy: Any, process: str, bits: int) -> Request:
@@ -65,12 +64,12 @@ def step(plpy: Any, process: str, bits: int) -> Request:
     if _supervisor is None:
         _supervisor = importlib.import_module(f"pyworker.supervisors.{process}").run(plpy)
         return _resume(_supervisor, None)
-    if inspect.getcoroutinestate(_supervisor) == inspect.CORO_CLOSED:
+    if _supervisor.cr_frame is None:
         return DONE  # it ended with an error that did not end the process
     return _resume(_supervisor, Wait(bits))
 
 
-def _resume(supervisor: Coroutine[Request, Wait, None], bits: Wait | None) -> Request:
+def _resume(supervisor: types.CoroutineType[Request, Wait, None], bits: Wait | None) -> Request:
     try:
         return supervisor.send(bits)  # type: ignore[arg-type]
     except StopIteration:

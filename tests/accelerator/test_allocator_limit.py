@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ from pg_tensile.planning.trace.trace import Trace
 from tests.accelerator.target import DEVICE, module
 from tests.accelerator.test_device import MIB, onboard
 from tests.accelerator.test_executor import prepare, train  # noqa: F401
+
+POLICY_NAMES = ("none", "swap_all", "recompute_all", "joint", "lru")
+SHORT = ("swap_all", "joint")
 
 
 def with_budget(budget_bytes: int | None) -> closing[AcceleratorDevice]:
@@ -51,9 +55,15 @@ def plan_of(policy: str, trace: Trace) -> Plan:
     return POLICIES[policy]({0: trace}, A100_40GB, 6 * plan_bytes(trace) // 10)[0]
 
 
-@pytest.mark.parametrize("policy", ["none", "swap_all", "recompute_all", "joint", "lru"])
-@pytest.mark.parametrize("name", ["convolutions", "attention", "lstm"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=[] if name == "convolutions" or policy in SHORT else pytest.mark.long)
+        for name, policy in product(("convolutions", "attention", "lstm"), POLICY_NAMES)
+    ],
+)
 def test_what_a_plan_needs_is_enough_for_it(prepare, name, policy):  # noqa: F811
+    """Long for some pairs: every policy is tried on one network, and those that move most on all."""
     prepared = prepare(name)
     plan = plan_of(policy, prepared.captured.trace)
     granted = plan_bytes(prepared.captured.trace, plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -90,7 +91,7 @@ def sentences(count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return words, words.roll(-1, 1)
 
 
-def series(length: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+def series(length: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, length, 8), torch.randint(0, 4, (8,))
 
 
@@ -100,7 +101,7 @@ JOBS = {
     "convolutions": Job(Convolutions, lambda: images(16, 8), StepSpec(CROSS_ENTROPY, ADAMW)),
     "convolutions, sgd, clipped": Job(Convolutions, lambda: images(16, 8), StepSpec(CROSS_ENTROPY, SGD, clip=0.5)),
     "convolutions, bf16": Job(Convolutions, lambda: images(16, 8), StepSpec(CROSS_ENTROPY, ADAMW, autocast="bf16")),
-    "attention": Job(Attention, sentences, StepSpec(words_loss, ADAMW)),
+    "attention": Job(partial(Attention, 1), sentences, StepSpec(words_loss, ADAMW)),
     "lstm": Job(Recurrent, series, StepSpec(CROSS_ENTROPY, ADAMW)),
 }
 

@@ -111,16 +111,16 @@ def test_replays_change_no_bit(subject, open_executor, name, policy):
 
 def test_tensors_that_are_swapped_between_their_uses_are_moved_back(subject, open_executor):
     """All of those plans together have some, or the test above would not try it."""
-    moved = set()
-    for name in NAMES:
-        for policy in ("joint", "tensile", "lru"):
-            executor = open_executor(subject(name), planned(policy, subject(name).captured.trace), device_graphs=True)
-            program = executor.graphs[0].program
-            if moved_within(program):
-                moved.add(policy)
-                train(executor, subject(name).batches[:STEPS])
+    for policy in ("joint", "tensile", "lru"):
+        for name in NAMES:
+            job = subject(name)
+            executor = open_executor(job, planned(policy, job.captured.trace), device_graphs=True)
+            if moved_within(executor.graphs[0].program):
+                train(executor, job.batches[:STEPS])
                 assert executor.replays
-    assert moved == {"joint", "tensile", "lru"}
+                break
+        else:
+            raise AssertionError(f"{policy} has none")
 
 
 # ---- what replaces a graph ----

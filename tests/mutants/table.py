@@ -75,7 +75,7 @@ MUTANTS = [
            UNIT + "pyworker/children/test_executor.py", "seed"),
     # ---- planning
     Mutant("released-tensors-stay", PLANNING + "plan/residency.py",
-           "Item.RELEASE: Location.ABSENT, ", "",
+           "Item.OUT_END, Item.RELEASE]] =", "Item.OUT_END]] =",
            UNIT + "planning/plan/test_access_sequence.py"),
     Mutant("rates-of-the-link-exchanged", PLANNING + "simulator/alone.py",
            "for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s)]",

@@ -37,6 +37,8 @@ SMALL_JOB: dict[str, Any] = {  # arguments of train_model; no number is left to 
 SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
 ENDLESS_ROWS = f"SELECT a, y FROM ({ROWS}) r WHERE pg_sleep(600) IS NOT NULL"
 
+ONE_BATCH = 100  # rows: a batch takes all rows of ROWS that are for validation, so no larger one has to be tried
+
 BY_CANCEL_JOB = "cancelled by cancel_job"
 TERMINATED = "its worker was terminated (pg_terminate_backend)"
 WORKERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
@@ -93,6 +95,8 @@ def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = N
     job's time, and side effects of a captured model do not run in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
+    if "query" not in arguments:
+        arguments = {"batch_size": ONE_BATCH} | arguments
     arguments = SMALL_JOB | arguments
     options = arguments.pop("options")
     if arguments["policy"] is None:

@@ -22,12 +22,14 @@ from scripts.demo import sql
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
 from tests.pretrained import minilm
-from tests.server.support import Connection, Wait, value
+from tests.repository import REPOSITORY
+from tests.server.support import Connection, Wait, register, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
-BRIEF = {"README.md", "predictions.md"}  # of the others, jobs take minutes in all
+BRIEF = {"predictions.md"}  # of the others, jobs take minutes in all
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
+SUBMITS = re.compile(r"\b(train_model|schedule_training|tune_model)\(")
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
 DIAMONDS = f"""
     {sql.TABLES}
@@ -155,6 +157,25 @@ def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_
             follow(conn, block, wait_until)
         except (psycopg.Error, AssertionError) as error:
             raise AssertionError(f"{document.name}, line {block.line}: {error}") from error
+
+
+def test_the_examples_of_the_readme_are_valid(enter: Callable[[str], Connection]) -> None:
+    """All are planned, which finds functions, arguments and columns that do not exist; jobs are submitted, but do not
+    begin."""
+    conn = enter("valid")
+    conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    for statement in statements(DIAMONDS):
+        conn.execute(statement.encode())
+    register(conn, "price")
+    submitted = 0
+    for block in blocks(REPOSITORY / "README.md", "sql"):
+        for statement in statements(block.text):
+            conn.execute(f"EXPLAIN {statement}".encode())
+            if SUBMITS.search(statement):
+                with conn.transaction(force_rollback=True):
+                    assert rows(conn, statement)
+                submitted += 1
+    assert submitted == 4
 
 
 def test_nearly_all_examples_are_executed() -> None:

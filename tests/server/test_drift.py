@@ -303,7 +303,11 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
         other.execute("SELECT schedule_evaluation('delivery', %s, '1 day', metric => 'rmse')", (QUERY,))
         assert value(other, "SELECT next_run > now() + interval '23 hours' FROM tensile.evaluation_status")
     finish(conn, evaluated(conn, wait_until))
-    expected = value(conn, "SELECT value FROM evaluate_model('delivery', %s) WHERE metric = 'rmse'", QUERY)
+    rows = "SELECT row_number() OVER (ORDER BY id) AS row_number, minutes FROM orders"
+    error = (
+        f"sqrt(avg((prediction - minutes) ^ 2)) FROM predict_rows('delivery', %s) JOIN ({rows}) r USING (row_number)"
+    )
+    expected = value(conn, f"SELECT {error}", f"{FEATURES} ORDER BY id")
     kept = conn.execute("SELECT version, rows, metric, value FROM tensile.evaluations").fetchall()
     assert kept == [(1, 1000, "rmse", pytest.approx(expected, rel=1e-5))]
     second = evaluated(conn, wait_until)

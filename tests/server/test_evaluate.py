@@ -137,7 +137,9 @@ def test_metrics_of_two_classes_are_scikit_learns_on_the_predictions(conn: Conne
     assert sum(number or 0 for key, number in values.items() if key[0] == "calibration_rows") == 9000
 
 
+@pytest.mark.long
 def test_metrics_of_several_classes_are_scikit_learns_on_the_predictions(conn: Connection) -> None:
+    """Long: an evaluation in a process of its own; test_scores.py compares the scores of several classes."""
     from sklearn import metrics as sk
 
     values = evaluated(conn, "part")
@@ -194,13 +196,14 @@ def test_groups_are_evaluated_by_themselves(conn: Connection) -> None:
 @pytest.mark.parametrize(
     ("by", "names"),
     [
-        ("carrier", {"UA", "AA", "B6", "DL"}),
-        ("part", {"0", "1", "2"}),
-        ("departure::date - '2024-01-01' > 100", {"true", "false"}),
+        pytest.param("carrier", {"UA", "AA", "B6", "DL"}, marks=pytest.mark.long),
+        pytest.param("part", {"0", "1", "2"}, marks=pytest.mark.long),
+        pytest.param("departure::date - '2024-01-01' > 100", {"true", "false"}, marks=pytest.mark.long),
         ("departure::date", None),
     ],
 )
 def test_groups_of_each_type(conn: Connection, by: str, names: set[str] | None) -> None:
+    """All types but one, with the most groups, are long: each is an evaluation in a process of its own."""
     groups = grouped(conn, "delay", f"SELECT {FEATURES}, delay, {by} AS by FROM flights", by="by")
     assert set(groups) == names if names else "2024-01-01" in groups
     assert sum(scalar(values, "rows") or 0 for values in groups.values()) == 9000

@@ -21,7 +21,7 @@ from pg_tensile.tools.cli.main import main
 from tests.examples import examples
 from tests.server.refusals import refused
 from tests.server.shared import SharedServer
-from tests.server.support import Connection, Wait, children, python_model, register, submit, value
+from tests.server.support import MLP, Connection, Wait, children, finish, python_model, register, submit, value
 
 TABLE = """
     CREATE TABLE flights AS
@@ -66,6 +66,12 @@ def target(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         conn.execute(TABLE)
         conn.execute("GRANT SELECT ON flights TO PUBLIC")
         conn.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user; CREATE ROLE bob LOGIN IN ROLE tensile_user")
+        # A job starts the fork server, without which each import would start a Python process that imports PyTorch.
+        finish(
+            conn,
+            submit(conn, "first", query="SELECT wind, delay FROM flights", target="delay", epochs=1, architecture=MLP),
+        )
+        conn.execute("SELECT drop_model('first')")
     yield cluster
     cluster.end()
 
@@ -82,6 +88,14 @@ def conn(target: Any) -> Iterator[Connection]:
     with target.connect() as connection:
         yield connection
         connection.execute("SELECT drop_model(name) FROM tensile.models")
+
+
+@pytest.fixture
+def trainer(source: SharedServer) -> Iterator[Connection]:
+    """A connection to the cluster that trains, whose model m is dropped behind the test."""
+    with source.connect() as connection:
+        yield connection
+        connection.execute("SELECT drop_model('m')")
 
 
 def exported(conn: Connection, name: str, *arguments: Any) -> bytes:
@@ -127,26 +141,32 @@ def test_a_model_is_the_same_in_another_database(
     assert len(expected) == 1200
 
 
-def test_whatever_is_asked_of_the_imported_model_is_that_of_the_trained_one(
-    source: Any, conn: Connection, files: dict[str, bytes]
-) -> None:
-    queries = [
+@pytest.mark.parametrize(
+    "query",
+    [
         "SELECT predict('delay', f) FROM flights f WHERE id < 20 ORDER BY id",
         "SELECT i.* FROM flights f, predict_interval('delay', f, 0.8) i WHERE id < 20 ORDER BY id",
-        "SELECT e.* FROM flights f, explain_prediction('delay', f) e WHERE id = 7",
-        "SELECT * FROM evaluate_model('delay', 'TABLE flights')",
+        pytest.param(
+            "SELECT e.* FROM flights f, explain_prediction('delay', f) e WHERE id = 7", marks=pytest.mark.long
+        ),
+        pytest.param("SELECT * FROM evaluate_model('delay', 'TABLE flights')", marks=pytest.mark.long),
         "SELECT task, preprocessing, v.architecture, metrics, rows, training FROM tensile.model_versions v"
         " JOIN tensile.models m ON m.id = v.model AND m.name = 'delay' AND v.version = 1",
-    ]
+    ],
+    ids=["predict", "interval", "explain", "evaluate", "version"],
+)
+def test_whatever_is_asked_of_the_imported_model_is_that_of_the_trained_one(
+    source: Any, conn: Connection, files: dict[str, bytes], query: str
+) -> None:
+    """Two cases are long: two processes each import scikit-learn or explain, from the weights and the description that
+    the others compare."""
     imported(conn, files["delay"], "delay")
     with source.connect() as other:
-        for query in queries:
-            assert conn.execute(query).fetchall() == other.execute(query).fetchall() != []
+        assert conn.execute(query).fetchall() == other.execute(query).fetchall() != []
 
 
-def test_an_import_adds_a_version_that_is_deployed_if_none_is(
-    source: Any, conn: Connection, files: dict[str, bytes]
-) -> None:
+def test_an_import_adds_a_version_that_is_deployed_if_none_is(trainer: Connection, files: dict[str, bytes]) -> None:
+    conn = trainer
     register(conn, "m", {"type": "tabular"})
     deployed = "SELECT deployed_version FROM tensile.models WHERE name = 'm'"
     assert [imported(conn, files["delay"], "m"), value(conn, deployed)] == [1, 1]
@@ -156,7 +176,8 @@ def test_an_import_adds_a_version_that_is_deployed_if_none_is(
     assert value(conn, "SELECT predict_class('m', f) IN ('0', '1', '2') FROM flights f LIMIT 1")
     conn.execute("SELECT set_model_retention('m', 1)")
     assert imported(conn, files["verdict"], "m") == 3
-    assert conn.execute("SELECT version FROM tensile.model_versions ORDER BY 1").fetchall() == [(2,), (3,)]
+    of_model = "SELECT v.version FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
+    assert conn.execute(f"{of_model} AND m.name = 'm' ORDER BY 1").fetchall() == [(2,), (3,)]
     job = submit(conn, "m", None, query="SELECT wind, delay FROM flights", target="delay", epochs=1)
     assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
     assert value(conn, deployed) == 4
@@ -246,8 +267,11 @@ def test_the_command_line_exports_and_imports(
     assert [entry.name for entry in tmp_path.iterdir()] == ["part.tensile"]
 
 
+@pytest.mark.long
 def test_an_onnx_graph_predicts_what_predict_rows_does(source: Any) -> None:
-    """The rows have strings, of which one is new, numbers, booleans, times, arrays and nulls."""
+    """The rows have strings, of which one is new, numbers, booleans, times, arrays and nulls.
+
+    Long: two processes import what makes and runs graphs; tests of the library compare graphs with models."""
     import onnxruntime
 
     features = FEATURES.replace("carrier", "CASE WHEN id % 11 = 0 THEN 'new' ELSE carrier END AS carrier")

@@ -196,15 +196,18 @@ QUERIES = {CLASSIFIED: ROWS, ESTIMATED: ESTIMATED_ROWS}
 
 @pytest.fixture(scope="module")
 def versions(lab: Lab) -> dict[str, int]:
+    """The job that has trained a version of a classification."""
+    job = submit(lab.conn, CLASSIFIED, {"type": "mlp", "hidden": [8]})
+    finish(lab.conn, job)
+    return {CLASSIFIED: job}
+
+
+@pytest.fixture(scope="module")
+def both_versions(lab: Lab, versions: dict[str, int]) -> dict[str, int]:
     """Jobs that have trained a version each of a classification and of a regression."""
-    small = {"type": "mlp", "hidden": [8]}
-    jobs = {
-        CLASSIFIED: submit(lab.conn, CLASSIFIED, small),
-        ESTIMATED: submit(lab.conn, ESTIMATED, small, query=ESTIMATED_ROWS, target="minutes"),
-    }
-    for job in jobs.values():
-        finish(lab.conn, job)
-    return jobs
+    job = submit(lab.conn, ESTIMATED, {"type": "mlp", "hidden": [8]}, query=ESTIMATED_ROWS, target="minutes")
+    finish(lab.conn, job)
+    return versions | {ESTIMATED: job}
 
 
 def evaluated(lab: Lab, model: str, job: int, path: Path) -> dict[str, Any]:
@@ -216,9 +219,9 @@ def evaluated(lab: Lab, model: str, job: int, path: Path) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [CLASSIFIED, ESTIMATED])
-def test_the_evaluation_is_that_of_sql(lab: Lab, versions: dict[str, int], model: str, tmp_path: Path) -> None:
+def test_the_evaluation_is_that_of_sql(lab: Lab, both_versions: dict[str, int], model: str, tmp_path: Path) -> None:
     """Long: two evaluations and two importances, each in a process of its own."""
-    facts = evaluated(lab, model, versions[model], tmp_path / "report.html")
+    facts = evaluated(lab, model, both_versions[model], tmp_path / "report.html")
     scores = rows(lab, "SELECT * FROM evaluate_model(%s, %s)", model, QUERIES[model])
     assert facts["version"] == 1 and facts["query"] == QUERIES[model]
     assert facts["metrics"] == {
@@ -295,7 +298,8 @@ def test_a_model_that_was_dropped_is_not_evaluated(
     lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = submit(lab.conn, "dropped", {"type": "mlp", "hidden": [4]})
-    finish(lab.conn, job)
+    lab.conn.execute("SELECT cancel_job(%s)", (job,))
+    lab.wait_until(lambda: value(lab.conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
     lab.conn.execute("SELECT drop_model('dropped')")
     assert f"job {job} has no model" in refused(lab, capsys, "report", job, tmp_path / "file", "--evaluate", ROWS)
     assert reported(lab, job, tmp_path / "report.html")["evaluation"] is None

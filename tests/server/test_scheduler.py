@@ -125,11 +125,11 @@ class Play:
     def reset(self) -> None:
         """End the jobs, forget what was stored about them and the device, and set the settings back."""
         sweep(self.conn)
+        self.cluster.alter(self._altered)
+        await_turn(self.conn, self.wait_until, SCHEDULER)  # which may have been about to plan for a job
         self.conn.execute(
             "TRUNCATE tensile.scheduler_log, tensile.latency_models, tensile.device_profiles, stage.orders"
         )
-        self.cluster.alter(self._altered)
-        await_turn(self.conn, self.wait_until, SCHEDULER)
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:
         insert = "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id"
@@ -369,7 +369,9 @@ def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     assert job.follow(first["generation"])["plan"] != first["plan"]
 
 
+@pytest.mark.long
 def test_jobs_with_long_traces_get_a_plan_soon_and_a_better_one_later(play):
+    """Long: the memory of two long traces is divided twice."""
     trace = network(160)
     play.set("device_memory", f"{(least_bytes(trace) + footprint(trace).device_peak_bytes) // 1024}kB")
     first_job, second_job = play.job(), play.job()
@@ -498,11 +500,8 @@ def test_a_damaged_trace_does_not_hold_up_other_jobs(play):
 
 
 def test_a_changed_priority_is_a_reason_to_plan(play):
-    low, high = play.job(), play.job()
-    low.send_trace()
-    first = low.follow()
-    high.send_trace()
-    low.follow(first["generation"])
-    high.follow()
-    play.conn.execute("SELECT set_job_priority(%s, 40)", (high.number,))
+    job = play.job()
+    job.send_trace()
+    job.follow()
+    play.conn.execute("SELECT set_job_priority(%s, 40)", (job.number,))
     play.wait_until(lambda: "priorities have changed" in play.log("scheduled")[-1][2], what=lambda: str(play.log()))

@@ -52,7 +52,7 @@ class Searching(Lab):
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         super().__init__(cluster, wait_until, trained=())
-        self.budgets = {name: self.budget(name, architecture) for name, architecture in ARCHITECTURES.items()}
+        self.budgets: dict[str, int] = {}  # by network, once it is trained
         self.plain = self.train(policy="none")
         self.plain_digest = self.digest(self.plain)
         # Over such a link swaps take longer than a step, however slow the machine is. Where the plan that
@@ -66,12 +66,14 @@ class Searching(Lab):
         memory = json.loads(value(self.conn, f"SELECT explain_training('{name}', {QUERY}, {options})"))["memory"]
         return int(memory["least_bytes"] + memory["vanilla_bytes"]) // 2
 
-    def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 40, **options: Any) -> int:
+    def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 15, **options: Any) -> int:
         """Submit a job of a new model."""
         self._models += 1
         model = f"{name}{self._models}"
         register(self.conn, model, ARCHITECTURES[name])
         given = json.dumps({"task": "classification", "deploy": False, "keep": "last"} | options)
+        if policy != "none" and name not in self.budgets:
+            self.budgets[name] = self.budget(name, ARCHITECTURES[name])
         budget = "NULL" if policy == "none" else f"'{self.budgets[name] // 1024}kB'"
         arguments = f"{QUERY}, policy => '{policy}', epochs => {epochs}, seed => 3, memory_budget => {budget}"
         return int(value(self.conn, f"SELECT train_model('{model}', {arguments}, options => '{given}')"))

@@ -93,13 +93,15 @@ def last_metrics(conn: Connection, job: int, split: str = "validation") -> dict[
     ("architecture", "query", "target", "metric", "least"),
     [
         ({"type": "mlp", "hidden": [32]}, QUERY, "class", "accuracy", 0.9),
-        ({"type": "cnn", "channels": [8]}, "SELECT pixels, class FROM images", "class", "accuracy", 0.95),
-        (
+        pytest.param(
+            *({"type": "cnn", "channels": [8]}, "SELECT pixels, class FROM images", "class", "accuracy", 0.95),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             {"type": "transformer", "dim": 16, "heads": 2, "layers": 1},
             "SELECT tokens, threes FROM sentences",
-            "threes",
-            "r2",
-            0.8,
+            *("threes", "r2", 0.8),
+            marks=pytest.mark.long,
         ),
         (PYTHON, QUERY, "class", "accuracy", 0.9),
         ({"type": "import", "callable": "torch.nn:Linear", "kwargs": {"bias": True}}, QUERY, "quantity", "r2", 0.9),
@@ -109,9 +111,10 @@ def last_metrics(conn: Connection, job: int, split: str = "validation") -> dict[
 def test_each_architecture_learns_from_sql_and_predicts(
     tables: Connection, architecture: dict[str, Any], query: str, target: str, metric: str, least: float
 ) -> None:
+    """Images and sequences are long: they take the most steps of a plan; their networks are tested in the library."""
     query = query.format(target=target)
     arguments: dict[str, Any] = {"batch_size": 16, "epochs": 15, "learning_rate": 1e-2}
-    arguments["policy"] = "none" if architecture["type"] == "python" else "joint"
+    arguments["policy"] = "none" if architecture["type"] in ("python", "import") else "joint"
     job = submit(tables, "m", architecture, query=query, target=target, **arguments)
     finish(tables, job)
     metrics = last_metrics(tables, job)
@@ -242,9 +245,9 @@ def kinds(conn: Connection) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("target", "task", "made", "present"),
     [
-        ("quantity", None, "regression", ("rmse", "r2")),
+        pytest.param("quantity", None, "regression", ("rmse", "r2"), marks=pytest.mark.long),
         ("class", None, "binary", ("accuracy", "f1")),
-        ("id % 3 = 0", None, "binary", ("accuracy", "f1")),
+        pytest.param("id % 3 = 0", None, "binary", ("accuracy", "f1"), marks=pytest.mark.long),
         ("id % 3 = 0", "regression", "regression", ("rmse", "r2")),
         ("id % 3", "classification", "multiclass", ("accuracy", "f1")),
     ],
@@ -252,6 +255,7 @@ def kinds(conn: Connection) -> dict[str, str]:
 def test_the_targets_type_or_the_option_decides_the_task(
     tables: Connection, target: str, task: str | None, made: str, present: tuple[str, str]
 ) -> None:
+    """Two types are long: each case is a training, and other tests train with them."""
     query = f"SELECT f_int2, f_text, {target} AS t FROM everything"
     job = submit(tables, "m", MLP, query=query, target="t", options={} if task is None else {"task": task})
     finish(tables, job)

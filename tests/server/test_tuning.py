@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from psycopg.types.json import Jsonb
 from tests.server.refusals import refused
 from tests.server.shared import SharedServer
 from tests.server.support import (
+    FOREVER,
     MLP,
     ROWS,
     SLOW_ROWS,
@@ -25,6 +27,7 @@ from tests.server.support import (
     executor_pid,
     finish,
     no_workers,
+    python_model,
     register,
     submit,
     value,
@@ -64,17 +67,18 @@ def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn
     scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'scanned'"
     conn.execute("SELECT pg_stat_force_next_flush()")
     before = value(conn, scans)
-    tuning = tune(conn, query="SELECT * FROM scanned", policy="joint", options={"keep": "last"})
+    tuning = tune(conn, query="SELECT * FROM scanned", options={"keep": "last"}, trials=2, epochs=1)
     finished(conn, tuning)
+    assert value(conn, "SELECT space = %s FROM tensile.tunings WHERE id = %s", Jsonb(SPACE), tuning)
     rows = trials(conn, tuning, "number, state, value, job, version, epochs")
-    assert [row[:2] for row in rows] == [(number, "finished") for number in range(4)]
+    assert [row[:2] for row in rows] == [(number, "finished") for number in range(2)]
     best = min(rows, key=lambda row: (row[2], row[0]))
     status = conn.execute(
         "SELECT state, trials, ended, metric, best_trial, best_value, best_version, decision, rows, error"
         " FROM tensile.tuning_status WHERE id = %s",
         (tuning,),
     ).fetchone()
-    assert status == ("finished", 4, 4, "log_loss", best[0], best[2], best[4], "deployed", 400, None)
+    assert status == ("finished", 2, 2, "log_loss", best[0], best[2], best[4], "deployed", 400, None)
     assert conn.execute("SELECT version, job FROM tensile.model_versions").fetchall() == [(best[4], best[3])]
     reason, deployed, architecture = conn.execute(  # type: ignore[misc]
         "SELECT d.reason, m.deployed_version, m.architecture FROM tensile.deployments d"
@@ -91,11 +95,13 @@ def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn
 
 
 def test_as_many_jobs_as_asked_for_train_at_once(conn: Connection, wait_until: Wait) -> None:
-    tuning = tune(conn, trials=3, parallel=2, epochs=1_000_000, options={"keep": "last"})
+    register(conn, "idle", python_model(on_forward="time.sleep(0.1)"))
+    options, space = {"keep": "last"}, {"learning_rate": [1e-3]}
+    tuning = tune(conn, "idle", trials=3, parallel=2, epochs=FOREVER, options=options, space=space)
     open_jobs = "SELECT count(*) FROM tensile.jobs WHERE tuning = %s AND state = 'running' AND rows IS NOT NULL"
     wait_until(lambda: value(conn, open_jobs, tuning) == 2)
     wait_until(lambda: [row[1] for row in trials(conn, tuning)] == ["running", "running", "waiting"])
-    another = submit(conn, "m", epochs=1)  # a training of the model beside its trials
+    another = submit(conn, "idle", epochs=1, batch_size=319)  # a training of the model beside its trials
     finish(conn, another)
     assert value(conn, "SELECT cancel_tuning(%s)", tuning) is True
     assert value(conn, ENDED, tuning) == "cancelled"
@@ -109,6 +115,7 @@ def test_as_many_jobs_as_asked_for_train_at_once(conn: Connection, wait_until: W
 
 
 def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
+    """And the best version is not deployed where the options say so."""
     space = {
         "architecture": ["mlp", "tabular"],
         "hidden": [4, 8],
@@ -117,7 +124,8 @@ def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
         "optimizer": ["adam", "sgd"],
         "weight_decay": {"low": 0, "high": 0.1},
     }
-    tuning = tune(conn, space=space, batch_size=None, trials=6, epochs=2, seed=3)
+    arguments: dict[str, Any] = {"batch_size": None, "epochs": 1, "metric": "accuracy", "options": {"deploy": "never"}}
+    tuning = tune(conn, space=space, trials=2, seed=3, **arguments)  # seed: one of each type
     finished(conn, tuning)
     for params, architecture, batch_size, optimizer, options in conn.execute(
         "SELECT k.params, j.architecture, j.batch_size, j.optimizer, j.options"
@@ -131,70 +139,105 @@ def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
         assert (batch_size, optimizer) == (params["batch_size"], params["optimizer"])
         assert options["weight_decay"] == params["weight_decay"] and options["deploy"] == "never"
     assert {row[0]["architecture"] for row in trials(conn, tuning, "params")} == {"mlp", "tabular"}
-
-
-def test_the_space_of_the_architecture_is_the_default(conn: Connection) -> None:
-    register(conn, "plain", {"type": "mlp", "dropout": 0.1})
-    tuning = tune(conn, "plain", space=None, trials=1, epochs=1)
-    space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
-    assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
-    finished(conn, tuning)
-    assert trials(conn, tuning, "state") == [("finished",)]
-
-
-def test_a_version_is_deployed_only_if_it_is_better(conn: Connection) -> None:
-    first = submit(conn, "m", epochs=20, learning_rate=0.02)
-    finish(conn, first)
-    gate = {"deploy": "if_better", "gate": {"query": ROWS, "metric": "accuracy"}}
-    tuning = tune(conn, options=gate, trials=2, epochs=1, space={"learning_rate": [1e-6, 1e-7]})
-    finished(conn, tuning)
-    decision, reason = conn.execute(  # type: ignore[misc]
-        "SELECT decision, reason FROM tensile.deployments ORDER BY id DESC LIMIT 1"
-    ).fetchone()
-    best = value(conn, "SELECT best_trial FROM tensile.tunings WHERE id = %s", tuning)
-    assert decision == "kept" and reason.startswith(f"tuning {tuning}, trial {best}: accuracy is ")
-    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == "kept"
-    assert "was not deployed" in value(conn, "SELECT warnings[1] FROM tensile.tunings WHERE id = %s", tuning)
-    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
-    assert value(conn, "SELECT architecture FROM tensile.models WHERE name = 'm'") == MLP
-    tuning = tune(conn, options=gate, trials=2, epochs=20, space={"learning_rate": [0.03, 0.05], "hidden": [[16, 16]]})
-    finished(conn, tuning)
-    decided, deployed, version = conn.execute(  # type: ignore[misc]
-        "SELECT s.decision, m.deployed_version, s.best_version FROM tensile.tuning_status s"
-        " JOIN tensile.models m ON m.name = s.model WHERE s.id = %s",
-        (tuning,),
-    ).fetchone()
-    assert (decided == "deployed") == (deployed == version)
-
-
-def test_nothing_is_deployed_that_should_not_be(conn: Connection) -> None:
-    tuning = tune(conn, options={"deploy": "never"}, trials=2, metric="accuracy")
-    finished(conn, tuning)
     values = [row[2] for row in trials(conn, tuning)]
     best = value(conn, "SELECT best_trial FROM tensile.tunings WHERE id = %s", tuning)
     assert values[best] == max(values)
     assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") is None
 
 
+@pytest.fixture(scope="module")
+def rival(server: SharedServer) -> bytes:
+    """The file of a version that has learned nothing."""
+    with server.connect() as conn:
+        finish(conn, submit(conn, "rival", MLP, epochs=1, learning_rate=1e-9))
+        contents = bytes(value(conn, "SELECT export_model('rival')"))
+        conn.execute("SELECT drop_model('rival')")
+    return contents
+
+
+@pytest.mark.parametrize(("margin", "decided"), [pytest.param(0, "deployed", marks=pytest.mark.long), (1, "kept")])
+def test_a_version_is_deployed_only_if_it_is_better(
+    conn: Connection, rival: bytes, margin: float, decided: str
+) -> None:
+    """The first case is long: the best trial is trained, and both versions are evaluated, once more; test_gate.py has a
+    better version that is deployed."""
+    conn.execute("SELECT import_model(%b, 'm')", (rival,))
+    gate = {"deploy": "if_better", "gate": {"query": ROWS, "metric": "accuracy", "margin": margin}}
+    tuning = tune(conn, options=gate, trials=1, epochs=10, space={"learning_rate": [0.03], "hidden": [[16]]})
+    finished(conn, tuning)
+    decision, reason = conn.execute(  # type: ignore[misc]
+        "SELECT decision, reason FROM tensile.deployments ORDER BY id DESC LIMIT 1"
+    ).fetchone()
+    assert decision == decided and reason.startswith(f"tuning {tuning}, trial 0: accuracy is ")
+    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == decided
+    warned = value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.tunings WHERE id = %s", tuning) or ""
+    assert ("was not deployed" in warned) == (decided == "kept")
+    model = "SELECT deployed_version, architecture FROM tensile.models WHERE name = 'm'"
+    deployed = (1, MLP) if decided == "kept" else (2, MLP | {"hidden": [16]})
+    assert conn.execute(model).fetchone() == deployed
+
+
 # -- pruning ----------------------------------------------------------------------------------------------------------
+
+
+def loses(rungs: list[float], known: list[list[float]], factor: int) -> bool:
+    """Return whether a loss is not among the best 1 / factor of those known at its last comparison."""
+    others = [other[len(rungs) - 1] for other in known if len(other) >= len(rungs)]
+    better = sum(other < rungs[-1] for other in others)
+    return len(others) + 1 >= factor and better >= (len(others) + 1) // factor
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_trial_is_compared_with_those_that_it_knows(db: Connection, factor: int, parallel: int) -> None:
+    """The rule on values of many trials, of which those are pruned that it names."""
+    generator = random.Random(5)
+    insert = "INSERT INTO tensile.trials (tuning, number, params, rungs) VALUES (-1, %s, '{}', %s)"
+    prunes = (
+        "SELECT tensile._loses(t, k) FROM tensile.tunings t JOIN tensile.trials k ON k.tuning = t.id AND number = %s"
+    )
+    with db.transaction(force_rollback=True):
+        register(db, "m", MLP)
+        db.execute(
+            "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings, space,"
+            " trials, parallel, metric, halving, state) SELECT -1, id, name, 'postgres', '{}', '{}', '{}', '{}', 60,"
+            " %s, 'log_loss', %s, 'running' FROM tensile.models",
+            (parallel, Jsonb({"min_epochs": 1, "factor": factor})),
+        )
+        all_rungs: list[list[float]] = []
+        decisions = []
+        for number in range(60):
+            rungs: list[float] = []
+            while len(rungs) < 3:
+                rungs.append(generator.randrange(30) / 8)
+                db.execute(
+                    f"{insert} ON CONFLICT (tuning, number) DO UPDATE SET rungs = excluded.rungs", (number, rungs)
+                )
+                lost = value(db, prunes, number)
+                assert lost == loses(rungs, all_rungs[: max(number - 2 * parallel + 1, 0)], factor), (number, rungs)
+                decisions.append(lost)
+                if lost:
+                    break
+            all_rungs.append(rungs)
+        assert 20 < sum(decisions) < len(decisions) - 20
 
 
 def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) -> None:
     """Each decision is that of the documented rule, made again here from the values."""
-    space = {"learning_rate": [1e-6, 0.03], "hidden": [[8], [16]]}
-    tuning = tune(conn, space=space, trials=9, epochs=9, halving={"min_epochs": 2, "factor": 2}, seed=5)
+    arguments: dict[str, Any] = {"trials": 3, "parallel": 1, "epochs": 3, "halving": {"min_epochs": 1, "factor": 2}}
+    tuning = tune(
+        conn, space={"learning_rate": {"low": 1e-4, "high": 0.1, "log": True}}, seed=0, **arguments
+    )  # the last one is worse than the first
     finished(conn, tuning)
     rows = trials(conn, tuning)
     assert {row[1] for row in rows} == {"finished", "pruned"}
     for number, state, found, _, _, rungs in rows:
-        known = [row[5] for row in rows if row[0] <= number - 4]
-        for rung, reached in enumerate(rungs):
-            others = [other[rung] for other in known if len(other) > rung]
-            better = sum(other < reached for other in others)
-            lost = len(others) + 1 >= 2 and better >= (len(others) + 1) // 2
+        known = [row[5] for row in rows if row[0] <= number - 2]  # values of the trials that it is compared with
+        for rung in range(len(rungs)):
+            lost = loses(rungs[: rung + 1], known, 2)
             assert lost == (state == "pruned" and rung == len(rungs) - 1), (number, rung)
         assert state == "finished" or found == rungs[-1]
-        assert state == "pruned" or len(rungs) == 3  # after 2, 4 and 8 epochs
+        assert state == "pruned" or len(rungs) == 2  # after 1 and 2 epochs
     pruned = "SELECT bool_and(j.state = 'finished' OR j.reason LIKE 'pruned after %% epochs') FROM tensile.trials k"
     assert value(
         conn, f"{pruned} JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning
@@ -203,14 +246,14 @@ def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) ->
 
 
 def test_a_trial_that_does_not_fit_into_the_memory_is_no_error(conn: Connection) -> None:
-    space = {"hidden": [[8], [4000, 4000]]}
-    tuning = tune(conn, space=space, trials=4, epochs=1, policy="joint", memory_budget="60MB", seed=1)
+    space = {"hidden": [[8], [1000, 1000]]}
+    tuning = tune(conn, space=space, trials=2, epochs=1, policy="joint", memory_budget="4MB", seed=0)
     finished(conn, tuning)
     for state, params, least, sqlstate in trials(conn, tuning, "state, params, least_bytes, sqlstate"):
         if params["hidden"] == [8]:
-            assert (state, sqlstate) == ("finished", None) and least < 60 << 20
+            assert (state, sqlstate) == ("finished", None) and least < 4 << 20
         else:
-            assert (state, sqlstate) == ("infeasible", "53200") and least > 60 << 20
+            assert (state, sqlstate) == ("infeasible", "53200") and least > 4 << 20
     assert {row[0] for row in trials(conn, tuning, "state")} == {"finished", "infeasible"}
 
 
@@ -218,8 +261,9 @@ def test_values_that_exclude_each_other_are_infeasible(conn: Connection) -> None
     register(conn, "words", {"type": "transformer", "layers": 1})
     query = "SELECT ARRAY[i % 7, i % 5] AS tokens, i % 2 = 0 AS y FROM generate_series(1, 100) i"
     space = {"dim": [8, 12], "heads": [2, 8]}
-    tuning = tune(conn, "words", query=query, space=space, trials=6, epochs=1, batch_size=20)
+    tuning = tune(conn, "words", query=query, space=space, trials=2, epochs=1, batch_size=20, seed=0)
     finished(conn, tuning)
+    assert {row[0] for row in trials(conn, tuning, "state")} == {"finished", "infeasible"}
     for state, params, error in trials(conn, tuning, "state, params, error"):
         fits = params["dim"] % params["heads"] == 0
         assert state == ("finished" if fits else "infeasible")
@@ -288,7 +332,9 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
         assert trials(conn, other, "params") != [row[3:4] for row in expected[:2]]
 
 
+@pytest.mark.long
 def test_a_stop_of_the_server_continues_the_tuning(server: SharedServer, conn: Connection, wait_until: Wait) -> None:
+    """Long: the server restarts, and trains three trials."""
     tuning = tune(conn, trials=3, epochs=100, options={"keep": "last"})
     wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
     conn.close()
@@ -301,7 +347,11 @@ def test_a_stop_of_the_server_continues_the_tuning(server: SharedServer, conn: C
 
 
 def test_the_time_limit_ends_the_tuning_with_the_best_trial_so_far(conn: Connection, wait_until: Wait) -> None:
-    tuning = tune(conn, trials=10_000, epochs=1)
+    """Its space is the default: that of the architecture."""
+    register(conn, "plain", {"type": "mlp", "dropout": 0.1})
+    tuning = tune(conn, "plain", space=None, trials=10_000, parallel=1, epochs=1)
+    space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
+    assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
     wait_until(lambda: value(conn, "SELECT best_trial IS NOT NULL FROM tensile.tunings WHERE id = %s", tuning))
     conn.execute("UPDATE tensile.tunings SET time_limit = '1 ms' WHERE id = %s", (tuning,))
     finished(conn, tuning)
@@ -314,14 +364,14 @@ def test_the_time_limit_ends_the_tuning_with_the_best_trial_so_far(conn: Connect
 
 def test_a_query_that_fails_ends_the_tuning(conn: Connection) -> None:
     query = "SELECT i AS x, 1 / (i - 3) AS y FROM generate_series(1, 9) i"
-    tuning = tune(conn, query=query, batch_size=None)
+    tuning = tune(conn, query=query, batch_size=None, trials=2)
     with pytest.raises(psycopg.errors.DivisionByZero):
         value(conn, ENDED, tuning)
     assert {row[1] for row in trials(conn, tuning)} == {"failed"}
 
 
 def test_a_metric_of_another_task_ends_the_tuning(conn: Connection) -> None:
-    tuning = tune(conn, metric="rmse")
+    tuning = tune(conn, metric="rmse", trials=1)
     refused("22023", 'has no metric "rmse"', "log_loss", lambda: value(conn, ENDED, tuning))
 
 
@@ -336,7 +386,7 @@ def test_a_model_that_is_dropped_ends_its_tuning(conn: Connection, wait_until: W
 
 def test_an_open_tuning_of_a_dump_goes_on_where_it_is_restored(conn: Connection, wait_until: Wait) -> None:
     """A dump has no open jobs: their trials are submitted again."""
-    tuning = tune(conn, trials=3, epochs=2)
+    tuning = tune(conn, trials=2, epochs=1)
     finished(conn, tuning)
     expected = trials(conn, tuning, "number, state, value, params")
     conn.execute(
@@ -346,9 +396,3 @@ def test_an_open_tuning_of_a_dump_goes_on_where_it_is_restored(conn: Connection,
     )
     finished(conn, tuning)
     assert trials(conn, tuning, "number, state, value, params") == expected
-
-
-def test_the_space_is_kept_as_given(conn: Connection) -> None:
-    tuning = tune(conn, trials=1, epochs=1)
-    assert value(conn, "SELECT space = %s FROM tensile.tunings WHERE id = %s", Jsonb(SPACE), tuning)
-    finished(conn, tuning)

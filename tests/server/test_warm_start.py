@@ -51,14 +51,20 @@ def old(db: Connection, contents: bytes) -> Connection:
     return db
 
 
-@pytest.mark.parametrize("architecture", [TABULAR, {"type": "mlp", "hidden": [8]}])
-def test_training_begins_with_the_deployed_version(db: Connection, architecture: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "policy"),
+    [pytest.param(TABULAR, "joint", marks=pytest.mark.long), ({"type": "mlp", "hidden": [8]}, "none")],
+    ids=["tabular", "mlp"],
+)
+def test_training_begins_with_the_deployed_version(db: Connection, architecture: dict[str, Any], policy: str) -> None:
     """With steps that are next to nothing, the answers stay those of the version before, on data of other means and
-    categories; without the option they are others."""
+    categories; without the option they are others.
+
+    The first case is long: its network is captured and planned."""
     first = train(db, OLD, architecture=architecture, options={"start": "deployed"})  # there is none: no warning
     assert "training did not begin" not in warnings(db, first)
     before = answers(db)
-    job = train(db, NEW, options={"start": "deployed"}, policy="joint", **STILL)
+    job = train(db, NEW, options={"start": "deployed"}, policy=policy, **STILL)
     assert answers(db) == pytest.approx(before, abs=1e-3)
     assert "training did not begin" not in warnings(db, job)
     assert value(db, "SELECT start_version IS NOT NULL FROM tensile.jobs WHERE id = %s", job)

@@ -7,6 +7,7 @@ gloo after DEADLOCK_S.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import tempfile
 import traceback
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from pg_tensile.execution.capture import OptimizerSpec, RankSpec, StepSpec, capture
+from pg_tensile.execution.capture import Captured, OptimizerSpec, RankSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep, make_optimizer
 from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE
 from pg_tensile.execution.distributed.group import check_alike, part_of
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.training.graphs import Graphs, check_collectives
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -52,7 +54,7 @@ class Ranks:
 
     def __init__(self, most: int) -> None:
         server = get_context("forkserver")
-        server.set_forkserver_preload(["tests.unit.ranked_runs"])
+        server.set_forkserver_preload(["tests.unit.ranked_preload"])
         pipes = [server.Pipe() for _ in range(most)]
         self._connections = [ours for ours, _ in pipes]
         self._processes = [server.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
@@ -223,6 +225,14 @@ def late_exchanges() -> Iterator[list[int]]:
         dist.all_reduce, Swapper.copy_out = ALL_REDUCE_NOW, copy_out  # type: ignore[method-assign]
 
 
+@functools.cache
+def captured_step(job: Job, rows: int, size: int) -> Captured:
+    """Capture the step of one of `size` ranks on `rows` rows, once for all calls. No random numbers are drawn."""
+    batch = {len(targets[0]): (inputs, targets) for inputs, targets, _ in job.batches()}[rows]
+    with torch.random.fork_rng(devices=()):
+        return capture(job.net(), *batch, job.spec(size), early_update=True)
+
+
 def planned_late(job: Job, policies: Sequence[str]) -> dict[str, Tensor]:
     """Train as `planned`, on the slowest network that there can be."""
     with late_exchanges() as copied:
@@ -235,19 +245,18 @@ def planned(job: Job, policies: Sequence[str] = ("none",), parts: Sequence[float
     """Train by an executor, rank r under policies[r mod n]; return the weights."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = job.net()
-    graphs = {}
+    graphs: dict[int, Graph] = {}
     with closing(HostDevice(FAST)) as device:
         executor: Executor | None = None
         torch.manual_seed(100 + rank)
         for inputs, targets, share in job.batches():
             rows = len(targets[0])
             if rows not in graphs:
-                captured = capture(job.net(), inputs, targets, job.spec(size), early_update=True)
+                captured = captured_step(job, rows, size)
                 plan = plan_of(policies[rank % len(policies)], captured.trace, parts[rank % len(parts)])
                 if executor is None:
                     executor = Executor(captured, model, device, plan)
                     graphs[rows] = executor.graphs[0]
-                    torch.manual_seed(100 + rank)
                 else:
                     graphs[rows] = executor.add(captured)
             assert executor is not None

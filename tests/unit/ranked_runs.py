@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from tests.unit.rows import every_type
 CPU = torch.device("cpu")
 MLP = {"type": "mlp", "hidden": [16], "dropout": 0.2, "norm": "batch", "embedding": 4}
 PLAIN = {"type": "mlp", "hidden": [16]}
+_made: dict[tuple[Any, ...], Any] = {}  # what is captured, by what it depends on
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,18 @@ def run(described: Run, checkpoints: Sequence[tuple[bytes, dict[str, Any]]] = ()
         recorder.checkpoint = lambda state, written: recorder.checkpoints.append((b"", state.meta))  # type: ignore[method-assign]
     if described.hurried and here((True, False)):
         agreement.time = SimpleNamespace(monotonic=itertools.count().__next__)  # type: ignore[assignment]
+    key = (repr(settings), repr(architecture), described.rows, described.validation)
     with closing(HostDevice(FAST)) as device:
         steps: Steps
         if described.parts:
-            graphs = capture_graphs(model, *parts)
+            graphs = _once(("graphs", *key), lambda: capture_graphs(model, *parts))
             least, vanilla = graphs.least_bytes, footprint(graphs.train.trace).device_peak_bytes
             budget = int(least + here(described.parts) * (vanilla - least))
             grant = Grant(JobPlanner(graphs.train.trace, FAST).within(budget).plan, budget)
             steps = PlannedSteps(model, graphs, device, grant, _refuse)
         else:
-            steps = EagerSteps(model, settings, preprocessing.task, CPU, evaluation_rows(model, *parts))
+            at_once = _once(("rows", *key), lambda: evaluation_rows(model, *parts))
+            steps = EagerSteps(model, settings, preprocessing.task, CPU, at_once)
         if here(described.nan_at) is not None:
             _spoil(steps, here(described.nan_at))
         trainer = Trainer(settings, steps, prepared.dataset, preprocessing, recorder)
@@ -108,6 +111,13 @@ def run(described: Run, checkpoints: Sequence[tuple[bytes, dict[str, Any]]] = ()
     weights = checkpoint.to_bytes(checkpoint.model_tensors(model))
     outcome = outcome and outcome._replace(validation={})
     return Result(outcome, weights, recorder.without_seconds(), recorder.checkpoints, error)
+
+
+def _once(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Return what `make` returns, or returned in this process for the same key; all ranks have had the same calls."""
+    if key not in _made:
+        _made[key] = make()
+    return _made[key]
 
 
 def _refuse(error: Exception) -> None:

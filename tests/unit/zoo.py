@@ -81,9 +81,23 @@ def constructor(path: str) -> Callable[..., nn.Module]:
     return getattr(importlib.import_module(f"pytorchcv.models.{module}"), name)
 
 
-def thinned(path: str, factor: int) -> Callable[[], nn.Module]:
-    """Return a function that builds a thin network of pytorchcv, `module.name`, with ten classes."""
-    return lambda: thin(constructor(path)(num_classes=10), factor)
+def thinned(path: str, factor: int, size: int | None = None) -> Callable[[], nn.Module]:
+    """Return a function that builds a thin network of pytorchcv, `module.name`, with ten classes.
+
+    `size`: of its images, if its first dense layer depends on that."""
+
+    def build() -> nn.Module:
+        with torch.device("meta"):  # filling all the weights would take a second
+            whole = constructor(path)(num_classes=10)
+        model = thin(whole, factor)
+        if size is not None:
+            features = model.features(torch.zeros(1, 3, size, size)).numel()  # type: ignore[operator]
+            name, first = next((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, nn.Linear(features, first.out_features))
+        return model
+
+    return build
 
 
 def images(size: int, batch: int = 2, channels: int = 3) -> Callable[[], tuple[Tensor, ...]]:
@@ -328,13 +342,14 @@ def channels_last() -> nn.Module:
 
 NAMED: dict[str, Case] = dict(
     (
-        classified("vgg16", thinned("vgg.vgg16", 32), 224),
+        classified("vgg16", thinned("vgg.vgg16", 32, 64), 64),
         classified("inceptionv3", thinned("inceptionv3.inceptionv3", 16), 75),
         classified("inceptionv4", thinned("inceptionv4.inceptionv4", 32), 75),
+        classified("resnet26", thinned("resnet.resnetbc26b", 16), 33),
         classified("resnet50", thinned("resnet.resnet50", 16), 33),
         classified("densenet121", thinned("densenet.densenet121", 8), 32),
-        classified("alexnet", thinned("alexnet.alexnet", 16), 224),
-        classified("squeezenet", thinned("squeezenet.squeezenet_v1_0", 4), 224),
+        classified("alexnet", thinned("alexnet.alexnet", 16, 95), 95),
+        classified("squeezenet", thinned("squeezenet.squeezenet_v1_0", 4), 64),
         classified("mobilenet", thinned("mobilenet.mobilenet_w1", 8), 33),
         classified("nasnet", small_nasnet, 64),
         ("bert", Case(bert, ids(50, 2, 12), ids(2, 2), F.cross_entropy, {"output_key": "logits"})),
@@ -361,7 +376,7 @@ NAMED: dict[str, Case] = dict(
     )
 )
 
-DEEP = ("densenet121", "inceptionv3", "inceptionv4", "nasnet")  # thousands of operators: seconds a test
+DEEP = ("densenet121", "inceptionv3", "inceptionv4", "nasnet", "resnet50")  # thousands of operators: seconds a test
 
 
 def names(cases: Iterable[str]) -> list[Any]:

@@ -62,7 +62,7 @@ def hooked() -> nn.Module:
     first, middle, last = linear(), nn.Tanh(), linear()
     first.register_forward_hook(lambda module, args, output: output * 1.5)
     last.register_forward_pre_hook(lambda module, args: (args[0] + 0.1,))
-    middle.register_full_backward_hook(lambda module, incoming, outgoing: (incoming[0] * 0.5,))  # type: ignore[index]
+    middle.register_full_backward_hook(lambda module, incoming, outgoing: (incoming[0] * 0.5,))
     last.weight.register_hook(lambda gradient: gradient * 2)
     return nn.Sequential(first, middle, last)
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 GROUP = "pg_tensile.backends"
 
 
+def added_types() -> list[str]:
+    """Return the types of accelerators that other distributions add."""
+    return [entry_point.name for entry_point in entry_points(group=GROUP)]
+
+
 class Backend(Protocol):
     """Functions of one type of accelerators. Sizes are in bytes.
 

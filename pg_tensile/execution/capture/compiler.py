@@ -1,8 +1,9 @@
 """PyTorch's compiler (torch._dynamo), left out of processes that compile nothing.
 
-Fake tensors read its settings, optimizers exempt their methods from it, and process groups clear a cache of it. For any
-of these, PyTorch imports the whole package: most of a second, and as much memory as many models need. `defer` puts a
-module in its place that executes the package as soon as anything else in it is needed, for instance by torch.compile.
+Fake tensors read its settings, optimizers exempt their methods from it and break its graphs before and after a step,
+and process groups clear a cache of it. For any of these, PyTorch imports the whole package: most of a second, and as
+much memory as many models need. `defer` puts a module in its place that executes the package as soon as anything else
+in it is needed, for instance by torch.compile.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class _Deferred(ModuleType):
         with self._lock:
             if not self._began and isinstance(self, _Deferred):  # else executed, or by this thread at the moment
                 self._began = True
-                del self.__dict__["disable"], self.__dict__["trace_rules"]
+                for replaced in _REPLACED:
+                    del self.__dict__[replaced]
                 assert self.__spec__ is not None and self.__spec__.loader is not None
                 self.__path__ = self.__spec__.submodule_search_locations or []
                 self.__spec__.loader.exec_module(self)
@@ -48,6 +50,10 @@ def _exempt(function: Callable[..., Any], recursive: bool = True, **options: Any
     return function
 
 
+def _break(message: str = "") -> None:
+    """Do nothing: as long as nothing is compiled, there is no graph to break."""
+
+
 class _Rules:
     """torch._dynamo.trace_rules: a new process group clears their cache, in which there is nothing yet."""
 
@@ -56,6 +62,9 @@ class _Rules:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(f"{NAME}.trace_rules"), name)
+
+
+_REPLACED = {"disable": _exempt, "graph_break": _break, "trace_rules": _Rules()}
 
 
 def defer() -> None:
@@ -67,7 +76,7 @@ def defer() -> None:
     module = _Deferred(NAME)
     module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
     module.__package__, module.__path__ = NAME, spec.submodule_search_locations or []
-    module.__dict__.update(disable=_exempt, trace_rules=_Rules())
+    module.__dict__.update(_REPLACED)
     sys.modules[NAME] = module
     torch._dynamo = module  # type: ignore[assignment,unused-ignore]
     importlib.import_module(f"{NAME}.config")  # the settings, which need nothing else

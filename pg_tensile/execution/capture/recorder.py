@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pg_tensile.errors import CaptureError
 from pg_tensile.execution.capture.captured import Call, Slot, Value, flat_results
+from pg_tensile.execution.capture.fake_results import Arguments, Layout, layout_number, new_fake
 from pg_tensile.execution.capture.fakes import fake_call
 from pg_tensile.execution.capture.schema import is_random, mutates
 from pg_tensile.execution.capture.sources import is_running, running_line
@@ -78,6 +79,7 @@ class Recorder(TorchDispatchMode):
         self._caches = fake_mode.cache_enabled
         self.records: list[Record] = []
         self.values: list[Value] = []
+        self._layout_numbers: list[int] = []  # by slot
         self.storages: list[torch.UntypedStorage] = []  # by tensor; kept alive, so that no address is reused
         self.constants: dict[int, Constant] = {}  # by id of the real tensor
         self.started = 0  # number of tensors when the step starts
@@ -102,8 +104,10 @@ class Recorder(TorchDispatchMode):
             index = self._tensors.setdefault(storage._cdata, len(self.storages))
             if index == len(self.storages):
                 self.storages.append(storage)
-            shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-            self.values.append(Value(index, tensor.dtype, shape, stride, int(tensor.storage_offset()), tensor.device))
+            _, dtype, shape, stride, offset, *_ = layout
+            device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+            self.values.append(Value(index, dtype, tuple(shape), tuple(stride), int(offset), device))
+            self._layout_numbers.append(layout_number(Layout(storage.nbytes(), device, *layout[1:])))
             slot = self._slots[layout] = len(self.values) - 1
         return slot
 
@@ -137,7 +141,7 @@ class Recorder(TorchDispatchMode):
             raise self._error("the model trains a tensor that is not one of its registered parameters", hint)
         with no_dispatch():
             value = tensor.detach().clone()
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        fake = new_fake(self._fake_mode, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         constant = self.constants[id(tensor)] = Constant(tensor, value, self.slot(fake), fake, running_line())
         return constant
 
@@ -156,6 +160,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":
+            if func is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
+                return args[0].fake_device  # asked again and again
             return func(*args, **kwargs)
         if self._is_composite(func):
             with self:
@@ -165,30 +171,44 @@ class Recorder(TorchDispatchMode):
         if func is aten.set_.source_Storage and is_running(rnn.__file__):
             return args[0]  # asked on CUDA whether the weights are one piece of memory; left empty, it means no
         slots: list[int] = []
-        template_args, call_args = self._operands(args, slots)
+        given = Arguments()
+        template_args, call_args = self._operands(args, slots, given)
         template_kwargs, call_kwargs = {}, {}
         for name, argument in kwargs.items():
-            template_kwargs[name], call_kwargs[name] = self._operands(argument, slots)
+            given.add(name)
+            template_kwargs[name], call_kwargs[name] = self._operands(argument, slots, given)
         if func in LIFTS:  # of a new tensor, which the fake mode converts; a copy, because it may be changed later
             func, call_args = aten.lift_fresh_copy.default, args
         self._check_call(func)
-        # the fake mode's cache forgets that an operator may return one tensor twice
-        self._fake_mode.cache_enabled = self._caches and len(func._schema.returns) == 1
-        returned = fake_call(func, call_args, call_kwargs)
+        returned = self._fake_call(func, call_args, call_kwargs, given)
         results = self._results(func, returned)
         if results is not None:
             flops = _flops(func, call_args, call_kwargs, returned)
             self._record(Call(func, template_args, template_kwargs, results), slots, flops)
         return returned
 
-    def _operands(self, argument: Any, slots: list[int]) -> tuple[Any, Any]:
-        """Return an argument as a template and as passed to the operator; append its slots to `slots`."""
+    def _fake_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments) -> Any:
+        """Return the results of an operator on fake tensors."""
+        key = given.key(func)
+        if key is not None and (cached := given.cached(key, self._fake_mode)) is not None:
+            return cached[0]
+        # the fake mode's cache forgets that an operator may return one tensor twice
+        self._fake_mode.cache_enabled = self._caches and len(func._schema.returns) == 1
+        returned = fake_call(func, args, kwargs)
+        if key is not None:
+            given.remember(key, returned)
+        return returned
+
+    def _operands(self, argument: Any, slots: list[int], given: Arguments) -> tuple[Any, Any]:
+        """Return an argument as a template and as passed to the operator; enter it into `slots` and `given`."""
         if isinstance(argument, torch.Tensor):
             slot, tensor = self._operand(argument)
             slots.append(slot)
+            given.add_tensor(tensor, self._layout_numbers[slot], self.values[slot].tensor)
             return Slot(slot), tensor
         if isinstance(argument, (tuple, list)):
-            pairs = [self._operands(item, slots) for item in argument]
+            given.add(len(argument))
+            pairs = [self._operands(item, slots, given) for item in argument]
             kind = type(argument) if type(argument) in (tuple, list) else tuple
             return kind(pair[0] for pair in pairs), kind(pair[1] for pair in pairs)
         if isinstance(argument, torch.Generator):
@@ -196,6 +216,7 @@ class Recorder(TorchDispatchMode):
                 raise self._recurrent_error()
             hint = f"Use PyTorch's default generator, which is part of what a run saves. {PLAIN}"
             raise self._error("the model draws random numbers from a generator of its own", hint)
+        given.add(argument)
         return argument, argument
 
     def _results(self, func: Any, returned: Any) -> tuple[int | None, ...] | None:
@@ -227,7 +248,7 @@ class Recorder(TorchDispatchMode):
     def _change_layout(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operator that changes only the layout of its argument as a view of the old layout."""
         slots: list[int] = []
-        template_args, call_args = self._operands(args, slots)
+        template_args, call_args = self._operands(args, slots, Arguments())
         returned = func(*call_args, **kwargs)
         results = tuple(self.slot(item) if not self.knows(item) else None for item in (returned,))
         self._record(Call(AS_VIEWS[func], template_args, kwargs, results), slots, 0)

@@ -16,6 +16,7 @@ from pg_tensile.execution.capture import optimizers, training_step
 from pg_tensile.execution.capture.build import Recording
 from pg_tensile.execution.capture.captured import Persistent
 from pg_tensile.execution.capture.contexts import errors_explained, modules_followed, surroundings
+from pg_tensile.execution.capture.fake_results import new_fake
 from pg_tensile.execution.capture.recorder import PLAIN, Recorder
 from pg_tensile.execution.capture.spec import StepSpec
 from pg_tensile.execution.capture.state import ModelState
@@ -65,7 +66,7 @@ class Session:
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         recorder = Recorder(fake_mode, names_by_storage)
         with surroundings(self.device.type), fake_mode:
-            tensors, buffers = self._fakes()
+            tensors, buffers = self._fakes(fake_mode)
             persistents = _persistents(tensors, buffers, self.spec, recorder)
             inputs = [recorder.slot(tensor) for tensor in (*tensors.inputs, *tensors.targets)]
             learning_rate = None if tensors.learning_rate is None else recorder.slot(tensors.learning_rate)
@@ -103,29 +104,30 @@ class Session:
             device=self.device,
         )
 
-    def _fakes(self) -> tuple[training_step.StepTensors, dict[str, Tensor]]:
+    def _fakes(self, mode: FakeTensorMode) -> tuple[training_step.StepTensors, dict[str, Tensor]]:
         """Return fake tensors for everything with which the step starts, and those of the buffers by name."""
-        parameters = {name: self._fake_parameter(real) for name, real in self.parameters.items()}
+        parameters = {name: self._fake_parameter(real, mode) for name, real in self.parameters.items()}
         kept = optimizers.states(self.spec.optimizer)
         tensors = training_step.StepTensors(
             parameters=parameters,
             states={
-                name: {spec.key: optimizers.make_state(spec, parameter) for spec in kept}
+                name: {spec.key: _fake_state(spec, parameter, mode) for spec in kept}
                 for name, parameter in parameters.items()
                 if parameter.requires_grad and self.trains
             },
-            inputs=tuple(self._fake(real) for real in self.inputs),
-            targets=tuple(self._fake(real) for real in self.targets),
-            learning_rate=_host_scalar() if self.trains else None,
-            share=_host_scalar() if self.trains and self.spec.ranks is not None else None,
+            inputs=tuple(self._fake(real, mode) for real in self.inputs),
+            targets=tuple(self._fake(real, mode) for real in self.targets),
+            learning_rate=_host_scalar(mode) if self.trains else None,
+            share=_host_scalar(mode) if self.trains and self.spec.ranks is not None else None,
         )
-        return tensors, {name: self._fake(real) for name, real in self.buffers.items()}
+        return tensors, {name: self._fake(real, mode) for name, real in self.buffers.items()}
 
-    def _fake(self, real: Tensor) -> Tensor:
-        return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self.device)
+    def _fake(self, real: Tensor, mode: FakeTensorMode) -> Tensor:
+        return new_fake(mode, real.shape, real.stride(), real.dtype, self.device)
 
-    def _fake_parameter(self, real: nn.Parameter) -> nn.Parameter:
-        fake = nn.Parameter(self._fake(real), requires_grad=real.requires_grad)
+    def _fake_parameter(self, real: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+        fake: Any = self._fake(real, mode).requires_grad_(real.requires_grad)
+        fake._is_param = True  # as nn.Parameter does with tensors of other types, but without a copy
         for name, value in vars(real).items():
             setattr(fake, name, value)
         for hook in (real._backward_hooks or {}).values():
@@ -176,9 +178,18 @@ class Session:
                 buffer.copy_(new)
 
 
-def _host_scalar() -> Tensor:
+def _host_scalar(mode: FakeTensorMode) -> Tensor:
     """Return a fake float64 without dimensions on the CPU, which kernels read on the host."""
-    return torch.empty((), dtype=torch.float64, device="cpu")
+    return new_fake(mode, (), (), torch.float64, torch.device("cpu"))
+
+
+def _fake_state(spec: optimizers.StateSpec, parameter: Tensor, mode: FakeTensorMode) -> Tensor:
+    """Return a fake tensor for one entry of a parameter's optimizer state, like that of `optimizers.make_state`."""
+    if spec.is_scalar:
+        return new_fake(mode, (), (), torch.float32, parameter.device)
+    if parameter.is_contiguous():
+        return new_fake(mode, parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
+    return optimizers.make_state(spec, parameter)
 
 
 def _buffer_error(name: str) -> CaptureError:

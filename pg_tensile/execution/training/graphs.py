@@ -11,7 +11,7 @@ never on plan or budget, because the sums of another batch size differ in their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -121,9 +121,11 @@ def _capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Siz
         rows = {rows_here(count, settings.ranks) for count in lead_rest(sizes, settings)} - {first, last}
         others = tuple(_train(model, spec, sizes, count, device) for count in sorted(rows))
         sizes, batch_size = _here(sizes, settings)
-        evaluate = _largest_evaluation(model, spec, sizes, batch_size, least_bytes(train.trace), device)
-        if evaluate is None:
+        if not sizes.validation_rows:
             return Graphs(train, train_last, None, None, others)
+        smallest, *larger = evaluation_sizes(sizes, batch_size)
+        evaluate = _largest_evaluation(model, spec, sizes, larger, least_bytes(train.trace), device)
+        evaluate = evaluate or _evaluate(model, spec, sizes, smallest, device)
         rest = sizes.validation_rows % rows_of(evaluate)
         last_of_all = _evaluate(model, spec, sizes, rest, device) if rest else None
         return Graphs(train, train_last, evaluate, last_of_all, others)
@@ -152,20 +154,23 @@ def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
 def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> int:
     """Return the rows of an evaluation batch for a run without plans: as in `capture_graphs`, for the same metrics.
 
-    For a model that cannot be captured, which never has a plan, it is the largest size allowed. Raises DeviceError."""
+    For a model that cannot be captured, which never has a plan, it is the largest size allowed. Nothing is captured
+    where there is only one. Raises DeviceError."""
     first = _training_rows(sizes, settings)[0]
     sizes, batch_size = _here(sizes, settings)
     if not sizes.validation_rows:
         return batch_size
+    smallest, *larger = evaluation_sizes(sizes, batch_size)
+    if not larger:
+        return smallest
     spec = step_spec(settings, task)
     with taking_tensors(model):
         try:
             train = _train(model, spec, sizes, first, device)
-            evaluate = _largest_evaluation(model, spec, sizes, batch_size, least_bytes(train.trace), device)
+            evaluate = _largest_evaluation(model, spec, sizes, larger, least_bytes(train.trace), device)
         except CaptureError:
-            return max(evaluation_sizes(sizes, batch_size))
-    assert evaluate is not None
-    return rows_of(evaluate)
+            return larger[-1]
+    return smallest if evaluate is None else rows_of(evaluate)
 
 
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
@@ -301,15 +306,16 @@ def _evaluate(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device:
 
 
 def _largest_evaluation(
-    model: nn.Module, spec: StepSpec, sizes: Sizes, batch_size: int, least: int, device: torch.device
+    model: nn.Module, spec: StepSpec, sizes: Sizes, larger: Sequence[int], least: int, device: torch.device
 ) -> Captured | None:
-    """Capture the evaluation of the largest doubling of the batch size that needs at most `least` bytes without a plan.
+    """Capture the evaluation of the largest batch that needs at most `least` bytes without a plan.
 
-    The batch size itself is accepted whatever it needs. Returns None if there are no validation rows."""
+    `larger`: ascending sizes of batches, without the smallest, which is accepted whatever it needs. Returns None if
+    none of them is small enough."""
     chosen: Captured | None = None
-    for rows in evaluation_sizes(sizes, batch_size):
+    for rows in larger:
         captured = _evaluate(model, spec, sizes, rows, device)
-        if chosen is not None and plan_bytes(captured.trace) > least:
+        if plan_bytes(captured.trace) > least:
             break
         chosen = captured
     return chosen

@@ -172,14 +172,14 @@ class AccessSequence:
         start = int(np.searchsorted(items.tensor, items.tensor[item]))
         changed = np.flatnonzero(items.kind[start:item] == Item.WRITE)
         cause = Cause(
-            Item(items.kind[item - 1]),
+            int(items.kind[item - 1]),
             self._item_operator(item - 1),
             int(items.event[item - 1]),
             self._item_operator(start + int(changed[-1])) if changed.size else -1,
         )
-        state, outdated = Location(self._states.before[item]), bool(items.outdated[item])
+        state, outdated = int(self._states.before[item]), bool(items.outdated[item])
         problem = self._unworded(item)
-        return describe_item(self.trace, self.plan, problem, Item(items.kind[item]), state, outdated, cause)
+        return describe_item(self.trace, self.plan, problem, int(items.kind[item]), state, outdated, cause)
 
     def _item_operator(self, item: int) -> int:
         """Return the operator of an item: that of its step, or its event's trigger in a gap; -1 for START."""

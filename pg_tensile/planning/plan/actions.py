@@ -39,6 +39,7 @@ class Action(NamedTuple):
 # Kinds that request a copy, and that wait for one; a passive swap-in does both.
 REQUESTING = (ActionKind.PASSIVE_IN, ActionKind.COPY_OUT, ActionKind.COPY_IN)
 WAITING = (ActionKind.PASSIVE_IN, ActionKind.WAIT_OUT, ActionKind.WAIT_IN)
+REQUESTS, WAITS = (np.array([kind in kinds for kind in ActionKind]) for kinds in (REQUESTING, WAITING))
 
 
 class Meetings(NamedTuple):
@@ -87,14 +88,14 @@ class ActionColumns(NamedTuple):
 
         The requests and the waits for one tensor alternate, so the k-th request belongs to the k-th wait.
         """
-        request, waits = np.flatnonzero(np.isin(self.kind, REQUESTING)), np.flatnonzero(np.isin(self.kind, WAITING))
+        request, waits = np.flatnonzero(REQUESTS[self.kind]), np.flatnonzero(WAITS[self.kind])
         wait = np.empty_like(waits)
         wait[np.argsort(self.tensor[request], kind="stable")] = waits[np.argsort(self.tensor[waits], kind="stable")]
-        executed = np.cumsum(self.kind == ActionKind.RUN)
+        executed = np.cumsum(self.kind == ActionKind.RUN.value)
         return Transfers(
             event=self.event[request],
             tensor=self.tensor[request],
-            inward=self.kind[request] != ActionKind.COPY_OUT,
+            inward=self.kind[request] != ActionKind.COPY_OUT.value,
             request=request,
             wait=wait,
             wait_step=self.step[wait],
@@ -110,12 +111,12 @@ def build_actions(steps: int, items: Items, states: States, copies_out: Bools, r
     swapped in passively when the iteration ends.
     """
 
-    def of_items(kind: ActionKind, slot: Slot, chosen: Bools, of_event: bool = True) -> tuple[Int64s, ...]:
+    def of_items(kind: ActionKind, slot: int, chosen: Bools, of_event: bool = True) -> tuple[Int64s, ...]:
         """Return one action for each chosen item: kind, step, slot, tensor, event."""
         index = np.flatnonzero(chosen)
-        step = np.maximum(items.step[index], 0) if slot is not Slot.ENDING else np.full(len(index), steps - 1)
+        step = np.maximum(items.step[index], 0) if slot != Slot.ENDING else np.full(len(index), steps - 1)
         event = items.event[index].astype(np.int64) if of_event else np.full(len(index), -1)
-        return np.full(len(index), kind), step, np.full(len(index), slot), items.tensor[index], event
+        return np.full(len(index), kind.value), step, np.full(len(index), slot), items.tensor[index], event
 
     ends = (items.kind == Item.OUT_END) & (states.before == Location.OUT)
     waits = ends & same_event(items, copies_out)
@@ -123,7 +124,7 @@ def build_actions(steps: int, items: Items, states: States, copies_out: Bools, r
     released = (items.kind == Item.RELEASE) & (states.before == Location.RESIDENT)
     nothing = np.full(steps, -1)
     columns = (
-        (np.full(steps, ActionKind.RUN), np.arange(steps), np.full(steps, Slot.RUNNING), nothing, nothing),
+        (np.full(steps, ActionKind.RUN.value), np.arange(steps), np.full(steps, Slot.RUNNING), nothing, nothing),
         of_items(ActionKind.PASSIVE_IN, Slot.BRINGING, states.passive, of_event=False),
         of_items(ActionKind.PASSIVE_IN, Slot.ENDING, returning, of_event=False),
         of_items(ActionKind.WAIT_IN, Slot.WAITING, items.kind == Item.IN_END),

@@ -46,6 +46,6 @@ def with_codecs(trace: Trace, plan: Plan) -> Plan:
     rows = plan.rows.copy()
     rows["codec"] = 0
     copies = AccessSequence(trace, replace(plan, rows=rows)).copies
-    out = rows["kind"][copies.event] == EventKind.SWAP_OUT
+    out = rows["kind"][copies.event] == EventKind.SWAP_OUT.value
     rows["codec"][copies.event[out]] = trace.coding.codec[copies.tensor[out]]
     return replace(plan, rows=rows)

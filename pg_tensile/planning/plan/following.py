@@ -60,14 +60,16 @@ def transient_events(trace: Trace, plan: Plan) -> Plan:
     memory of its own.
     """
     rows = plan.rows
-    chosen = (rows["kind"] == EventKind.RECOMPUTE) | ~trace.persistent[rows["tensor"]]
+    chosen = (rows["kind"] == EventKind.RECOMPUTE.value) | ~trace.persistent[rows["tensor"]]
     return Plan(rows[chosen], plan.generation, plan.order)
 
 
 def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:
     """Return the persistent tensors that the plan swaps, in ascending order."""
     rows = plan.rows
-    tensors = np.unique(rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT) | (rows["kind"] == EventKind.SWAP_IN)])
+    tensors = np.unique(
+        rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT.value) | (rows["kind"] == EventKind.SWAP_IN.value)]
+    )
     return [int(tensor) for tensor in tensors[trace.persistent[tensors]]]
 
 

@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 class Cause(NamedTuple):
     """The previous item of the tensor, which explains its state."""
 
-    item: Item
+    item: int  # one of Item
     operator: int  # -1 if nothing has happened in this iteration
     event: int
     writer: int  # the last operator that changed the tensor; -1 for none
@@ -64,7 +64,7 @@ def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> 
 
 
 def describe_item(
-    trace: Trace, plan: Plan, problem: Problem, item: Item, state: Location, outdated: bool, cause: Cause
+    trace: Trace, plan: Plan, problem: Problem, item: int, state: int, outdated: bool, cause: Cause
 ) -> Problem:
     """Return `problem` with its message: `item` met the tensor in `state`, to which `cause` led.
 
@@ -72,9 +72,9 @@ def describe_item(
     """
     tensor = trace.tensor_label(problem.tensor)
     history = _history(trace, problem.tensor, cause)
-    leaving, coming = state in (Location.OUT, Location.PENDING), state is Location.IN
+    leaving, coming = state in (Location.OUT, Location.PENDING), state == Location.IN
     if item in (Item.READ, Item.WRITE):
-        verb = "changes" if item is Item.WRITE else "reads"
+        verb = "changes" if item == Item.WRITE else "reads"
         why = f"which {history}"
         if outdated:
             why = "which another operator has changed since"
@@ -127,11 +127,11 @@ def describe_loss(trace: Trace, tensor: int, operator: int, on_host: bool, step:
 
 def _history(trace: Trace, tensor: int, cause: Cause) -> str:
     """Return the reason why a tensor is absent."""
-    if cause.item is Item.START and not trace.persistent[tensor]:
+    if cause.item == Item.START and not trace.persistent[tensor]:
         return "does not exist yet"
     after = trace.operator_label(cause.operator) if cause.operator >= 0 else "the start of the iteration"
-    if cause.item is Item.START:
+    if cause.item == Item.START:
         return "is not on the device when the iteration starts"
-    if cause.item is Item.RELEASE:
+    if cause.item == Item.RELEASE:
         return f"was released after {after} and not made again"
     return f"was swapped out after {after} and not brought back"

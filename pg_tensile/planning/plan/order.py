@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +17,7 @@ from numpy.typing import ArrayLike
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.steps import ranges
-from pg_tensile.planning.trace.trace import Int32s, Int64s, Mode, Trace
+from pg_tensile.planning.trace.trace import Int32s, Int64s, Mode, Trace, per_trace
 
 
 class Dependencies(NamedTuple):
@@ -30,22 +29,14 @@ class Dependencies(NamedTuple):
     successors: Int32s  # [e], ascending for each operator
 
 
-_known: WeakKeyDictionary[Trace, Dependencies] = WeakKeyDictionary()
-
-
+@per_trace
 def dependencies(trace: Trace) -> Dependencies:
-    """Return the dependencies among a trace's operators. They are cached for each trace object.
+    """Return the dependencies among a trace's operators.
 
     A reader of a tensor follows the preceding writer and precedes the next writer; writers (also of statistics) keep
     their order; the placeholder is first, the output last, and random operators keep their order, so that each sees the
     generator in the captured state.
     """
-    if trace not in _known:
-        _known[trace] = _dependencies(trace)
-    return _known[trace]
-
-
-def _dependencies(trace: Trace) -> Dependencies:
     count = trace.operator_count
     operators, random = np.arange(count), np.flatnonzero(trace.random)
     pairs = [

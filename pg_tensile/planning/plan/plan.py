@@ -108,7 +108,9 @@ class Plan:
     def __post_init__(self) -> None:
         rows = np.array(self.rows, dtype=EVENT_ROW, copy=True, ndmin=1)
         kinds = rows["kind"]
-        unknown = np.flatnonzero((kinds < EventKind.SWAP_OUT) | (kinds > EventKind.RELEASE) | rows["zero"].any(axis=1))
+        unknown = np.flatnonzero(
+            (kinds < EventKind.SWAP_OUT.value) | (kinds > EventKind.RELEASE.value) | rows["zero"].any(axis=1)
+        )
         if unknown.size:
             raise PlanError(f"event {unknown[0]} of the plan is of unknown kind {kinds[unknown[0]]}")
         if not 0 <= self.generation < 1 << 63:

@@ -10,7 +10,6 @@ the meaning.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,12 @@ from pg_tensile.planning.plan.steps import Layout, version_after
 from pg_tensile.planning.trace.trace import Bools, Int8s, Int32s, Int64s, Mode, Trace
 
 
-class Item(IntEnum):
-    """Kind of an item, that is of one thing that happens to a tensor."""
+class Item:
+    """Kind of an item, that is of one thing that happens to a tensor.
+
+    Plain numbers, as those of `Location` and `Slot`: numpy compares an array with a member of an IntEnum in five times
+    the time.
+    """
 
     START = 0  # the iteration begins
     CREATE = 1
@@ -37,7 +40,7 @@ class Item(IntEnum):
     KEEP = 10  # the last writer of a recompute event that has several
 
 
-class Location(IntEnum):
+class Location:
     """Location of a tensor, with the swap that is in flight."""
 
     ABSENT = 0
@@ -47,7 +50,7 @@ class Location(IntEnum):
     PENDING = 4  # absent, within a swap-out that has nothing to copy (passive only)
 
 
-class Slot(IntEnum):
+class Slot:
     """Position within a step and the gap after it, in order of execution, for items and actions.
 
         step k                         gap after step k                                                     step k + 1
@@ -89,14 +92,9 @@ class Items(NamedTuple):
 
 
 ITEM_OF_MODE = np.array([Item.READ, Item.WRITE, Item.WRITE, Item.CREATE], np.uint8)
-LOCATION_AFTER = np.array(
-    [
-        {Item.START: Location.ABSENT, Item.OUT: Location.OUT, Item.OUT_END: Location.ABSENT,
-         Item.RELEASE: Location.ABSENT, Item.IN: Location.IN}.get(item, Location.RESIDENT)
-        for item in Item
-    ],
-    np.uint8,
-)  # fmt: skip
+LOCATION_AFTER = np.full(Item.KEEP + 1, Location.RESIDENT, np.uint8)  # by item
+LOCATION_AFTER[[Item.START, Item.OUT_END, Item.RELEASE]] = Location.ABSENT
+LOCATION_AFTER[[Item.OUT, Item.IN]] = Location.OUT, Location.IN
 
 
 class States(NamedTuple):
@@ -117,14 +115,15 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     tensor = rows["tensor"].astype(np.int64)
     gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
     swap_out, swap_in, release = (
-        np.flatnonzero(rows["kind"] == kind) for kind in (EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE)
+        np.flatnonzero(rows["kind"] == kind.value)
+        for kind in (EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE)
     )
     at_once = rows["deadline"][swap_out] == rows["trigger"][swap_out]
     out_end = np.where(at_once, gap[swap_out] + Slot.AT_ONCE, due[swap_out] + Slot.DUE)
     freeing = np.sort(np.concatenate((swap_out, release)))  # in plan order, which the stable sort below keeps
     first, last = np.flatnonzero(recompute.first), np.flatnonzero(recompute.last & ~recompute.first)
     # The readers of statistics copy them.
-    reads = np.flatnonzero((recompute.access_mode == Mode.READ) | (recompute.access_mode == Mode.STATS))
+    reads = np.flatnonzero((recompute.access_mode == Mode.READ.value) | (recompute.access_mode == Mode.STATS.value))
     reader, running = recompute.access_row[reads], recompute.step * SLOTS + Slot.RUNNING
     access = trace.access_by_tensor
     parts: tuple[tuple[NDArray[Any], NDArray[Any], int | NDArray[Any], NDArray[Any] | None], ...] = (
@@ -132,7 +131,7 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
         (trace.access_tensor[access], layout.operator_step[trace.access_operator[access]] * SLOTS + Slot.RUNNING,
          ITEM_OF_MODE[trace.access_mode[access]], None),
         (tensor[freeing], gap[freeing] + Slot.FREEING,
-         np.where(rows["kind"][freeing] == EventKind.RELEASE, Item.RELEASE, Item.OUT), freeing),
+         np.where(rows["kind"][freeing] == EventKind.RELEASE.value, Item.RELEASE, Item.OUT), freeing),
         (tensor[swap_out], out_end, Item.OUT_END, swap_out),
         (tensor[swap_in], gap[swap_in] + Slot.ALLOCATING, Item.IN, swap_in),
         (tensor[swap_in], due[swap_in] + Slot.WAITING, Item.IN_END, swap_in),
@@ -150,7 +149,7 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
         trigger = rows["trigger"][recompute.event[reader]].astype(np.int64)
         now = version_after(trace, recompute.access_tensor[reads].astype(np.int64), trigger)
         outdated[-len(reads) :] = now != recompute.access_version[reads]
-        outdated[-len(reads) :] &= recompute.access_mode[reads] == Mode.READ
+        outdated[-len(reads) :] &= recompute.access_mode[reads] == Mode.READ.value
     return Items(tensors[order], keys[order], kinds[order], events[order].astype(np.int32), outdated[order])
 
 

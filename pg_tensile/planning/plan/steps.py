@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 from pg_tensile.planning.trace.columns import starts
 from pg_tensile.planning.trace.recomputations import recomputable_versions
-from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace
+from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace, per_trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate
 
@@ -71,16 +71,16 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
     """Return the first event whose numbers are impossible on this trace, or None."""
     rows, operators = plan.rows, trace.operator_count
     kind, trigger, deadline = rows["kind"], rows["trigger"], rows["deadline"]
-    later = (kind == EventKind.SWAP_IN) | (kind == EventKind.RECOMPUTE)
+    later = (kind == EventKind.SWAP_IN.value) | (kind == EventKind.RECOMPUTE.value)
     in_order = np.where(later, deadline > trigger, deadline >= trigger) & (deadline < operators)
-    in_order &= (kind != EventKind.RELEASE) | (deadline == trigger)
+    in_order &= (kind != EventKind.RELEASE.value) | (deadline == trigger)
     faults = (
         (Fault.TENSOR, (rows["tensor"] < 0) | (rows["tensor"] >= trace.tensor_count)),
         (Fault.TRIGGER, (trigger < 0) | (trigger >= operators)),
         (Fault.DEADLINE, ~in_order),
         (Fault.DELAY, rows["delay_us"] < 0),
         (Fault.CODEC, rows["codec"] >= len(CODECS)),
-        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
+        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT.value)),
     )
     firsts = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
     return FaultyEvent(*min(firsts, key=lambda first: first[0])) if firsts else None
@@ -88,21 +88,32 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
 
 def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
     """Return the version of each `tensor` after the `operator` at the same index; -1 before it is created."""
-    width = trace.operator_count + 1
-    owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
-    keys = owner * width + trace.writer_operator
-    written = np.searchsorted(keys, tensor * width + operator, "right") - trace.writer_start[tensor]
+    wanted = tensor * (trace.operator_count + 1) + operator
+    written = np.searchsorted(_writer_keys(trace), wanted, "right") - trace.writer_start[tensor]
     return written - ~trace.persistent[tensor]
+
+
+@per_trace
+def _writer_keys(trace: Trace) -> Int64s:
+    """Return int64[W]: numbers that ascend by tensor, then by the operator that writes it."""
+    owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
+    return owner * (trace.operator_count + 1) + trace.writer_operator
+
+
+@per_trace
+def _writer_accesses(trace: Trace) -> Int64s:
+    """Return int64[W + 1]: the number of accesses of all operators that write before each write."""
+    return starts(np.diff(trace.access_start)[trace.writer_operator])
 
 
 def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     """Return the steps of a plan that has passed `find_fault`, or a fault if it recomputes too much."""
     rows, operators = plan.rows, trace.operator_count
-    events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE)
+    events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE.value)
     events, faults = _executable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
-    work = starts(np.diff(trace.access_start)[trace.writer_operator])
+    work = _writer_accesses(trace)
     recomputed = np.cumsum(work[start + writers] - work[start])
     if recomputed.size and recomputed[-1] > MAX_RECOMPUTED:
         return FaultyEvent(int(events[np.argmax(recomputed > MAX_RECOMPUTED)]), Fault.TOO_MUCH)
@@ -134,7 +145,7 @@ def _executable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple
     possible = version < recomputable_versions(trace)[tensor]
     faults = (
         (Fault.PERSISTENT, trace.persistent[tensor]),
-        (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT),
+        (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT.value),
         (Fault.NOT_YET, current < 0),
         (Fault.VERSION, version != current),
         (Fault.WRITER, ~possible),

@@ -148,5 +148,5 @@ def _copy(
 def _host_codecs(sequence: AccessSequence) -> dict[int, int]:
     """Return, for each tensor that the iteration copies out, the codec of its host copy at the end."""
     rows, copies = sequence.plan.rows, sequence.copies
-    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in plan order
+    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT.value]  # in plan order
     return dict(zip(rows["tensor"][out].tolist(), rows["codec"][out].tolist(), strict=True))

@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.trace.trace import Bools, Int8s, Int64s, Kind, Mode, Trace
+from pg_tensile.planning.trace.columns import frozen
+from pg_tensile.planning.trace.trace import Bools, Int8s, Int64s, Kind, Mode, Trace, per_trace
 
 
+@per_trace
 def recomputable_versions(trace: Trace) -> Int64s:
     """Return int64[m]: the number of versions of each tensor, from version 0 on, that its writers can recompute."""
-    changes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE], minlength=trace.operator_count)
+    changes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE.value], minlength=trace.operator_count)
     tensor, mode = _writer_accesses(trace)
-    refused = changes[trace.writer_operator] > (mode == Mode.WRITE)
+    refused = changes[trace.writer_operator] > (mode == Mode.WRITE.value)
     refusals = np.cumsum(refused)  # of all tensors, up to and including each writer
     before = refusals - refused
     possible = refusals == before[trace.writer_start[tensor]]
-    possible &= ~trace.persistent[tensor] & (trace.tensor_kind[tensor] != Kind.INPUT)
-    return np.bincount(tensor[possible], minlength=trace.tensor_count)
+    possible &= ~trace.persistent[tensor] & (trace.tensor_kind[tensor] != Kind.INPUT.value)
+    return frozen(np.bincount(tensor[possible], minlength=trace.tensor_count))
 
 
+@per_trace
 def scratch_bytes(trace: Trace) -> Int64s:
     """Return int64[W]: bytes that each writer allocates besides its tensor when it recomputes it, without workspace.
 
@@ -39,17 +43,17 @@ def scratch_bytes(trace: Trace) -> Int64s:
     allocated = np.zeros(trace.operator_count, np.int64)
     np.add.at(allocated, trace.access_operator[allocating], trace.tensor_bytes[trace.access_tensor[allocating]])
     tensor, mode = _writer_accesses(trace)
-    return allocated[trace.writer_operator] - np.where(_allocates(mode), trace.tensor_bytes[tensor], 0)
+    return frozen(allocated[trace.writer_operator] - np.where(_allocates(mode), trace.tensor_bytes[tensor], 0))
 
 
 def _allocates(mode: Int8s) -> Bools:
-    return (mode == Mode.CREATE) | (mode == Mode.STATS)
+    return (mode == Mode.CREATE.value) | (mode == Mode.STATS.value)
 
 
 def _writer_accesses(trace: Trace) -> tuple[Int64s, Int8s]:
     """Return the tensor and the mode of each writer's access, as [W] like `trace.writer_operator`."""
     tensor, mode = trace.access_tensor[trace.access_by_tensor], trace.access_mode[trace.access_by_tensor]
-    writes = mode != Mode.READ
+    writes = mode != Mode.READ.value
     return tensor[writes].astype(np.int64), mode[writes]
 
 
@@ -76,10 +80,7 @@ class Recomputation(NamedTuple):
     version: int
     steps: tuple[Step, ...]
     us: float  # latency of all operators
-
-    @property
-    def inputs(self) -> list[Input]:
-        return [source for step in self.steps for source in step.inputs]
+    inputs: tuple[Input, ...]  # of all operators
 
     @property
     def scratch_bytes(self) -> int:
@@ -92,7 +93,10 @@ class Recomputation(NamedTuple):
         `version_of`: returns the version of a tensor where the recomputation is to take place. Statistics may have
         another one, because their values have no effect on the tensor.
         """
-        return all(source.is_statistic or version_of(source.tensor) == source.version for source in self.inputs)
+        for tensor, version, is_statistic in self.inputs:
+            if not is_statistic and version_of(tensor) != version:
+                return False
+        return True
 
 
 class Recomputations:
@@ -100,7 +104,7 @@ class Recomputations:
 
     def __init__(self, trace: Trace, excluded: Collection[int] = ()) -> None:
         """Find out what can be recomputed. `excluded`: tensors that are not to be."""
-        versions = recomputable_versions(trace)
+        versions = recomputable_versions(trace).copy()
         versions[list(excluded)] = 0
         writer_bytes = scratch_bytes(trace) + trace.workspace_bytes[trace.writer_operator]
         self._versions: list[int] = versions.tolist()
@@ -137,4 +141,5 @@ class Recomputations:
                 if mode <= Mode.STATS and source != tensor
             )
             steps.append(Step(operator, tuple(inputs), self._scratch_bytes[writer]))
-        return Recomputation(tensor, version, tuple(steps), sum([self._us[step.operator] for step in steps]))
+        us = sum([self._us[step.operator] for step in steps])
+        return Recomputation(tensor, version, tuple(steps), us, tuple(chain(*(step.inputs for step in steps))))

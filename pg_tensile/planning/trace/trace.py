@@ -9,10 +9,11 @@ without a Python loop over operators; `operators` and `tensors` are its row-wise
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,9 +29,10 @@ from pg_tensile.text import duration, size
 # The trace, and the types of its rows and columns.
 __all__ = (
     "Access", "Bools", "Floats", "Int8s", "Int32s", "Int64s", "Kind", "Mode", "Operator", "Phase", "Strings", "Tensor",
-    "Trace",
+    "Trace", "per_trace",
 )  # fmt: skip
 
+Result = TypeVar("Result")
 MARKS = {Mode.READ: "", Mode.WRITE: "!", Mode.STATS: "~"}
 
 
@@ -217,3 +219,16 @@ class Trace(TraceColumns):
 def _numbers(values: Iterable[int] | NDArray[Any]) -> bytes:
     array = values if isinstance(values, np.ndarray) else np.fromiter(values, np.int64)
     return len(array).to_bytes(8, "little") + array.astype("<i8").tobytes()
+
+
+def per_trace(function: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+    """Make a function remember its result for each trace object, as long as that lives."""
+    known: WeakKeyDictionary[Trace, Result] = WeakKeyDictionary()
+
+    @wraps(function)
+    def remembering(trace: Trace) -> Result:
+        if trace not in known:
+            known[trace] = function(trace)
+        return known[trace]
+
+    return remembering

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -47,20 +45,13 @@ def _digest() -> str:
 
 
 def _compile(folder: Path, library: Path) -> None:
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
+    # One translation unit: PyTorch's headers, of which most sources need nearly all, take longer than the sources.
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-    objects = [folder / f"{source.stem}.o" for source in sources]
-
-    def compile_one(source: Path, target: Path) -> None:
-        _run(["c++", *FLAGS, *(f"-isystem{path}" for path in includes), "-c", str(source), "-o", str(target)])
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(compile_one, sources, objects))
     paths = [part for path in cpp_extension.library_paths() for part in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    unfinished = library.with_suffix(".new")
-    _run(["c++", "-shared", *map(str, objects), *paths, *LIBRARIES, "-o", str(unfinished)])
-    for target in objects:
-        target.unlink()
+    unit, unfinished = folder / "all.cpp", library.with_suffix(".new")
+    unit.write_text("".join(f'#include "{source}"\n' for source in sorted(SOURCES.glob("*.cpp"))))
+    headers = (f"-isystem{path}" for path in includes)
+    _run(["c++", *FLAGS, *headers, "-shared", str(unit), *paths, *LIBRARIES, "-o", str(unfinished)])
     unfinished.chmod(0o755)
     unfinished.rename(library)
 

@@ -312,13 +312,18 @@ def everything() -> list[dict[str, Any]]:
     return json.loads(json.dumps([*rows, row(experiment="../own/$1", case=HOSTILE[1])]))
 
 
-def test_all_figures_are_written_in_both_formats(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The figures of everything, in a folder that was not there."""
+    return plots.draw(everything(), tmp_path_factory.mktemp("plots") / "new" / "folder")
+
+
+def test_all_figures_are_written_in_both_formats(written):
     from matplotlib.image import imread
 
-    written = plots.draw(everything(), tmp_path / "new" / "folder")
     names = ["pareto-table3", "memory-table3", "fig6", "fig7", "pareto-..-own-1"]
     assert [path.name for path in written] == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
-    assert set(written) == set((tmp_path / "new" / "folder").iterdir())
+    assert set(written) == set(written[0].parent.iterdir())
     for path in written:
         if path.suffix == ".png":
             assert imread(path).shape[1] == 1800
@@ -327,15 +332,14 @@ def test_all_figures_are_written_in_both_formats(tmp_path):
             assert "<dc:date>" not in path.read_text()
 
 
-def test_the_same_rows_are_the_same_bytes_whatever_the_settings_outside(tmp_path):
+def test_the_same_rows_are_the_same_bytes_whatever_the_settings_outside(written, tmp_path):
     import matplotlib
 
-    first = plots.draw(everything(), tmp_path / "first")
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None, "lines.color": "red", "text.usetex": True}):
         before = dict(matplotlib.rcParams)
-        second = plots.draw(everything(), tmp_path / "second")
+        again = plots.draw(everything(), tmp_path / "again")
         assert dict(matplotlib.rcParams) == before
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
 def test_an_importing_program_keeps_its_matplotlib():

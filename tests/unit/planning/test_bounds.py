@@ -114,7 +114,7 @@ def test_no_policy_is_faster(policy: str, random: Random, part: float) -> None:
 @pytest.mark.parametrize("saved", [0.2, 0.5, 0.65])
 def test_no_policy_is_faster_on_a_network(link: float, saved: float) -> None:
     """Its tensors are alike, so they are few classes."""
-    trace, profile = network(40), RTX_A6000.with_link(link, duplex_factor=0.9)
+    trace, profile = network(24), RTX_A6000.with_link(link, duplex_factor=0.9)
     budget = int(device_peak(trace) * (1 - saved))
     plan = POLICIES["joint"]({0: trace}, profile, budget)[0]
     us, bound_us = us_of(trace, plan, profile), least_us(trace, profile, budget)

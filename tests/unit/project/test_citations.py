@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,12 +30,14 @@ CITING = ("docs", "pg_tensile", "pyworker", "sql")
 GONE = re.compile(r"\bdesign\.md\b|\b\w+-notes\.md\b|\b(?:tensile|cswap|accudnn|swapadvisor)\.txt\b")
 
 
+@cache
 def headings(path: Path) -> list[str]:
     """Return the texts of a document's headings, without backticks."""
     neighbours = pairwise(tokens(path))
     return [inline.content.replace("`", "") for opening, inline in neighbours if opening.type == "heading_open"]
 
 
+@cache
 def joined(path: Path) -> str:
     """Return a file's text with each run of white space and comment marks as a space: citations may be wrapped."""
     return re.sub(r"\s+(?:[#*] |-- |// )?\s*", " ", path.read_text())
@@ -54,11 +57,16 @@ def unresolved(path: Path, papers: set[str]) -> list[str]:
     return citations
 
 
+@cache
+def endings() -> set[str]:
+    """Return what the paths of the repository's files end with, by whole names."""
+    parts = [path.relative_to(REPOSITORY).parts for path in SOURCES]
+    return {"/".join(names[start:]) for names in parts for start in range(len(names))}
+
+
 def exists(file: str) -> bool:
     """True if the repository has a file whose path ends with this one, and for files of users."""
-    if file.rpartition("/")[2] in EXAMPLES:
-        return True
-    return any(f"/{path.relative_to(REPOSITORY)}".endswith(f"/{file}") for path in SOURCES)
+    return file.rpartition("/")[2] in EXAMPLES or file in endings()
 
 
 def test_citations_resolve() -> None:

@@ -276,8 +276,9 @@ def asked(*arguments, **options):
     raise AssertionError("a device was asked for something, which a fork does not survive")
 for name in ("is_available", "device_count", "current_device", "init", "_lazy_init"):
     setattr(torch.cuda, name, asked)
-for name in ("current_accelerator", "is_available", "device_count"):
+for name in ("is_available", "device_count"):
     setattr(torch.accelerator, name, asked)
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")  # for which PyTorch was built; asks no device
 from pyworker import fork_server
 fork_server.preload()
 """

@@ -21,6 +21,10 @@ from pg_tensile.planning.plan.plan import EventKind, Plan
 
 AHEAD = 0.25  # fraction of its own time by which a swap-in is requested earlier than needed, where there is room
 
+# By kind of event: within a gap, swap-outs come first, which free memory.
+RANK = np.zeros(len(EventKind) + 1, np.int64)
+RANK[[EventKind.SWAP_IN, EventKind.RECOMPUTE]] = 1, 2
+
 
 def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int, stretch: float = 1.0) -> Plan:
     """Return the plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled.
@@ -31,7 +35,7 @@ def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int
     timetable.start_ins()
     rows = timetable.rows
     rows["trigger"], rows["deadline"] = timetable.trigger, timetable.deadline
-    rank = np.where(rows["kind"] == EventKind.RECOMPUTE, 2, np.where(rows["kind"] == EventKind.SWAP_IN, 1, 0))
+    rank = RANK[rows["kind"]]
     order = np.lexsort((np.where(rank == 2, np.arange(len(rows)), rows["deadline"]), rank, rows["trigger"]))
     return Plan(rows[order], sequence.plan.generation, sequence.plan.order)
 
@@ -55,12 +59,12 @@ class _Timetable:
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
         self.us = [0.0] * len(self.rows)  # [events]: of its transfer, 0 if it copies nothing
         out_us, in_us = (swap_us(trace, direction, profile) for direction in Direction)
-        kinds = self.rows["kind"].tolist()
+        kinds, out = self.rows["kind"].tolist(), EventKind.SWAP_OUT.value
         for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            self.us[event] = (out_us if kinds[event] == EventKind.SWAP_OUT else in_us)[tensor]
+            self.us[event] = (out_us if kinds[event] == out else in_us)[tensor]
 
     def _transfers(self, kind: EventKind) -> list[int]:
-        return [event for event in np.flatnonzero(self.rows["kind"] == kind).tolist() if self.us[event] > 0]
+        return [event for event in np.flatnonzero(self.rows["kind"] == kind.value).tolist() if self.us[event] > 0]
 
     # ---- out ----
 

@@ -69,9 +69,10 @@ class OffDeviceTensors:
         size, steps = columns.bytes[tensor], 0
 
         def kept(tensor: int) -> bool:
-            if columns.persistent[tensor] or self.last[tensor] >= 2 * operator - 1:
+            last = self.last[tensor]
+            if columns.persistent[tensor] or last >= 2 * operator - 1:
                 return True
-            return columns.bytes[tensor] * SMALL_INPUT <= size and self.last[tensor] >= 2 * now - 1
+            return columns.bytes[tensor] * SMALL_INPUT <= size and last >= 2 * now - 1
 
         def recompute(tensor: int, version: int) -> bool:
             nonlocal steps

@@ -57,6 +57,7 @@ REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its pla
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
 CLOSE = 1.1  # factor on the time of the plan that is too large for the allocator: a plan this fast ends the search
 REMEMBERED = 64  # entries in each cache of one job's planner
+SEQUENCES = 16  # plans whose meaning is kept: passes at several prices often make the same one
 LATEST = 2  # budgets whose passes are kept for a search, which begins with their outcomes
 
 
@@ -82,6 +83,8 @@ class JobPlanner:
         self.refinements = min(REFINEMENTS, passes - self.tries)
         self._most_events = most_events
         self._cached_host_bytes = lru_cache(REMEMBERED)(self._host_bytes)
+        self._cached_sequence = lru_cache(SEQUENCES)(self._sequence)
+        self._cached_scheduled = lru_cache(SEQUENCES)(self._scheduled)
         self._by_share: dict[float, JobPlanner] = {}
         self._take_share(share)
 
@@ -250,6 +253,13 @@ class JobPlanner:
 
     # ---- passes ----
 
+    def _sequence(self, plan: Plan) -> AccessSequence:
+        return AccessSequence(self.trace, plan)
+
+    def _scheduled(self, sequence: AccessSequence, link: DeviceProfile, budget_bytes: int, stretch: float) -> Plan:
+        """Return the plan with its transfers scheduled and coded."""
+        return with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch))
+
     def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> list[Outcome]:
         """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits."""
         outcomes = list(outcomes)
@@ -353,7 +363,7 @@ class JobPlanner:
             outcome = sweep(self.columns, self.link, limit, prices, extra_costs)
             if outcome.shortage is not None:
                 return outcome.shortage
-            sequence = AccessSequence(self.trace, Plan.build(outcome.events))
+            sequence = self._cached_sequence(Plan.build(outcome.events))
             excess = footprint_of(sequence).device_peak_bytes - budget_bytes
             if excess <= 0:
                 return sequence
@@ -363,15 +373,15 @@ class JobPlanner:
     def _relaxed(self, outcome: Outcome, budget_bytes: int) -> Outcome:
         """Return the plan with tensors kept on the device where there is room, if that is better, else `outcome`."""
         sequence, rows = outcome.sequence, outcome.sequence.plan.rows
-        cost_us = np.full(len(rows), self.link.launch_us)
+        cost_us, kinds = np.full(len(rows), self.link.launch_us), rows["kind"].tolist()
         out_us, in_us = (swap_us(self.trace, direction, self.link) for direction in Direction)
         for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            us = (out_us if rows["kind"][event] == EventKind.SWAP_OUT else in_us)[tensor]
+            us = (out_us if kinds[event] == EventKind.SWAP_OUT.value else in_us)[tensor]
             cost_us[event] += outcome.prices.link_price * us
-        for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE).tolist():
+        for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE.value).tolist():
             cost_us[event] += self.columns.recomputations.us(int(rows["tensor"][event]), int(rows["version"][event]))
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
-        sequence = AccessSequence(self.trace, plan)
+        sequence = self._cached_sequence(plan)
         candidate = self._timed(sequence, budget_bytes, outcome.prices.stretch)
         if candidate is None:
             return outcome
@@ -380,7 +390,7 @@ class JobPlanner:
     def _swap_all(self, budget_bytes: int) -> Candidate | None:
         """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
         plan = relaxed_swap_all(self.trace, budget_bytes)
-        return None if plan is None else self._timed(AccessSequence(self.trace, plan), budget_bytes)
+        return None if plan is None else self._timed(self._cached_sequence(plan), budget_bytes)
 
     def _bare_swap_all(self) -> Candidate:
         """Return the plan of `least_bytes`."""
@@ -392,7 +402,7 @@ class JobPlanner:
             return None
 
         def scheduled(link: DeviceProfile) -> Candidate:
-            return self.candidate(with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch)))
+            return self.candidate(self._cached_scheduled(sequence, link, budget_bytes, stretch))
 
         candidate = scheduled(self.busy_link)
         if candidate.stall_us and self.busy_link != self.link:

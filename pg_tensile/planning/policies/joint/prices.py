@@ -70,6 +70,9 @@ class Pricing:
 
     def __post_init__(self) -> None:
         self.start_us = [0.0, *accumulate(self.columns.us)]
+        self._whole_us = self.start_us[-1]
+        self._scale_us = max(self._whole_us, 1e-9)
+        self._bytes, self._operators = self.columns.bytes, self.columns.operators
 
     def least_us(self, interval: IdleInterval) -> float:
         """Return a lower bound of the price in µs: on a free link, from inputs that are all resident.
@@ -84,12 +87,12 @@ class Pricing:
 
     def key(self, interval: IdleInterval, us: float) -> float:
         """Return the sort key of a candidate: the price per byte, the lower the longer the tensor is off the device."""
-        start, operators = self.start_us, self.columns.operators
-        away_us = start[interval.next_user % operators] - start[(interval.since // 2 + 1) % operators]
-        if self.off.idle.crosses_end(interval):
-            away_us += start[-1]
-        key = (us + 1e-3) / self.columns.bytes[interval.tensor]
-        return key / max(away_us / max(start[-1], 1e-9), 1e-6) ** self.prices.duration_weight
+        tensor, since, until = interval
+        start, operators = self.start_us, self._operators
+        away_us = start[(until + 1) // 2 % operators] - start[(since // 2 + 1) % operators]
+        if until >= 2 * operators or since < 0:
+            away_us += self._whole_us
+        return (us + 1e-3) / self._bytes[tensor] / max(away_us / self._scale_us, 1e-6) ** self.prices.duration_weight
 
     def price(self, interval: IdleInterval, now: int) -> Price | None:
         """Return the cheaper way to take the tensor off the device now; None if there is no way.

@@ -66,6 +66,9 @@ class _Sweep:
         self.budget = budget
         self.early_swap_outs = prices.early_swap_outs
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
+        self.stays = [size < self.smallest for size in columns.bytes]  # [m]: tensors that never leave
+        for tensor in columns.statistics:
+            self.stays[tensor] = True
         self.off = OffDeviceTensors(columns)
         self.slots = SwapSlots(columns, profile, prices.stretch)
         self.pricing = Pricing(columns, profile.launch_us, prices, extra_costs, self.off, self.slots)
@@ -82,7 +85,7 @@ class _Sweep:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        columns = self.columns
+        columns, read = self.columns, Mode.READ.value
         for tensor, accesses in enumerate(columns.accesses):
             if columns.persistent[tensor] and accesses and accesses[0] > 1:
                 self._offer(tensor, 2 * (accesses[-1] - self.count))
@@ -97,7 +100,7 @@ class _Sweep:
             if (self.recomputed.scratch_bytes or not fits) and not self._make_room():
                 return self.outcome
             for tensor, mode, _ in columns.uses[operator]:
-                if mode != Mode.READ:
+                if mode != read:
                     self.slots.copied.discard(tensor)
                 self._offer(tensor, 2 * operator)
             for tensor in self.off.read_before.get(operator, ()):
@@ -118,8 +121,7 @@ class _Sweep:
         start_us = self.pricing.start_us
         idle: list[tuple[float, int]] = []  # (µs of the longest idle interval, tensor)
         for tensor, accesses in enumerate(columns.accesses):
-            large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
-            if large and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
+            if not self.stays[tensor] and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
                 us = max([start_us[later] - start_us[sooner + 1] for sooner, later in pairwise(accesses)], default=0.0)
                 if us > slots.out_us(tensor) + slots.in_us[tensor]:
                     idle.append((us, tensor))
@@ -144,19 +146,18 @@ class _Sweep:
 
     def _offer(self, tensor: int, since: int) -> None:
         """Queue a tensor after a use: it may leave until it is needed again."""
-        if (
-            self.columns.bytes[tensor] < self.smallest
-            or tensor in self.columns.statistics
-            or tensor in self.off.tensors
-        ):
+        if self.stays[tensor] or tensor in self.off.tensors:
             return
         until = self.off.idle.next_use(tensor, since)
-        if until is None or (until >= 2 * self.count and tensor in self.stay_over_end):
+        if until is None:
             return
-        interval = IdleInterval(tensor, since, until)
-        if tensor in self.freed_first and until >= 2 * self.count:
-            self._free_at_end(interval)
+        crosses_end = until >= 2 * self.count
+        if crosses_end and tensor in self.stay_over_end:
+            return
+        if crosses_end and tensor in self.freed_first:
+            self._free_at_end(IdleInterval(tensor, since, until))
         elif (until - 1) // 2 > since // 2:  # with operators in between
+            interval = IdleInterval(tensor, since, until)
             heappush(self.heap, (self.pricing.key(interval, self.pricing.least_us(interval)), interval))
 
     def _make_room(self) -> bool:

@@ -13,12 +13,6 @@ namespace emulated {
 namespace {
 
 using c10::CachingAllocator::AcceleratorAllocatorConfig;
-using c10::CachingAllocator::StatArray;
-
-void change(StatArray& stat, const Pool& pool, int64_t amount) {
-  for (const size_t type : {size_t(0), pool.small ? size_t(1) : size_t(2)})
-    amount >= 0 ? stat[type].increase(amount) : stat[type].decrease(-amount);
-}
 
 size_t segment_size(size_t size) {
   if (size <= kSmallSize)
@@ -27,6 +21,11 @@ size_t segment_size(size_t size) {
 }
 
 } // namespace
+
+void change(StatArray& stat, const Pool& pool, int64_t amount) {
+  for (const size_t type : {size_t(0), pool.small ? size_t(1) : size_t(2)})
+    amount >= 0 ? stat[type].increase(amount) : stat[type].decrease(-amount);
+}
 
 void trace(const char* action, const Block& block, size_t bytes); // allocator.cpp
 

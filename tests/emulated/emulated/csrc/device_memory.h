@@ -8,7 +8,10 @@
 
 namespace emulated {
 
+using c10::CachingAllocator::StatArray;
 using c10::CachingDeviceAllocator::DeviceStats;
+
+void change(StatArray& stat, const Pool& pool, int64_t amount); // of all pools, and of those of its size
 
 // All functions are called with giving() held.
 class DeviceMemory {

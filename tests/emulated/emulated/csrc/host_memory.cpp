@@ -57,13 +57,13 @@ std::map<uintptr_t, Registered>::iterator overlapping(uintptr_t begin, uintptr_t
   return std::prev(next);
 }
 
-void give_back(void* address);
+void give_back_pinned(void* address);
 
 // PyTorch's allocator of pinned memory: sizes are powers of two, a freed block waits for the streams that use it.
 struct PinnedAllocator final : at::HostAllocator {
   at::DataPtr allocate(size_t bytes) override {
     if (bytes == 0)
-      return {nullptr, nullptr, &give_back, at::DeviceType::CPU};
+      return {nullptr, nullptr, &give_back_pinned, at::DeviceType::CPU};
     Giving lock(giving());
     HostMemory& all = host_memory();
     const size_t size = std::bit_ceil(std::max<size_t>(bytes, 4096));
@@ -85,7 +85,7 @@ struct PinnedAllocator final : at::HostAllocator {
     return data(address);
   }
   at::DeleterFnPtr raw_deleter() const override {
-    return &give_back;
+    return &give_back_pinned;
   }
   void copy_data(void* target, const void* source, size_t bytes) const override {
     default_copy_data(target, source, bytes);
@@ -132,11 +132,11 @@ struct PinnedAllocator final : at::HostAllocator {
   static at::DataPtr data(uintptr_t address) {
     void* memory = reinterpret_cast<void*>(address);
     host_memory().stats.active_bytes.increase(host_memory().blocks.at(address).size);
-    return {memory, memory, &give_back, at::DeviceType::CPU};
+    return {memory, memory, &give_back_pinned, at::DeviceType::CPU};
   }
 };
 
-void give_back(void* memory) {
+void give_back_pinned(void* memory) {
   if (!memory)
     return;
   Giving lock(giving());

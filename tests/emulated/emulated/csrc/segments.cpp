@@ -5,15 +5,6 @@
 
 namespace emulated {
 
-namespace {
-
-void change(c10::CachingAllocator::StatArray& stat, const Pool& pool, int64_t amount) {
-  for (const size_t type : {size_t(0), pool.small ? size_t(1) : size_t(2)})
-    amount >= 0 ? stat[type].increase(amount) : stat[type].decrease(-amount);
-}
-
-} // namespace
-
 void trace(const char* action, const Block& block, size_t bytes); // allocator.cpp
 
 // A block of an expandable segment: a free one that its unmapped neighbour makes large enough, or one of unmapped memory.

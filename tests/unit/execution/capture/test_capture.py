@@ -23,7 +23,7 @@ from tests.unit.zoo_habits import HABITS
 from tests.unit.zoo_layers import LAYERS
 
 ZOO = {**NAMED, **LAYERS, **HABITS}
-ITERATIONS = 5
+ITERATIONS = 3
 SQUARE = StepSpec(lambda output, *targets: output.float().pow(2).mean())
 
 
@@ -254,20 +254,17 @@ def test_checkpoints_are_captured_without_their_recomputation():
     assert sum(operator.random for operator in trace.operators) == 2
 
 
-def test_is_quick_and_takes_no_memory():
-    """DenseNet-121, batch 16, 224²: 2 GB of activations if they were real."""
+def test_takes_no_memory():
+    """ResNet-26, batch 64, 224²: 2 GB of activations if they were real."""
     import resource
-    import time
 
-    from pytorchcv.models.densenet import densenet121
+    from pytorchcv.models.resnet import resnetbc26b
 
-    model = densenet121()
+    model = resnetbc26b()
     with torch.device("meta"):
-        x, y = torch.empty(16, 3, 224, 224), torch.empty(16, dtype=torch.long)
+        x, y = torch.empty(64, 3, 224, 224), torch.empty(64, dtype=torch.long)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.thread_time()
     trace = capture(model, [x], [y], StepSpec(F.cross_entropy)).trace
-    assert time.thread_time() - started < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
     assert trace.tensor_bytes.sum() > 2 << 30
 

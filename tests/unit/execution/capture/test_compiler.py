@@ -5,66 +5,62 @@ from __future__ import annotations
 import subprocess
 import sys
 
-STEP = """
+CODE = """
 import sys
 from pg_tensile.execution.capture import compiler
-if {deferred}:
-    compiler.defer()
+compiler.defer()
 import torch
+import torch.distributed as dist
 from torch import nn
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
 
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-batch = [torch.zeros(8, 4)], [torch.zeros(8, dtype=torch.long)]
-step = capture(model, *batch, StepSpec(nn.functional.cross_entropy), early_update=True)
-state = torch.optim.AdamW(model.parameters()).state_dict()
-print(step.trace.to_bytes().hex())
-"""
-LOADED = "torch._dynamo.convert_frame"
+def step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    batch = [torch.zeros(8, 4)], [torch.zeros(8, dtype=torch.long)]
+    captured = capture(model, *batch, StepSpec(nn.functional.cross_entropy), early_update=True)
+    state = torch.optim.AdamW(model.parameters()).state_dict()
+    return captured.trace.to_bytes()
 
+def is_loaded():
+    return "torch._dynamo.convert_frame" in sys.modules, compiler.is_loaded()
 
-def output(code: str, deferred: bool) -> list[str]:
-    """Return the lines that the code prints in an interpreter of its own."""
-    command = [sys.executable, "-c", STEP.format(deferred=deferred) + code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-
-
-def test_capturing_loads_no_compiler() -> None:
-    deferred = output(f"print({LOADED!r} in sys.modules, compiler.is_loaded())", deferred=True)
-    loaded = output(f"print({LOADED!r} in sys.modules, compiler.is_loaded())", deferred=False)
-    assert deferred[0] == loaded[0]
-    assert (deferred[1], loaded[1]) == ("False False", "True True")
-
-
-def test_a_process_group_loads_no_compiler() -> None:
-    lines = output(
-        """
-import torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-print(compiler.is_loaded())
-print(callable(torch._dynamo.trace_rules.get_legacy_mod_inlinelist), compiler.is_loaded())
-print(torch._dynamo.trace_rules.__name__)
-""",
-        deferred=True,
-    )
-    assert lines[1:] == ["False", "True True", "torch._dynamo.trace_rules"]
-
-
-def test_compiling_loads_the_compiler() -> None:
-    lines = output(
-        """
 class Counted(nn.Module):
     def forward(self, x):
         return x * 2 if torch.compiler.is_compiling() else x
 
-compiled = torch.compile(Counted(), backend="eager")
-print(compiled(torch.ones(2)).tolist(), compiler.is_loaded())
+without = step()
+print("after capturing", *is_loaded())
+model = nn.Linear(4, 2)
+for optimizer in torch.optim.AdamW(model.parameters(), fused=True), torch.optim.SGD(model.parameters(), lr=0.1):
+    model(torch.zeros(8, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("after training", *is_loaded())
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print("in a process group", *is_loaded())
+print("rules", callable(torch._dynamo.trace_rules.get_legacy_mod_inlinelist), torch._dynamo.trace_rules.__name__)
+print("once used", *is_loaded())
 compiler.defer()  # too late: nothing changes
 import torch._dynamo
-print(torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "no_such_name"))
-print(torch._dynamo.disable.__module__.startswith("torch._dynamo"))
-""",
-        deferred=True,
-    )
-    assert lines[1:] == ["[2.0, 2.0] True", "True False", "True"]
+print("module", torch._dynamo is sys.modules["torch._dynamo"], hasattr(torch._dynamo, "no_such_name"))
+print("functions", *(part.__module__ for part in (torch._dynamo.disable, torch._dynamo.graph_break)))
+print("compiled", torch.compile(Counted(), backend="eager")(torch.ones(2)).tolist())
+print("same trace", step() == without)
+"""
+
+
+def test_capturing_and_process_groups_load_no_compiler_and_compiling_does() -> None:
+    """In an interpreter of its own, because PyTorch loads it once."""
+    lines = subprocess.run([sys.executable, "-c", CODE], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert lines == [
+        "after capturing False False",
+        "after training False False",
+        "in a process group False False",
+        "rules True torch._dynamo.trace_rules",
+        "once used True True",
+        "module True False",
+        "functions torch._dynamo.decorators torch._dynamo.decorators",
+        "compiled [2.0, 2.0]",
+        "same trace True",
+    ]

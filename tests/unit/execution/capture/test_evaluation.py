@@ -15,7 +15,7 @@ from pg_tensile.execution.capture import StepSpec, capture, capture_evaluation
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.planning.trace.trace import Kind, Phase
 from tests.unit.executing import SPEC, batch, net, opened
-from tests.unit.zoo import NAMED
+from tests.unit.zoo import NAMED, names
 from tests.unit.zoo_habits import HABITS
 from tests.unit.zoo_layers import LAYERS
 
@@ -34,9 +34,10 @@ def eager(model: nn.Module, inputs, targets, spec: StepSpec) -> tuple[Tensor, li
     return loss, [leaf for leaf in tree_leaves(picked) if isinstance(leaf, Tensor)]
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name != "penalised"])  # which needs gradients
+@pytest.mark.parametrize("name", names(name for name in ZOO if name != "penalised"))  # which needs gradients
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_evaluates_as_pytorch_does(name):
+    """Long for deep networks, which have no operators of their own."""
     model, inputs, targets, spec = ZOO[name].make()
     twin = ZOO[name].make()[0]
     captured = capture_evaluation(model, inputs, targets, spec, with_loss=True)

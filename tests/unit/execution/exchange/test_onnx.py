@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def fitted(kind: str) -> Preprocessing:
+def fitted(kind: str, without: Collection[str] = ()) -> Preprocessing:
     rows, rng = every_type(300), np.random.default_rng(0)
+    rows.columns = {name: column for name, column in rows.columns.items() if name not in without}
     if kind == "several":
         rows.columns = {**rows.columns, "y": ("text", [f"class {i % 3}" for i in range(300)])}
     elif kind == "tokens":
@@ -89,11 +91,12 @@ def test_features_and_answers_are_those_of_the_preprocessing(kind: str) -> None:
     assert np.allclose(results[2], probabilities(outputs, preprocessing), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["log", "tokens"])
+@pytest.mark.parametrize("kind", ["log", pytest.param("tokens", marks=pytest.mark.long)])
 def test_a_graph_predicts_what_its_model_does_and_another_one_is_refused(kind: str) -> None:
+    """Long for tokens, whose attention is exported for seconds; their features are compared above."""
     import onnx
 
-    preprocessing = fitted(kind)
+    preprocessing = fitted(kind, ("int2", "int4", "float4", "time"))  # which are exported as int8, float8 and date are
     module = model(kind, preprocessing)
     contents = onnx_bytes(preprocessing, module, {"name": kind})
     assert check_graph(contents, preprocessing, module) < 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,8 +70,11 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "clip": 1.0}
 ADAM: dict[str, Any] = {"optimizer": "adam", "momentum": 0.8, "weight_decay": 0.01}
 
 
+_made: dict[tuple[Any, ...], tuple[Prepared, Any]] = {}  # by what `Case.once` is given
+
+
 class Case(NamedTuple):
-    """A job, and its graphs once they are captured."""
+    """A job. What is captured and planned for equal jobs on the same rows is the same, and made once."""
 
     prepared: Prepared
     architecture: dict[str, Any]
@@ -86,19 +90,37 @@ class Case(NamedTuple):
         preprocessing = self.prepared.fitted.preprocessing
         return self.settings, preprocessing.task, Sizes.of(self.prepared.dataset, preprocessing), CPU
 
+    def once(self, what: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, or returned for an equal job on the same rows."""
+        key = what, id(self.prepared), json.dumps(self.architecture), self.settings
+        if key not in _made:
+            _made[key] = self.prepared, make()  # whose address must not be used again
+        return _made[key][1]
+
     def graphs(self, model: nn.Module) -> Graphs:
-        return capture_graphs(model, *self.parts)
+        return cast(Graphs, self.once("graphs", lambda: capture_graphs(model, *self.parts)))
 
     def eager(self) -> EagerSteps:
         model = self.model()
-        return EagerSteps(model, self.settings, self.parts[1], CPU, evaluation_rows(model, *self.parts))
+        rows = self.once("rows", lambda: evaluation_rows(self.model(), *self.parts))
+        return EagerSteps(model, self.settings, self.parts[1], CPU, rows)
 
     def planned(self, part: float = 0.0, grant: Grant | None = None) -> PlannedSteps:
         """`part`: of the memory between the least and what there is without a plan."""
         model = self.model()
         graphs = self.graphs(model)
-        grant = grant or plan_within(graphs, part)
+        grant = grant or self.once(part, lambda: plan_within(graphs, part))
         return PlannedSteps(model, graphs, HostDevice(PROFILE, grant.granted_bytes), grant, raise_it)
+
+    def expected(self) -> tuple[Any, Recorder]:
+        """Return the weights after a run without a plan, and its record."""
+
+        def run() -> tuple[Any, Recorder]:
+            eager = self.eager()
+            recorder = self.run(eager)
+            return weights(eager.model), recorder
+
+        return cast(tuple[Any, Recorder], self.once("expected", run))
 
     def run(
         self, steps: Steps, resume: tuple[bytes, dict[str, Any]] | None = None, recorder: Recorder | None = None
@@ -153,9 +175,8 @@ def contents(recorder: Recorder) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def assert_same(job: Case, planned: PlannedSteps) -> None:
-    eager = job.eager()
-    expected, actual = job.run(eager), job.run(planned)
-    assert weights(planned.model) == weights(eager.model)
+    actual, (wanted, expected) = job.run(planned), job.expected()
+    assert weights(planned.model) == wanted
     assert actual.without_seconds() == expected.without_seconds()
     assert contents(actual) == contents(expected)
 
@@ -169,9 +190,7 @@ def test_a_learning_rate_that_falls_is_that_of_eager_steps(
     job = case(prepared, epochs=3, learning_rate_schedule="plateau", **options)
     steps = job.planned(part)
     assert_same(job, steps)
-    constant = case(prepared, epochs=3, **options).eager()
-    case(prepared, epochs=3, **options).run(constant)
-    assert weights(steps.model) != weights(constant.model)
+    assert weights(steps.model) != case(prepared, epochs=3, **options).expected()[0]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
@@ -191,9 +210,7 @@ def test_averaged_weights_are_those_without_a_plan(prepared: Prepared, options: 
     job = case(prepared, PLAIN, average_weights=True, **options)
     steps = job.planned(part)
     assert_same(job, steps)
-    last = case(prepared, PLAIN, **options).eager()
-    case(prepared, PLAIN, **options).run(last)
-    assert weights(steps.model) != weights(last.model)
+    assert weights(steps.model) != case(prepared, PLAIN, **options).expected()[0]
 
 
 @pytest.mark.parametrize("part", [0.0, 1.0])
@@ -204,9 +221,7 @@ def test_the_training_on_all_rows_is_that_without_a_plan(
     job = case(prepared, PLAIN, refit=True, **options)
     steps = job.planned(part)
     assert_same(job, steps)
-    first = case(prepared, PLAIN, **options).eager()
-    case(prepared, PLAIN, **options).run(first)
-    assert weights(steps.model) != weights(first.model)
+    assert weights(steps.model) != case(prepared, PLAIN, **options).expected()[0]
 
 
 def test_a_batch_larger_than_the_training_rows_is_all_of_them() -> None:
@@ -226,9 +241,15 @@ def test_other_models_too(rows: Rows, architecture: dict[str, Any], tokens: Toke
     assert_same(job, job.planned(0.2))
 
 
-@pytest.mark.parametrize("architecture", [MLP, TRANSFORMER], ids=["mlp", "transformer"])
 @pytest.mark.parametrize(
-    "options", [{"precision": "bfloat16"}, {"accumulate": 4}, {"precision": "bfloat16", "accumulate": 3}], ids=str
+    ("architecture", "options"),
+    [
+        (MLP, {"precision": "bfloat16"}),
+        (MLP, {"accumulate": 4}),
+        (MLP, {"precision": "bfloat16", "accumulate": 3}),
+        (TRANSFORMER, {"precision": "bfloat16", "accumulate": 3}),
+    ],
+    ids=["mlp-bfloat16", "mlp-parts", "mlp-both", "transformer-both"],
 )
 def test_with_less_precision_and_in_parts_as_well(architecture: dict[str, Any], options: dict[str, Any]) -> None:
     """The last batches have 13 rows, which cannot be cut, and 18."""
@@ -274,14 +295,13 @@ def test_whatever_the_last_batch_is(count: int, batch_size: int) -> None:
 @pytest.mark.parametrize(("first", "second"), [("eager", "planned"), ("planned", "eager"), ("planned", "planned")])
 def test_a_run_is_resumed_with_or_without_a_plan(prepared: Prepared, stop_after: int, first: str, second: str) -> None:
     job = case(prepared, **SGD)
-    expected = job.eager()
-    metrics = job.run(expected).without_seconds()
+    expected, record = job.expected()
     make: dict[str, Callable[[], Steps]] = {"eager": job.eager, "planned": job.planned}
     interrupted = job.run(make[first](), recorder=Recorder(stop_after))
     steps = make[second]()
     resumed = job.run(steps, interrupted.checkpoints[-1])
-    assert weights(steps.model) == weights(expected.model)
-    assert interrupted.without_seconds() + resumed.without_seconds() == metrics
+    assert weights(steps.model) == expected
+    assert interrupted.without_seconds() + resumed.without_seconds() == record.without_seconds()
 
 
 # ---- plans that change ----
@@ -359,10 +379,9 @@ def test_a_step_that_does_not_fit_is_tried_again_with_another_plan(prepared: Pre
     steps = PlannedSteps(model, graphs, device, grants[0], renegotiate)
     steps.measure()  # the workspaces show in the third step
     recorder = job.run(steps)
-    eager = job.eager()
-    expected = job.run(eager)
+    wanted, expected = job.expected()
     assert shortages
-    assert weights(steps.model) == weights(eager.model)
+    assert weights(steps.model) == wanted
     assert recorder.without_seconds() == expected.without_seconds()
 
 
@@ -403,9 +422,7 @@ def test_a_plan_made_before_larger_workspaces_were_known_is_passed_over(prepared
     )
     steps.measure()  # the workspaces show in the third step
     job.run(steps)
-    eager = job.eager()
-    job.run(eager)
-    assert weights(steps.model) == weights(eager.model)
+    assert weights(steps.model) == job.expected()[0]
     assert not scheduler.plans and scheduler.sent.count(FrameType.TRACE) == 1
 
 

@@ -83,7 +83,7 @@ def assert_same(found: Trace, expected: Trace) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@examples(3)
+@examples(2)
 @given(size=st.integers(SIZES[0], 300))
 def test_law_gives_the_trace_that_is_captured(name: str, size: int) -> None:
     trace, known = traced(name)

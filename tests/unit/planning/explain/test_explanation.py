@@ -42,12 +42,12 @@ def request(**changes: Any) -> Request:
 
 @pytest.fixture(scope="module")
 def net() -> Trace:
-    return network(24)
+    return network(12)
 
 
 @pytest.fixture(scope="module")
 def short() -> Trace:
-    return network(6)
+    return network(4)
 
 
 def half(trace: Trace) -> int:
@@ -122,7 +122,8 @@ def test_there_is_no_bound_without_a_plan_or_the_time_for_it(net: Trace) -> None
         assert not any("no plan below" in line for line in render(explanation))
 
 
-def test_a_promised_slowdown_is_told_with_the_memory_that_it_needs(net: Trace) -> None:
+def test_a_promised_slowdown_is_told_with_the_memory_that_it_needs() -> None:
+    net = network(8)
     budget = half(net)
     lost = numbers(net, memory_budget=budget)["time"]["slowdown"]
     (line,) = (line for line in render(explained(net, memory_budget=budget)) if "slowdown" in line)
@@ -277,8 +278,9 @@ def test_the_slowdown_beside_running_jobs_is_that_of_the_schedulers_plan(short: 
     assert free["slowdown"] < result["slowdown"]  # nothing keeps the memory and the link from it
 
 
-def test_a_job_waits_beside_running_ones_whose_link_it_would_need(short: Trace) -> None:
+def test_a_job_waits_beside_running_ones_whose_link_it_would_need() -> None:
     """Both promises fit into the memory, if each has the whole link; they cannot share it."""
+    short = network(6)
     promise = 1.1
     budget = 2 * promised_bytes(short, promise)
     start = beside(short, promise, budget, max_slowdown=promise).start

@@ -551,7 +551,7 @@ def test_tight_plans_for_five_thousand_operators_take_a_second(policy):
 
 @pytest.mark.parametrize("policy", ["vdnn", "lru", "capuchin"])
 def test_a_network_trains_to_the_same_bits(policy):
-    case = NAMED["resnet50"]
+    case = NAMED["resnet26"]
     model, inputs, targets, spec = case.make()
     trained = case.make()[0]
     captured = capture(trained, inputs, targets, spec)

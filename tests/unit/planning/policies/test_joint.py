@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from random import Random
 
@@ -170,11 +171,11 @@ def test_several_jobs_that_cannot_fit_are_refused_with_the_smallest_possible_bud
 
 
 def test_more_memory_is_used_and_never_costs_time():
-    trace = network(12)
-    plans = [policy.plan({0: trace}, RTX_A6000, budget_of(trace, step / 19))[0] for step in range(20)]
+    trace = network(8)
+    plans = [policy.plan({0: trace}, RTX_A6000, budget_of(trace, step / 11))[0] for step in range(12)]
     peaks = [device_peak(trace, plan) for plan in plans]
     times = [timeline(trace, plan).iteration_us for plan in plans]
-    assert peaks == sorted(peaks) and len(set(peaks)) > 10
+    assert peaks == sorted(peaks) and len(set(peaks)) > 8
     assert all(more <= less * 1.03 for less, more in pairwise(times))
 
 
@@ -431,7 +432,7 @@ def test_more_passes_avoid_what_costs_the_most():
 
 def test_those_that_lose_the_most_get_the_most():
     """The same network, once with a slow link's worth of memory to save and once with little to lose."""
-    heavy, light = network(12, latency_us=10.0), network(12, latency_us=5000.0)
+    heavy, light = network(8, latency_us=10.0), network(8, latency_us=5000.0)
     budget = budget_of(heavy, 0.5) + budget_of(light, 0.5)
     planners = {0: JobPlanner(heavy, RTX_A6000), 1: JobPlanner(light, RTX_A6000)}
     chosen, _ = share_out(planners, budget)
@@ -445,9 +446,10 @@ def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float
     return sum(us[job] / planner.vanilla.us - 1 for job, planner in planners.items())
 
 
+@cache
 def crowd() -> tuple[dict[int, JobPlanner], int]:
     """Return two jobs that wait for each other if their plans fill their parts of the link, and a budget."""
-    planner = JobPlanner(network(24, latency_us=40.0), RTX_A6000)
+    planner = JobPlanner(network(10), RTX_A6000)
     return dict.fromkeys(range(2), planner), 2 * budget_of(planner.trace, 0.3)
 
 
@@ -479,7 +481,7 @@ def test_jobs_on_the_host_have_their_parts_of_the_link_whatever_the_others_do():
 
 
 def test_a_brief_division_fits_and_loses_little():
-    traces = [network(12, latency_us=20.0 + job) for job in range(3)]
+    traces = [network(8, latency_us=20.0 + job) for job in range(3)]
     budget = sum(budget_of(trace, 0.5) for trace in traces)
     planners = {job: JobPlanner(trace, RTX_A6000) for job, trace in enumerate(traces)}
     brief = share_out(planners, budget, brief=True)
@@ -539,8 +541,8 @@ def test_what_a_job_is_given_anyway_counts():
 
 
 def test_the_heavier_job_loses_less():
-    planners = {job: JobPlanner(network(12), RTX_A6000.with_link(2e9)) for job in (0, 1)}
-    budget = 2 * budget_of(network(12), 0.4)
+    planners = {job: JobPlanner(network(8), RTX_A6000.with_link(2e9)) for job in (0, 1)}
+    budget = 2 * budget_of(network(8), 0.4)
     chosen, _ = share_out(planners, budget, {0: Terms(weight=1.0), 1: Terms(weight=16.0)})
     assert chosen[1].us < chosen[0].us
 

@@ -22,7 +22,7 @@ from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 MIB = 1 << 20
-LAYERS, HUGE = 24, 256 * MIB
+LAYERS, HUGE = 12, 256 * MIB
 
 
 def with_huge_operator(seed: int = 0) -> Trace:

@@ -133,7 +133,7 @@ def test_a_budget_with_no_room_for_staging_has_plans_all_the_same():
 
 def test_a_gain_that_coding_takes_of_the_processors_again_is_none():
     """On the host device; a GPU codes beside its compute."""
-    slow = device(times=codec_times(20.0))
+    slow = device(times=codec_times(15.0))
     assert not codecs(planned(DeviceScheduler().schedule(slow, [job()])).plan)
     elsewhere = replace(NETWORK, device="cuda")
     gpu = replace(slow, name="cuda:0", budget_bytes=BUDGET + STAGING_BYTES["cuda"] - STAGING_BYTES["cpu"])

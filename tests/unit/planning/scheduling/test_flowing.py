@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -63,17 +62,16 @@ from tests.unit.planning.scheduling.jobs import (
 
 SLOW_LINK = replace(RTX_A6000.with_link(1e8), kind="host")
 LINK = replace(RTX_A6000.with_link(5e8), kind="host")
-WAVE = network(16, latency_us=2000.0)  # keeps less than a third of what it takes
+WAVE = network(10, latency_us=2000.0)  # keeps less than a third of what it takes
 PEAKED = network(9, [MIB] * 4 + [8 * MIB] + [MIB] * 4, latency_us=5000.0)  # one layer needs most of that
 CONTENTION = 0.3  # so that computing at once costs something, and memory flows more often
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_passes() -> Iterator[None]:
-    """Plans of few passes: less good, and made in less time."""
+def contention() -> Iterator[None]:
+    """Jobs that compute at once, so that memory flows more often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pg_tensile.planning.scheduling.round_state.HOST_CONTENTION", CONTENTION)
-        patch.setattr(sys.modules[JobPlanner.__module__], "OPERATORS", 1000)
         yield
 
 
@@ -158,7 +156,7 @@ def test_two_jobs_of_nine_tenths_each_do_not_flow_where_halves_lose_little():
 
 
 def test_three_jobs_flow():
-    trace = network(12, latency_us=2000.0)
+    trace = network(8, latency_us=2000.0)
     state, jobs = host(1.5 * most(trace)), [job(number, trace) for number in (1, 2, 3)]
     running = flowing(state, *jobs)
     assert granted(*running) > state.budget_bytes
@@ -327,7 +325,7 @@ def test_a_flow_leaves_room_for_the_other_graphs_of_each_job():
 
 
 def test_a_flow_changes_when_a_job_comes_and_when_there_is_less_memory():
-    trace = network(12, latency_us=2000.0)
+    trace = network(8, latency_us=2000.0)
     state = host(1.5 * most(trace))
     both = flowing(replace(state, budget_bytes=int(1.2 * most(trace))), job(1, trace), job(2, trace))
     schedule = decide(state, *both, job(3, trace))
@@ -415,7 +413,7 @@ def test_equal_jobs_of_any_length_flow_without_long_planning(monkeypatch):
         return simulate(*arguments)
 
     monkeypatch.setattr(plan_caches, "simulate_flow", counted)
-    long = network(16, latency_us=2e5)
+    long = network(10, latency_us=2e5)
     state = host(1.1 * most(WAVE), profile=replace(RTX_A6000.with_link(1e6), kind="host"))
     decide(state, job(1, WAVE), job(2, long))
     assert simulated and len(simulated) < 20 and max(simulated) <= 2000

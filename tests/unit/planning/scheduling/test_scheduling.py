@@ -203,9 +203,10 @@ def test_several_jobs_share_the_budget_and_the_link():
     assert shares and min(shares) > 0 and sum(shares) <= 1 + 1e-9
 
 
+@pytest.mark.usefixtures("many_divisions")
 def test_a_job_that_moves_more_has_more_of_the_link():
     """One whose operators are too slow to be executed again, beside one that does without the link."""
-    traces = [network(16, latency_us=400.0), network(16, latency_us=20.0), network(16, latency_us=20.0)]
+    traces = [network(8, latency_us=latency_us) for latency_us in (400.0, 20.0, 20.0)]
     state = replace(device(middle(*traces, part=0.5)), profile=RTX_A6000.with_link(4e9))
     schedule = decide(state, *(job(number, trace) for number, trace in enumerate(traces)))
     decisions = [planned(schedule, number) for number in range(3)]
@@ -347,8 +348,9 @@ def with_promise(trace: Trace, share: float = 1.0) -> int:
     return JobPlanner(trace, SLOW, share).saving(1.05).device_peak_bytes
 
 
+@pytest.mark.usefixtures("many_divisions")
 def test_the_others_make_room_for_a_promise():
-    trace = network(12)
+    trace = network(8)
     state = replace(device(with_promise(trace) + middle(trace, part=0.1)), profile=SLOW)
     alike = decide(state, job(1, trace), job(2, trace))
     assert min(loss(planned(alike, number)) for number in (1, 2)) > 0.05
@@ -367,6 +369,7 @@ def test_a_job_waits_until_promises_can_be_kept():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("many_divisions")
 def test_a_job_waits_while_the_link_does_not_suffice_for_all_promises():
     """Long: plans that keep a promise are found by bisection, each with its whole search."""
     trace = network(24, latency_us=1000.0)  # too slow to execute again, and swapped for nothing while it is alone
@@ -395,8 +398,9 @@ def test_a_promise_that_the_device_cannot_keep_is_refused():
     assert isinstance(decision, Refused) and decision.max_slowdown == 1.01
 
 
+@pytest.mark.usefixtures("many_divisions")
 def test_promises_are_broken_by_rank_where_memory_is_taken_away():
-    trace = network(12)
+    trace = network(8)
     jobs = [promised(number, trace, 1.05, priority=float(number)) for number in range(2)]
     state = replace(device(2 * most(trace)), profile=SLOW)
     scheduler = DeviceScheduler()

@@ -27,7 +27,7 @@ def test_a_version_is_recomputed_by_its_writers_in_order() -> None:
     recomputation = Recomputations(trace).of(B, 1)
     assert recomputation is not None
     assert [step.operator for step in recomputation.steps] == [2, 3]
-    assert recomputation.inputs == [Input(A, 0, False), Input(S, 0, True)]
+    assert recomputation.inputs == (Input(A, 0, False), Input(S, 0, True))
     assert recomputation.us == trace.latency_us[[2, 3]].sum()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,38 @@ def test_versions_are_checked_first(
         cluster.connect(NOWHERE, lambda: None)
     header = error_header(raised.value)
     assert header["sqlstate"] == sqlstate and header["hint"]
+
+
+@pytest.mark.parametrize(
+    ("token_file", "message"),
+    [("", "ray_token_file is not set"), ("/nowhere", "cannot be read"), ("/dev/null", "has no token")],
+)
+def test_a_job_needs_a_file_with_a_token(monkeypatch: pytest.MonkeyPatch, token_file: str, message: str) -> None:
+    installed(monkeypatch, ray="2.60.0", grpcio="1.74.0")
+    with pytest.raises(RayTokenError, match=message) as raised:
+        cluster.connect(NOWHERE._replace(token_file=token_file), lambda: None)
+    header = error_header(raised.value)
+    assert header["sqlstate"] == "28000" and header["hint"]
+
+
+def test_a_token_that_the_head_refuses_is_told_at_once() -> None:
+    import grpc
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, details: object) -> object:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda request, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+            )
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Refusing()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(RayTokenError, match="does not accept the token") as raised:
+            cluster._check_token(NOWHERE._replace(address=f"ray://127.0.0.1:{port}", timeout_s=60.0), "t", lambda: None)
+        assert error_header(raised.value)["sqlstate"] == "28000"
+    finally:
+        server.stop(None)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "two words", "line\nline", "ключ", "a\x00b"])

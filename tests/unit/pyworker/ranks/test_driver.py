@@ -85,6 +85,7 @@ def test_two_ranks_train_with_the_same_bits_under_any_plan(
     assert child.headers(FrameType.PROGRESS)[-1]["bytes_swapped"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "sqlstate", "message"),
     [
@@ -99,6 +100,7 @@ def test_two_ranks_train_with_the_same_bits_under_any_plan(
 def test_a_cluster_that_cannot_be_used_ends_the_job(
     begin: Begin, changes: dict[str, Any], sqlstate: str, message: str
 ) -> None:
+    """As test_cluster.py checks it without a cluster. Long: it needs a cluster, and processes that import PyTorch."""
     error = begin(ray=changes).until_error()
     assert error["sqlstate"] == sqlstate and message in error["message"] and error["hint"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 from pyworker.version import VERSION
+
+NUMBERS = ("pg_tensile.child_memory", "pg_tensile.executor_timeout", "pg_tensile.nice")
 
 
 class Plpy:
@@ -22,7 +25,7 @@ class Plpy:
     def execute(self, sql: str, values: object = ()) -> list[dict[str, Any]]:
         if "server_encoding" in sql:
             return [{"encoding": "UTF8", "library": VERSION, "extension": 1}]
-        return [{"value": "0" if "pg_settings" in sql else sys.executable}]
+        return [{"value": json.dumps(dict.fromkeys(NUMBERS, "0")) if "pg_settings" in sql else sys.executable}]
 
     def commit(self) -> None:
         pass

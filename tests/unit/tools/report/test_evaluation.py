@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,18 +140,14 @@ def test_hostile_names_and_queries_stay_text() -> None:
     assert facts_in(text)["evaluation"]["query"] == HOSTILE
 
 
-def test_a_browser_draws_the_charts(tmp_path: Any) -> None:
-    browser = Browser(tmp_path)
+def test_a_browser_draws_the_charts(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    try:
-        for scores in (CLASSIFIED, ESTIMATED):
-            path.write_text(render(record(evaluation=evaluated(scores, importance()))), "utf-8")
-            page = browser.page(390, 900, "dark")
-            page.open(path, "document.documentElement.dataset.charts")
-            assert page.complaints == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390
-            drawn = "[...document.querySelectorAll('.chart')].map((e) => [e.id, e.getBoundingClientRect().height])"
-            heights = {name: height for name, height in page.evaluate(drawn) if name in CHARTS}
-            assert len(heights) == 2 and min(heights.values()) > 100, json.dumps(heights)
-    finally:
-        browser.close()
+    for scores in (CLASSIFIED, ESTIMATED):
+        path.write_text(render(record(evaluation=evaluated(scores, importance()))), "utf-8")
+        page = browser.page(390, 900, "dark")
+        page.open(path, "document.documentElement.dataset.charts")
+        assert page.complaints == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        drawn = "[...document.querySelectorAll('.chart')].map((e) => [e.id, e.getBoundingClientRect().height])"
+        heights = {name: height for name, height in page.evaluate(drawn) if name in CHARTS}
+        assert len(heights) == 2 and min(heights.values()) > 100, json.dumps(heights)

