@@ -192,7 +192,7 @@ def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None
     return Planned(
         trace,
         Plan.from_rows(row["events"], row["generation"], row["plan_order"]),
-        _with_share(DeviceProfile(**row["profile"]), log, row["generation"]),
+        _with_share(DeviceProfile.from_json(row["profile"]), log, row["generation"]),
         arrays[0].astype(np.int32),
         arrays[1].astype(np.int64),
         arrays[2].astype(np.int64),

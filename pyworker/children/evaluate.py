@@ -47,7 +47,7 @@ def _profile(channel: Channel) -> DeviceProfile | None:
         return None
     fields = channel.spec["profiles"].get("cpu")
     if fields is not None:
-        return DeviceProfile(**fields)
+        return DeviceProfile.from_json(fields)
     return channel.wait_for(channel.background.submit(measure, "cpu"), "loading")  # behind the imports
 
 

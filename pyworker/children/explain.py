@@ -230,7 +230,7 @@ def _target_device(channel: Channel) -> _TargetDevice:
     if fields is None:
         profile = channel.wait_for(channel.background.submit(measure, device), "building")
     else:
-        profile = DeviceProfile(**fields)
+        profile = DeviceProfile.from_json(fields)
     if spec["ranks"] is not None:
         not_known = "the devices of the Ray cluster are taken to be like this machine's"
         name, approximate = f"{PREFIX}{name}", "; ".join(filter(None, (approximate, not_known)))

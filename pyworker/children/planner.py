@@ -23,7 +23,8 @@ comes with each request. The frames (docs/internals.md, "Memory"):
   brief is abandoned for a newer one, and after `thorough_s`: then the answer has only `request`, `device` and
   `abandoned`, "newer" or "time".
 
-An error in one job's data (a damaged trace) is a decision about that job; any other ends the process with ERROR.
+An error in one job's data (a damaged trace) is a decision about that job, and one in the device's profile about all of
+them; any other ends the process with ERROR.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from pg_tensile.errors import MeasurementError, TraceError
+from pg_tensile.errors import CodecError, DeviceError, MeasurementError, TraceError
 from pg_tensile.planning.compression.codec_times import CodecTimes
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -43,7 +45,7 @@ from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.joint.part import AbandonedError
-from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned
+from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned, Schedule
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.connection import Connection
@@ -152,7 +154,6 @@ class Planner:
             self._current_loads[name].keep({trace.fingerprint for trace in traces})
         held = sum(state.given.granted_bytes for state in states if state.given and state.job in faults)
         held += sum(state.overhead_bytes for state in states if state.job in faults)
-        device = _device(request["device"], held)
         scheduler = self._schedulers.setdefault(name, DeviceScheduler())
         may_be_brief = request["may_be_brief"]
 
@@ -161,7 +162,10 @@ class Planner:
 
         planned = [state for state in states if state.job not in faults]
         try:
-            schedule = scheduler.schedule(device, planned, may_be_brief, over)
+            schedule = scheduler.schedule(_device(request["device"], held), planned, may_be_brief, over)
+        except DeviceError as error:  # its stored profile is damaged
+            faults |= {state.job: f"{error.message}: {error.detail}" for state in planned}
+            schedule = Schedule({}, {}, [], {})
         except AbandonedError:
             abandoned = "newer" if self._is_replaced(name) else "time"
             header = {"request": request["request"], "device": name, "abandoned": abandoned}
@@ -219,8 +223,11 @@ def _plan(buffers: Iterator[Buffer]) -> Plan:
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
     fields = {key: value for key, value in fields.items() if key != "latency_models"}
     ending = fields["ending_bytes"] + held_bytes
-    times = fields.get("codec_times")
-    objects = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
+    times = None
+    if fields.get("codec_times"):
+        with suppress(CodecError):  # damaged: as if the codecs had not been measured
+            times = CodecTimes.from_json(fields["codec_times"])
+    objects = {"profile": DeviceProfile.from_json(fields["profile"]), "codec_times": times}
     return DeviceState(**fields | objects | {"ending_bytes": ending})
 
 

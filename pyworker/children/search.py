@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -108,8 +107,7 @@ def timed(frame: Frame) -> Trace:
 
 def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
     """Return the device's profile with the share of the link that the job has."""
-    profile = DeviceProfile(**{field.name: given[field.name] for field in fields(DeviceProfile) if field.name in given})
-    return profile.with_share(share)
+    return DeviceProfile.from_json(given).with_share(share)
 
 
 class Reporter:

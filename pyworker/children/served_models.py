@@ -234,7 +234,7 @@ def _described(name: str, profiles: dict[str, dict[str, Any]]) -> Generator[None
 
     device = choose_device(name)
     fields = profiles.get(str(device))
-    profile = measure(device) if fields is None else DeviceProfile(**fields)
+    profile = measure(device) if fields is None else DeviceProfile.from_json(fields)
     overhead = overhead_bytes(device.type, profile)
     return {"error": None, "device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
     yield

@@ -95,7 +95,7 @@ class TrainingRun:
 
         device = choose_device(self._spec["device"])
         fields = self._spec["profiles"].get(str(device))
-        return measure(device) if fields is None else DeviceProfile(**fields)
+        return measure(device) if fields is None else DeviceProfile.from_json(fields)
 
     # ---- training ----
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pg_tensile.errors import DeviceError
 from pg_tensile.planning.device_types import ACCELERATORS
@@ -63,6 +63,15 @@ class DeviceProfile:
         if not 0.5 <= self.duplex_factor <= 1.0:
             hint = "1.0: the two directions do not disturb each other; 0.5: they share one path."
             raise DeviceError(f"duplex_factor of device profile {self.name} is {self.duplex_factor}", hint=hint)
+
+    @classmethod
+    def from_json(cls, stored: Any) -> DeviceProfile:
+        """Return the profile that tensile.device_profiles holds as JSON. Raises DeviceError if it is damaged."""
+        try:
+            return cls(**stored)
+        except (TypeError, DeviceError) as error:
+            hint = "As a superuser, delete its row from tensile.device_profiles: the next job measures the device again."
+            raise DeviceError("the stored profile of the device cannot be used", hint, str(error)) from error
 
     def with_link(
         self, out_bytes_per_s: float, in_bytes_per_s: float | None = None, duplex_factor: float = 1.0

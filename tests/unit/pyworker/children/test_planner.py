@@ -279,6 +279,29 @@ def test_a_damaged_trace_concerns_its_job_alone(planner):
     assert answer["granted_bytes"] == whole  # what job 1 was given stays with it
 
 
+@pytest.mark.parametrize(
+    "profile",
+    [None, [], "A6000", {}, asdict(RTX_A6000) | {"memory_bytes": "many"}, asdict(RTX_A6000) | {"more": 1},
+     asdict(RTX_A6000) | {"in_bytes_per_s": 0}],
+)  # fmt: skip
+def test_a_damaged_profile_fails_the_jobs_of_its_device_alone(planner, profile):
+    trace = network(4)
+    planner.trace(1, trace.to_bytes())
+    frame = planner.schedule(1 << 30, job(1, least_bytes(trace)), profile=profile)
+    assert decisions(frame) == {1: "failed"}
+    assert "profile of the device cannot be used" in frame.header["jobs"][0]["reason"]
+    frame = planner.schedule(1 << 30, job(1, least_bytes(trace)))
+    assert decisions(frame) == {1: "planned"}
+
+
+@pytest.mark.parametrize("times", ["", "[]", "{}", '{"version": 1, "models": [1]}', '{"version": 1, "models": {"a": 1}}'])
+def test_damaged_times_of_codecs_are_as_if_codecs_had_not_been_measured(planner, times):
+    trace = network(4)
+    planner.trace(1, trace.to_bytes())
+    frame = planner.schedule(1 << 30, job(1, least_bytes(trace)), codec_times=times)
+    assert decisions(frame) == {1: "planned"}
+
+
 def test_an_eager_job_needs_no_trace(planner):
     frame = planner.schedule(1000, job(5, 600, traced=False, policy="none"), job(6, 600, traced=False, policy="none"))
     assert decisions(frame) == {5: "planned", 6: "waits"}
