@@ -24,13 +24,13 @@ extern void pack_buffer_init(PackBuffer *buffer, MemoryContext context);
 /* Makes room for `needed` bytes; 54000 if a frame cannot carry them. */
 extern void pack_buffer_grow(PackBuffer *buffer, Size needed);
 
-/* Appends `size` bytes, and returns where they go. */
+/* Appends `size` bytes, and returns where they go, which is not NULL for no bytes either. */
 static inline char *
 pack_buffer_extend(PackBuffer *buffer, Size size)
 {
 	char	   *start;
 
-	if (size > buffer->capacity - buffer->used)
+	if (buffer->data == NULL || size > buffer->capacity - buffer->used)
 		pack_buffer_grow(buffer, buffer->used + size);
 	start = buffer->data + buffer->used;
 	buffer->used += size;

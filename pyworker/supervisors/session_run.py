@@ -15,6 +15,7 @@ Standard library only.
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
@@ -30,6 +31,7 @@ from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
+ONNX_NOTICE, ONNX_LIMIT = 30.0, 600.0  # seconds: an export says that it goes on, the time doubled each time, and ends
 CONNECTION_ERRORS = "08"  # a class of SQLSTATEs
 UNEXPLAINED = ("08", "38", "58", "XX")
 ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
@@ -107,11 +109,25 @@ async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[An
         await OPENINGS[request["kind"]](server, child, request, threads, result)
         await drain(child, result)
         await _feed(server, child, result)
-        while not result.complete:
-            result.add(await child.receive(TICK))
+        await _finish(server, child, request["kind"], result)
         return result.rows
     finally:
         await child.close()
+
+
+async def _finish(server: Server, child: Child, kind: str, result: Result) -> None:
+    """Wait for the result. Making an ONNX graph may take minutes without a sign of life, so it says so, and has a limit."""
+    started, notice = time.monotonic(), ONNX_NOTICE
+    while not result.complete:
+        result.add(await child.receive(TICK))
+        seconds = time.monotonic() - started
+        if kind != "export_model" or seconds < notice:
+            continue
+        if seconds > ONNX_LIMIT:
+            hint = "Export it in the format tensile or torch."
+            raise Failure("54000", f"the ONNX graph was not finished within {ONNX_LIMIT:.0f} s", hint=hint)
+        server.plpy.notice(f"export_model has been making the ONNX graph for {seconds:.0f} s")
+        notice = min(2 * notice, ONNX_LIMIT)
 
 
 async def _open_explanation(

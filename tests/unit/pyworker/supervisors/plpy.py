@@ -32,3 +32,5 @@ class Plpy:
 
     def log(self, line: str) -> None:
         self.lines.append(line)
+
+    notice = log
