@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long mutants emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -118,6 +118,7 @@ help:
 	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
 	@echo 'make bench-answers   the default of train_model against gradient boosting, on eleven real tables'
+	@echo 'make bench-small-tables  the same on thirty small tables, against a linear model, too'
 	@echo 'make bench-tables    its time, predictions, intervals and memory on a large table'
 	@echo 'make bench-tuning    twenty trials of tune_model beside Optuna and PyTorch in a script (BENCH="--quick")'
 	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
@@ -215,7 +216,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-tables bench-tuning bench-recovery: venv deploy
+bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-small-tables bench-tables bench-tuning bench-recovery: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
 
 soak: venv deploy
