@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data import dataset, splits
+from pg_tensile.execution.data.columns import Column
+from pg_tensile.execution.data.dataset import RowStore
 from pg_tensile.execution.data.roles import FLAG, Roles
 from pg_tensile.execution.data.splits import Division, Split, described, divide
 from tests.examples import examples
@@ -54,6 +57,36 @@ def shares(prepared: Prepared) -> tuple[Counter[float], Counter[float]]:
     tables = prepared.dataset.training, prepared.dataset.validation
     training, validation = (Counter(table.target.tolist()) for table in tables)
     return training, validation
+
+
+def many_rows(rows: int) -> RowStore:
+    """Rows of a number and one of three labels; every tenth is the same as the one before."""
+    random = np.random.default_rng(0)
+    store = RowStore([Column("x", "float8"), Column("y", "int4", target=True)], 1 << 30, "/tmp")
+    size = 100_000
+    for _ in range(rows // size):
+        hashes = random.integers(0, 1 << 64, size, np.uint64)
+        hashes[9::10] = hashes[8::10]
+        nulls = bytes((size + 7) // 8)
+        labels = (hashes % np.uint64(3)).astype("<i4")
+        store.add(size, [hashes.tobytes(), nulls, random.random(size).tobytes(), nulls, labels.tobytes()])
+    store.finish(rows, "", [])
+    return store
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("classify", [False, True])
+def test_a_random_split_takes_no_more_memory_for_more_rows(classify: bool) -> None:
+    def peak_bytes(rows: int) -> int:
+        store = many_rows(rows)
+        tracemalloc.start()
+        try:
+            divide(store, Split(0, 0.2), Roles.of(store.columns), classify)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak_bytes(10_000_000) <= 1.05 * peak_bytes(1_000_000)
 
 
 LABELS = {
