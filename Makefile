@@ -29,7 +29,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long mutants emulator lint \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint \
 	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
@@ -102,6 +102,7 @@ help:
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
 	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
+	@echo 'make test-sanitized  the server'"'"'s tests with a PostgreSQL that finds errors of memory (AddressSanitizer, assertions)'
 	@echo 'make test-majors     the same with 18 and 19, those of tools and documents as well'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
@@ -166,7 +167,13 @@ test: venv deploy
 # with another PostgreSQL.
 test-long: venv deploy emulator
 	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
-	@$(MAKE) --no-print-directory test-major
+	@$(MAKE) --no-print-directory test-major test-sanitized
+
+# The server's tests with a PostgreSQL that finds errors of memory, but for those in which no more of its C runs
+OUTSIDE = client demo docs notebook report top accelerator predict_device ranks rank_kills dump_restore small_tables
+test-sanitized: venv
+	@scripts/sanitized.sh $(PYTEST) -m 'not long' \
+		$(filter-out $(patsubst %,tests/server/test_%.py,$(OUTSIDE)),$(wildcard tests/server/test_*.py))
 
 # Installs mutants of the extension, and at its end the checkout's again.
 mutants: venv deploy
