@@ -62,7 +62,6 @@ BEGIN
         HINT = 'The jobs you may see are listed in tensile.jobs.';
 END $$;
 
--- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
 -- Four significant digits
 CREATE FUNCTION tensile._rounded(value float8) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
@@ -102,6 +101,7 @@ BEGIN
                                        ELSE 'that was the last one (epochs)' END);
 END $$;
 
+-- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
 CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
