@@ -5,13 +5,13 @@ The query that `predict_rows(model)` derives is tested in test_lineage.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
 from tests.server.cast import current_user
-from tests.server.support import ROWS, SMALL_MLP, Connection, Wait, finish, submit, value
+from tests.server.support import ROWS, MLP, Connection, Wait, finish, submit, value
 from tests.server.tuning import tune
 
 RAN_AS = """
@@ -28,11 +28,11 @@ JOBS = "SELECT max(id) FROM tensile.jobs WHERE kind = %s"
 
 
 @pytest.fixture
-def alice(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Connection:
-    """A role that owns model `m`; rows of `query(alice)` are there for it alone."""
+def alice(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Iterator[Connection]:
+    """A role for which alone the rows of `query(alice)` are there."""
     db.execute(RAN_AS)
-    db.execute("GRANT EXECUTE ON FUNCTION public.ran_as(text) TO PUBLIC")
-    return connect(user=roles("alice"))
+    yield connect(user=roles("alice"))
+    db.execute("DROP FUNCTION public.ran_as")
 
 
 def query(alice: Connection) -> str:
@@ -41,11 +41,11 @@ def query(alice: Connection) -> str:
 
 def test_of_jobs_schedules_and_tunings(db: Connection, alice: Connection, wait_until: Wait) -> None:
     rows = query(alice)
-    job = submit(alice, "strange", SMALL_MLP, query=RAN_AS_QUERY.format("postgres"))
+    job = submit(alice, "strange", MLP, query=RAN_AS_QUERY.format("postgres"))
     with pytest.raises(psycopg.Error, match=f"it ran as {current_user(alice)}"):
         finish(alice, job)
     gate = {"deploy": "if_better", "gate": {"query": rows}}
-    first = submit(alice, "m", SMALL_MLP, query=rows, validation_query=f"{rows} LIMIT 50", validation=0, options=gate)
+    first = submit(alice, "m", MLP, query=rows, validation_query=f"{rows} LIMIT 50", options=gate)
     finish(alice, first)
     finish(alice, submit(alice, "m", query=rows, options=gate, seed=1))  # compared with the first
 
@@ -67,7 +67,7 @@ def test_of_jobs_schedules_and_tunings(db: Connection, alice: Connection, wait_u
 
 def test_in_sessions_they_run_as_the_caller(db: Connection, alice: Connection) -> None:
     rows = query(alice)
-    finish(alice, submit(alice, "m", SMALL_MLP, query=rows))
+    finish(alice, submit(alice, "m", MLP, query=rows))
     keyed = f"SELECT row_number() OVER () AS id, a, b, c FROM ({rows}) r"
     for call, selected in (
         ("SELECT count(*) FROM evaluate_model('m', %s)", rows),
