@@ -16,6 +16,8 @@ from tests.unit.pyworker.children.test_executor import Child, grant
 from tests.unit.pyworker.ranks.conftest import Begin, RankedChild, beginning
 from tests.unit.ray_cluster import ray_cluster
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # a job's ranks take seconds to start
+
 
 def claim(child: Child) -> None:
     """Give a job of the policy none its memory."""
@@ -66,7 +68,6 @@ def no_ranks_are_left(wait_until: Callable[..., Any]) -> Callable[[RayCluster], 
     return lambda cluster: wait_until(lambda: not cluster.ranks(), 60)
 
 
-@pytest.mark.long
 def test_two_ranks_train_with_the_same_bits_under_any_plan(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -85,7 +86,6 @@ def test_two_ranks_train_with_the_same_bits_under_any_plan(
     assert child.headers(FrameType.PROGRESS)[-1]["bytes_swapped"] > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "sqlstate", "message"),
     [
@@ -105,7 +105,6 @@ def test_a_cluster_that_cannot_be_used_ends_the_job(
     assert error["sqlstate"] == sqlstate and message in error["message"] and error["hint"]
 
 
-@pytest.mark.long
 def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -128,7 +127,6 @@ def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     assert other.weights() != undisturbed.weights() and len(other.weights()) == len(undisturbed.weights())
 
 
-@pytest.mark.long
 def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -142,7 +140,6 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -156,7 +153,6 @@ def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_ranks_end_with_the_process_that_drives_them(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -167,7 +163,6 @@ def test_ranks_end_with_the_process_that_drives_them(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_an_error_of_all_ranks_is_reported_once(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -179,7 +174,6 @@ def test_an_error_of_all_ranks_is_reported_once(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_a_job_waits_for_processors_and_can_be_stopped(begin: Begin) -> None:
     child = begin((9, 9))
     expected = "9 CPUs of the Ray cluster, 4 are free"  # when those of the job before are
@@ -189,14 +183,12 @@ def test_a_job_waits_for_processors_and_can_be_stopped(begin: Begin) -> None:
     assert child.until(FrameType.DONE).header == {"stopped": True}
 
 
-@pytest.mark.long
 def test_a_job_with_a_least_number_of_ranks_begins_with_those_that_there_are(begin: Begin) -> None:
     child = unplanned(begin((2, 9), policy="none", batch_size=48, ray={"timeout_s": 20}))
     assert any(header.get("waits_for") for header in child.headers(FrameType.PROGRESS))
     assert [report["rank"] for report in reports(child)[-1]] == [0, 1, 2, 3]
 
 
-@pytest.mark.long
 def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"PGPASSWORD": "correct horse", "PGHOST": "/somewhere", "PGT_TEST": "battery staple"}
     for name, value in secrets.items():
@@ -211,7 +203,6 @@ def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, m
         assert not any(word.encode() in seen for pair in secrets.items() for word in pair)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("words", ["raylet", "ray.util.client.server"], ids=["nodes", "client server"])
 def test_a_part_of_the_cluster_that_dies_ends_the_attempt(words: str) -> None:
     """All nodes' raylets, or the head's server of clients."""
