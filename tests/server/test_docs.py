@@ -132,12 +132,12 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
     for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
-                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, what="jobs end")
+                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, 240, "jobs end")
             yield block._replace(text=statement)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("document", WITH_SQL, ids=[path.stem for path in WITH_SQL])
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
     """Takes minutes in all: a reader's jobs are trained."""
