@@ -19,7 +19,7 @@ from tests.server.support import FOREVER, Wait, executor_pid, steps, value
 # minutes on a busy machine: jobs move their memory at every iteration
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-KILLS = int(os.environ.get("FLOW_KILLS", "20"))
+KILLS = int(os.environ.get("FLOW_KILLS", "10"))
 NEEDED = 0.9  # of the memory, by each job without a plan
 FLOWING = "SELECT flowing_jobs FROM tensile.devices"
 
@@ -181,7 +181,7 @@ def has_ended(lab: Lab, job: int) -> bool:
 
 @pytest.mark.timeout(120 + 40 * KILLS)
 def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> None:
-    """Long because a job starts again after each kill. FLOW_KILLS says how often: 20 times, unless asked for more."""
+    """Long because a job starts again after each kill. FLOW_KILLS says how often: 10 times, unless asked for more."""
     dice = random.Random(KILLS)
     kills = 0
     with FlowWatch(lab.cluster.connect()):

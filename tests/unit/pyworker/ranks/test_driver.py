@@ -108,19 +108,18 @@ def test_a_cluster_that_cannot_be_used_ends_the_job(
 def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
-    undisturbed = unplanned(begin(policy="none", epochs=3))
+    undisturbed = begin(policy="none", epochs=3)
+    claim(undisturbed)
+    undisturbed.until(FrameType.STATE, where=lambda header: header["kind"] == "checkpoint")
+    data, meta = checkpoint(undisturbed)
+    finished(undisturbed)
     child = begin(policy="none", epochs=100_000)
     claim(child)
     trains(child)
     child.send(FrameType.STOP, {"checkpoint": True})
     assert child.until(FrameType.DONE).header == {"stopped": True}
     no_ranks_are_left(cluster)
-    data, meta = checkpoint(child)
-    assert len(meta["ranks"]) == 1
-    first = begin(policy="none", epochs=3)
-    claim(first)
-    first.until(FrameType.STATE, where=lambda header: header["kind"] == "checkpoint")
-    data, meta = checkpoint(first)
+    assert len(checkpoint(child)[1]["ranks"]) == 1
     resumed = unplanned(begin(policy="none", epochs=3, checkpoint=data, resume=meta))
     assert resumed.weights() == undisturbed.weights()
     other = unplanned(begin((1, 1), policy="none", epochs=3, checkpoint=data, resume=meta))
@@ -153,16 +152,6 @@ def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     no_ranks_are_left(cluster)
 
 
-def test_ranks_end_with_the_process_that_drives_them(
-    begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
-) -> None:
-    child = begin(policy="none", epochs=100_000)
-    claim(child)
-    trains(child)
-    child.process.kill()
-    no_ranks_are_left(cluster)
-
-
 def test_an_error_of_all_ranks_is_reported_once(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -189,7 +178,12 @@ def test_a_job_with_a_least_number_of_ranks_begins_with_those_that_there_are(beg
     assert [report["rank"] for report in reports(child)[-1]] == [0, 1, 2, 3]
 
 
-def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_know_nothing_of_the_database_and_end_with_the_process_that_drives_them(
+    begin: Begin,
+    cluster: RayCluster,
+    no_ranks_are_left: Callable[[RayCluster], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secrets = {"PGPASSWORD": "correct horse", "PGHOST": "/somewhere", "PGT_TEST": "battery staple"}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
@@ -201,6 +195,8 @@ def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, m
     for number in ranks:
         seen = (Path("/proc") / str(number) / "environ").read_bytes() + Path(f"/proc/{number}/cmdline").read_bytes()
         assert not any(word.encode() in seen for pair in secrets.items() for word in pair)
+    child.process.kill()
+    no_ranks_are_left(cluster)
 
 
 @pytest.mark.parametrize("words", ["raylet", "ray.util.client.server"], ids=["nodes", "client server"])
