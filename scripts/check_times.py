@@ -4,10 +4,10 @@
 
 Runs each phase in each clone, in the order given, in a control group of its own (see control_group.py), and adds a row
 to RESULTS.json as soon as it has ended. Rows that are there are not measured again, so a run that was stopped goes on
-where it was. `--rounds N` measures everything N times. A phase that fails ends the run.
+where it was. `--rounds N` measures everything N times.
 
 Columns: revision, clone, phase, round; wall (seconds); cpu (CPU seconds of all processes, detached ones included); idle
-(share of the machine's processor time that nothing used).
+(share of the machine's processor time that nothing used); status (exit status: 1 when tests have failed).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -30,7 +29,8 @@ PHASES = {
     "lint": "rm -rf .mypy_cache .ruff_cache && make -s lint",
     "emulator": "rm -rf build/emulated-* && make -s emulator",
     "tests": f"make -s deploy && {PYTEST} -m 'not long' tests",
-    "long": f"make -s deploy && {PYTEST} --hypothesis-profile long -m long tests",
+    # a revision without parts of the long tests has no profile for them either
+    "long": f"make -s deploy && {PYTEST} $([ ! -e tests/parts.py ] || echo --hypothesis-profile long) -m long tests",
     "major": "make -s test-major",
     "image": "make -s test-docker",
     "make test": "make -s test",
@@ -47,24 +47,28 @@ def processor_times() -> tuple[int, int]:
 
 
 def measure(command: str, folder: Path, log: Path) -> dict[str, float]:
-    """Run a shell command in a folder, its output in a log, and return its times; raise CalledProcessError."""
+    """Run a shell command in a folder, its output in a log, and return its times and exit status."""
     group = ControlGroup(f"pg_tensile-check-{os.getpid()}")
     try:
         idle, total = processor_times()
         start = time.monotonic()
         with log.open("w") as output:
-            subprocess.run(
+            process = subprocess.run(
                 ["bash", "-c", f"echo $$ > {group.folder}/cgroup.procs && {command}"],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                check=True,
+                check=False,
             )
         wall = time.monotonic() - start
         idle_now, total_now = processor_times()
-        share = (idle_now - idle) / (total_now - total)
-        return {"wall": round(wall, 1), "cpu": round(group.cpu_seconds(), 1), "idle": round(share, 3)}
+        return {
+            "wall": round(wall, 1),
+            "cpu": round(group.cpu_seconds(), 1),
+            "idle": round((idle_now - idle) / (total_now - total), 3),
+            "status": process.returncode,
+        }
     finally:
         group.remove()
 
@@ -86,10 +90,7 @@ def main() -> None:
                 if any(key.items() <= row.items() for row in rows):
                     continue
                 log = arguments.logs / f"{name}-{phase.replace(' ', '-')}-{turn}.log"
-                try:
-                    rows.append(key | measure(PHASES[phase], Path(folder), log))
-                except subprocess.CalledProcessError as failure:
-                    sys.exit(f"{phase} failed in {folder} with status {failure.returncode}; its output: {log}")
+                rows.append(key | measure(PHASES[phase], Path(folder), log))
                 arguments.results.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
                 print(json.dumps(rows[-1]), flush=True)
 

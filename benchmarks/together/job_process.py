@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -251,12 +251,18 @@ def digest_of(turn: Turn) -> str:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
+def start_server() -> None:
+    """Start the process that jobs are forked from, unless it runs. It imports from the working directory."""
+    forkserver.set_forkserver_preload(["benchmarks.together.preload"])  # PyTorch is imported once for all of them
+    forkserver.ensure_running()
+
+
 class Jobs:
     """The processes, numbered from 0; they end with the `with` block. Every method but `share_link` raises JobError."""
 
     def __init__(self, options: Sequence[BenchOptions]) -> None:
+        start_server()
         context = get_context("forkserver")
-        context.set_forkserver_preload([__name__])  # PyTorch is imported once for all of them
         pairs = [context.Pipe() for _ in options]
         self._options = options
         self._alike = list(range(len(options)))  # index of the first identical job

@@ -87,14 +87,18 @@ BEGIN
     RETURN previous IS DISTINCT FROM reason;
 END $$;
 
--- Jobs without the worker that they should have, and how their last worker ended, if known
+-- Jobs without the worker that they should have, and how their last worker ended, if known. That is asked for after the
+-- worker has been found gone: before, it may still be about to tell.
 CREATE FUNCTION tensile._orphans() RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT j.id, j.state, j.attempts, w.terminated, w.error
-    FROM tensile.jobs j CROSS JOIN LATERAL tensile._worker_end(j.id) w
-    WHERE j.ended_at IS NULL AND j.state IN ('starting', 'running', 'waiting')
-      AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
+    WITH orphans AS MATERIALIZED (
+        SELECT j.id, j.state, j.attempts FROM tensile.jobs j
+        WHERE j.ended_at IS NULL AND j.state IN ('starting', 'running', 'waiting')
+          AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
+    )
+    SELECT o.id, o.state, o.attempts, w.terminated, w.error
+    FROM orphans o CROSS JOIN LATERAL tensile._worker_end(o.id) w
 $$;
 
 -- Delete jobs that ended more than pg_tensile.job_retention ago, except those that trained an existing version.

@@ -104,10 +104,11 @@ def test_a_device_that_is_not_there_is_an_error_and_the_cpu_goes_on(
     answer(predictor.receive(session))
 
 
+@pytest.mark.long
 def test_the_predictor_ends_after_a_failure_of_the_device(
     predictor: Process, connect: Callable[[], Connection]
 ) -> None:
-    """A kernel reads beyond its table; the request is answered with the cause."""
+    """A kernel reads beyond its table; the request is answered with the cause. A process captures and ends."""
     describe(predictor, DEVICE)
     values = [float(i) for i in range(20)]
     version = Version(Rows({"x": ("float8", values), "y": ("float8", values)}), {"type": "python", "source": LOOKUP})

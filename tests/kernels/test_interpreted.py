@@ -29,8 +29,6 @@ from tests.examples import examples
 from tests.kernels.interpreter import interpreting
 
 CPU = torch.device("cpu")
-OF_ROWS = [case for case in CASES if case not in SHORT_CASES]
-all_codecs = pytest.mark.parametrize("codec", COUNTED, ids=lambda codec: codec.name)
 all_widths = pytest.mark.parametrize("width", WIDTHS)
 
 
@@ -65,12 +63,6 @@ LEFT_OUT = {(1, Codec.RLE), (2, Codec.RLE), (8, Codec.RLE), (2, Codec.CSR), (4, 
 )
 def test_bytes_of_short_chunks_are_the_hosts(interpreted, codec, width):
     interpreted(check_launch, LAUNCHES[-1], codec, width, SHORT_CASES)
-
-
-@pytest.mark.long
-@all_codecs
-def test_bytes_of_several_rows_are_the_hosts(interpreted, codec):
-    interpreted(check_launch, LAUNCHES[0], codec, 2, OF_ROWS)
 
 
 def test_any_two_values_occur_together():

@@ -130,7 +130,7 @@ class Lab:
 
     def digest(self, job: int) -> str:
         """Wait for the job and return a digest of its weights; raise the job's error."""
-        finish(self.conn, job)
+        finish(self.conn, job, "240 s")
         return digest(self.conn, job)
 
     def cancel(self, *jobs: int) -> None:

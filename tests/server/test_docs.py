@@ -26,7 +26,6 @@ from tests.repository import REPOSITORY
 from tests.server.support import Connection, Wait, register, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
-BRIEF = {"predictions.md"}  # of the others, jobs take minutes in all
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 SUBMITS = re.compile(r"\b(train_model|schedule_training|tune_model)\(")
@@ -133,17 +132,15 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
     for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
-                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, what="jobs end")
+                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, 240, "jobs end")
             yield block._replace(text=statement)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "document",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.name not in BRIEF)) for path in WITH_SQL],
-)
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("document", WITH_SQL, ids=[path.stem for path in WITH_SQL])
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
-    """Takes seconds: a reader's jobs are trained."""
+    """Takes minutes in all: a reader's jobs are trained."""
     conn = enter(document.stem.lower())
     examples: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):

@@ -16,7 +16,10 @@ from tests.server.pressure import STEPS, Lab, Watch
 from tests.server.stage import SCHEDULER, processes, terminate
 from tests.server.support import FOREVER, Wait, executor_pid, steps, value
 
-KILLS = int(os.environ.get("FLOW_KILLS", "20"))
+# minutes on a busy machine: jobs move their memory at every iteration
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+KILLS = int(os.environ.get("FLOW_KILLS", "10"))
 NEEDED = 0.9  # of the memory, by each job without a plan
 FLOWING = "SELECT flowing_jobs FROM tensile.devices"
 
@@ -68,7 +71,6 @@ def set_memory(lab: Lab, factor: float) -> None:
     lab.set("device_memory", f"{int(factor * lab.sizes['bulky'].vanilla) // 1024}kB")
 
 
-@pytest.mark.long
 def test_two_jobs_train_at_once_while_a_third_comes_and_goes(lab: Lab) -> None:
     """Long because four jobs train."""
     seen = FlowWatch(lab.cluster.connect())
@@ -88,7 +90,6 @@ def test_two_jobs_train_at_once_while_a_third_comes_and_goes(lab: Lab) -> None:
     assert seen.most_flowing > lab.sizes["bulky"].vanilla  # more than one of them held memory
 
 
-@pytest.mark.long
 def test_what_is_left_has_a_constant_grant_again(lab: Lab) -> None:
     """Long because two jobs train for a while."""
     first, second = (lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2))
@@ -99,7 +100,6 @@ def test_what_is_left_has_a_constant_grant_again(lab: Lab) -> None:
     lab.cancel(first)
 
 
-@pytest.mark.long
 def test_two_jobs_change_between_flowing_and_constant_grants(lab: Lab) -> None:
     """Long because two jobs train for a while."""
     jobs = [lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2)]
@@ -114,7 +114,6 @@ def test_two_jobs_change_between_flowing_and_constant_grants(lab: Lab) -> None:
     lab.cancel(*jobs)
 
 
-@pytest.mark.long
 def test_groups_are_shown_as_they_are_executed(lab: Lab) -> None:
     """Long because two jobs train for a while."""
     jobs = [lab.submit("bulky", seed, epochs=FOREVER) for seed in (1, 2)]
@@ -134,7 +133,6 @@ def test_groups_are_shown_as_they_are_executed(lab: Lab) -> None:
     lab.cancel(*jobs)
 
 
-@pytest.mark.long
 def test_without_memory_flow_the_second_waits(lab: Lab) -> None:
     """Long because two jobs train."""
     lab.set("memory_flow", "off")
@@ -154,7 +152,6 @@ def test_without_memory_flow_the_second_waits(lab: Lab) -> None:
         lab.set("memory_flow", "auto")
 
 
-@pytest.mark.long
 def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
     """Long because it waits for the limit."""
     lab.set("flow_timeout", "2s")
@@ -182,10 +179,9 @@ def has_ended(lab: Lab, job: int) -> bool:
     return lab.column(job, "ended_at") is not None
 
 
-@pytest.mark.long
 @pytest.mark.timeout(120 + 40 * KILLS)
 def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> None:
-    """Long because a job starts again after each kill. FLOW_KILLS says how often: 20 times, unless asked for more."""
+    """Long because a job starts again after each kill. FLOW_KILLS says how often: 10 times, unless asked for more."""
     dice = random.Random(KILLS)
     kills = 0
     with FlowWatch(lab.cluster.connect()):
@@ -215,7 +211,6 @@ def kill(lab: Lab, dice: random.Random, jobs: list[int]) -> int:
     return 1
 
 
-@pytest.mark.long
 def test_a_new_scheduler_goes_on_with_flowing_jobs(lab: Lab) -> None:
     """Long because two jobs train to their end."""
     jobs = [lab.submit("bulky", seed) for seed in (1, 2)]

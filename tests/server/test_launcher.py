@@ -83,7 +83,9 @@ def test_a_database_without_connections_is_logged_once(bare: Any, news: Callable
     assert not re.search(FATAL, news())
 
 
+@pytest.mark.long
 def test_drop_database_with_force(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:
+    """Processes are waited for that end and start anew."""
     bare.alter({"pg_tensile.database": "doomed"})
     with bare.connect() as conn:
         conn.execute("CREATE DATABASE doomed")

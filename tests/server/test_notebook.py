@@ -117,7 +117,9 @@ def test_the_notebook_runs_and_shows_what_the_one_in_the_repository_shows(
     assert list(map(shape, notebook["cells"])) == list(map(shape, committed()["cells"]))
 
 
+@pytest.mark.long
 def test_a_failing_cell_is_reported_and_nothing_is_written(tmp_path: Path) -> None:
+    """A kernel of Jupyter starts."""
     output = tmp_path / "made.ipynb"
     environment = os.environ | {"PGHOST": str(tmp_path), "PGPORT": "1"}
     done = subprocess.run(

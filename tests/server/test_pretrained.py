@@ -75,9 +75,10 @@ def accuracy(conn: Connection) -> float:
     return float(np.mean([label == str(liked).lower() for _, label, liked, _ in rows]))
 
 
-@pytest.mark.parametrize("tune", ["lora", pytest.param("full", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tune", ["lora", "full"])
 def test_a_small_model_learns_under_a_plan_and_predicts(conn: Connection, tune: str) -> None:
-    """The second case is long: a transformer is captured and planned again, with all its weights."""
+    """A transformer is captured and planned, once with all its weights."""
     architecture = BERT | {"tune": tune, "text": ["body"], "lora_rank": 4}
     arguments = {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "memory_budget": "900kB", "validation": 0.0}
     arguments["policy"] = "joint"

@@ -87,7 +87,7 @@ def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
         "waits_for": None,
     }
     assert (explanation["device"], explanation["start"]["when"]) == ("ray:cpu", "now")
-    job = idle.submit(3, epochs=FOREVER)
+    job = idle.submit(3, epochs=FOREVER, batch_size=arguments["batch_size"])
     idle.await_steps(job)
     trace = Trace.from_bytes(value(idle.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
     graph = explanation["graph"]

@@ -86,12 +86,13 @@ def server(module_cluster: Any) -> Iterator[Any]:
         sweep(conn)
 
 
-@pytest.mark.parametrize("mode", ["fast", pytest.param("immediate", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_jobs_resume_after_a_stop_of_the_server(server: Any, wait_until: Wait, mode: str) -> None:
     """One that trained, and waits in its third epoch, goes on from its checkpoint, one that loaded its rows starts
     again.
 
-    A crash of the server is tried in the long tests, as each of its starts imports PyTorch anew.
+    It takes seconds, as each start of the server imports PyTorch anew.
     """
     marker = server.folder / f"stopped-{mode}"
     waits = python_model(on_forward=f"while step > 12 and not os.path.exists({str(marker)!r}): time.sleep(0.01)")

@@ -269,9 +269,11 @@ def test_schedules_of_others(
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_training_that_was_missed_while_the_server_was_down_is_made_up_once(
     cluster: Any, db: Connection, wait_until: Wait
 ) -> None:
+    """The server starts anew."""
     register(db, "m", MLP)
     gate = {"query": ROWS, "metric": "accuracy"}
     schedule(db, every="1 hour", options={"deploy": "if_better", "gate": gate})

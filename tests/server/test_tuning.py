@@ -232,7 +232,7 @@ def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) ->
     rows = trials(conn, tuning)
     assert {row[1] for row in rows} == {"finished", "pruned"}
     for number, state, found, _, _, rungs in rows:
-        known = [row[5] for row in rows if row[0] <= number - 2]  # values of the trials that it is compared with
+        known = [row[5] for row in rows if row[0] <= number - 2]  # rungs of all earlier trials but the one just before
         for rung in range(len(rungs)):
             lost = loses(rungs[: rung + 1], known, 2)
             assert lost == (state == "pruned" and rung == len(rungs) - 1), (number, rung)

@@ -332,7 +332,9 @@ def test_all_figures_are_written_in_both_formats(written):
             assert "<dc:date>" not in path.read_text()
 
 
+@pytest.mark.long
 def test_the_same_rows_are_the_same_bytes_whatever_the_settings_outside(written, tmp_path):
+    """All figures are drawn again."""
     import matplotlib
 
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None, "lines.color": "red", "text.usetex": True}):

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.together import rounds
-from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, digest_of
+from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, digest_of, start_server
 from benchmarks.together.rounds import Entrant, TogetherRow, empty_row, filled_row, run_together
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.record import Counters
@@ -190,6 +190,7 @@ PEERS = PolicyChoice(CHECKPOINT, CHECKPOINT), PolicyChoice(SAVE_ON_CPU, SAVE_ON_
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "nets.py").write_text(MODELS)
     (tmp_path / "worn.py").write_text(WORN)
+    start_server()  # where the repository is, which it imports
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path

@@ -96,7 +96,9 @@ def test_a_calibration_measures_every_call_and_its_models_predict_them(device, q
     assert np.median(np.abs(np.log(predicted / real))) < 0.7  # moments differ; the roofline is off by more
 
 
+@pytest.mark.long
 def test_what_does_not_fit_as_a_whole_is_measured_call_by_call(device):
+    """A network is captured, and each of its calls measured."""
     graph = captured(8)
     sizes = graph.trace.tensor_bytes
     limit = int(sizes.sum()) // 2
@@ -136,7 +138,9 @@ def test_what_was_measured_beside_others_is_measured_again(device, monkeypatch):
     assert {load for seen in loads.values() for load in seen} == {0.02, 0.03}
 
 
+@pytest.mark.long
 def test_a_load_that_lasts_ends_the_attempts(device, monkeypatch):
+    """Every attempt is made."""
     calibration = Calibration([captured(2), captured(4)], device, LIMIT_BYTES, loads=(0,))
     loads_seen(monkeypatch, [2 * BUSY])
     assert visits_of(calibration) == 2 * (ROUNDS + AGAIN)

@@ -247,12 +247,12 @@ def test_other_models_too(rows: Rows, architecture: dict[str, Any], tokens: Toke
         (MLP, {"precision": "bfloat16"}),
         (MLP, {"accumulate": 4}),
         (MLP, {"precision": "bfloat16", "accumulate": 3}),
-        (TRANSFORMER, {"precision": "bfloat16", "accumulate": 3}),
+        pytest.param(TRANSFORMER, {"precision": "bfloat16", "accumulate": 3}, marks=pytest.mark.long),
     ],
     ids=["mlp-bfloat16", "mlp-parts", "mlp-both", "transformer-both"],
 )
 def test_with_less_precision_and_in_parts_as_well(architecture: dict[str, Any], options: dict[str, Any]) -> None:
-    """The last batches have 13 rows, which cannot be cut, and 18."""
+    """The last batches have 13 rows, which cannot be cut, and 18. The last case is long: a transformer is captured."""
     rows = (
         texts(109).prepare(0.0, tokens=TokenLimits(8, 40))
         if architecture == TRANSFORMER

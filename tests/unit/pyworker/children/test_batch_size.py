@@ -168,7 +168,9 @@ def trainer(job: Case, steps: Steps) -> Trainer:
     return Trainer(job.settings, steps, job.prepared.dataset, job.prepared.fitted.preprocessing, Recorder())
 
 
+@pytest.mark.long
 def test_less_memory_makes_a_smaller_batch(start: Start) -> None:  # noqa: F811
+    """A network is captured with batches of many sizes, twice."""
     case: dict[str, Any] = {"rows": images(ROWS), "architecture": CNN, "epochs": 1}
     free = Granting(begin(start, **case))
     free.until(FrameType.DONE)

@@ -198,8 +198,9 @@ def test_many_passes_are_abandoned_when_time_is_up(planner):
     assert planner.receive().header == {"request": 7, "device": "cpu", "abandoned": "time"}
 
 
+@pytest.mark.long
 def test_thorough_requests_of_two_devices_do_not_replace_each_other(planner):
-    """If they did, none would ever be answered. A brief one of another device does."""
+    """If they did, none would ever be answered. A brief one of another device does. Plans are made thoroughly."""
     budget, jobs = two_long_jobs(planner)
     trace = network(8)
     planner.trace(6, trace.to_bytes(), device="other")

@@ -16,6 +16,8 @@ from tests.unit.pyworker.children.test_executor import Child, grant
 from tests.unit.pyworker.ranks.conftest import Begin, RankedChild, beginning
 from tests.unit.ray_cluster import ray_cluster
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # a job's ranks take seconds to start
+
 
 def claim(child: Child) -> None:
     """Give a job of the policy none its memory."""
@@ -66,7 +68,6 @@ def no_ranks_are_left(wait_until: Callable[..., Any]) -> Callable[[RayCluster], 
     return lambda cluster: wait_until(lambda: not cluster.ranks(), 60)
 
 
-@pytest.mark.long
 def test_two_ranks_train_with_the_same_bits_under_any_plan(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -85,7 +86,6 @@ def test_two_ranks_train_with_the_same_bits_under_any_plan(
     assert child.headers(FrameType.PROGRESS)[-1]["bytes_swapped"] > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "sqlstate", "message"),
     [
@@ -105,30 +105,27 @@ def test_a_cluster_that_cannot_be_used_ends_the_job(
     assert error["sqlstate"] == sqlstate and message in error["message"] and error["hint"]
 
 
-@pytest.mark.long
 def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
-    undisturbed = unplanned(begin(policy="none", epochs=3))
+    undisturbed = begin(policy="none", epochs=3)
+    claim(undisturbed)
+    undisturbed.until(FrameType.STATE, where=lambda header: header["kind"] == "checkpoint")
+    data, meta = checkpoint(undisturbed)
+    finished(undisturbed)
     child = begin(policy="none", epochs=100_000)
     claim(child)
     trains(child)
     child.send(FrameType.STOP, {"checkpoint": True})
     assert child.until(FrameType.DONE).header == {"stopped": True}
     no_ranks_are_left(cluster)
-    data, meta = checkpoint(child)
-    assert len(meta["ranks"]) == 1
-    first = begin(policy="none", epochs=3)
-    claim(first)
-    first.until(FrameType.STATE, where=lambda header: header["kind"] == "checkpoint")
-    data, meta = checkpoint(first)
+    assert len(checkpoint(child)[1]["ranks"]) == 1
     resumed = unplanned(begin(policy="none", epochs=3, checkpoint=data, resume=meta))
     assert resumed.weights() == undisturbed.weights()
     other = unplanned(begin((1, 1), policy="none", epochs=3, checkpoint=data, resume=meta))
     assert other.weights() != undisturbed.weights() and len(other.weights()) == len(undisturbed.weights())
 
 
-@pytest.mark.long
 def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -142,7 +139,6 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -156,18 +152,6 @@ def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
-def test_ranks_end_with_the_process_that_drives_them(
-    begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
-) -> None:
-    child = begin(policy="none", epochs=100_000)
-    claim(child)
-    trains(child)
-    child.process.kill()
-    no_ranks_are_left(cluster)
-
-
-@pytest.mark.long
 def test_an_error_of_all_ranks_is_reported_once(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
@@ -179,7 +163,6 @@ def test_an_error_of_all_ranks_is_reported_once(
     no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 def test_a_job_waits_for_processors_and_can_be_stopped(begin: Begin) -> None:
     child = begin((9, 9))
     expected = "9 CPUs of the Ray cluster, 4 are free"  # when those of the job before are
@@ -189,15 +172,18 @@ def test_a_job_waits_for_processors_and_can_be_stopped(begin: Begin) -> None:
     assert child.until(FrameType.DONE).header == {"stopped": True}
 
 
-@pytest.mark.long
 def test_a_job_with_a_least_number_of_ranks_begins_with_those_that_there_are(begin: Begin) -> None:
     child = unplanned(begin((2, 9), policy="none", batch_size=48, ray={"timeout_s": 20}))
     assert any(header.get("waits_for") for header in child.headers(FrameType.PROGRESS))
     assert [report["rank"] for report in reports(child)[-1]] == [0, 1, 2, 3]
 
 
-@pytest.mark.long
-def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_know_nothing_of_the_database_and_end_with_the_process_that_drives_them(
+    begin: Begin,
+    cluster: RayCluster,
+    no_ranks_are_left: Callable[[RayCluster], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secrets = {"PGPASSWORD": "correct horse", "PGHOST": "/somewhere", "PGT_TEST": "battery staple"}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
@@ -209,9 +195,10 @@ def test_ranks_know_nothing_of_the_database(begin: Begin, cluster: RayCluster, m
     for number in ranks:
         seen = (Path("/proc") / str(number) / "environ").read_bytes() + Path(f"/proc/{number}/cmdline").read_bytes()
         assert not any(word.encode() in seen for pair in secrets.items() for word in pair)
+    child.process.kill()
+    no_ranks_are_left(cluster)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("words", ["raylet", "ray.util.client.server"], ids=["nodes", "client server"])
 def test_a_part_of_the_cluster_that_dies_ends_the_attempt(words: str) -> None:
     """All nodes' raylets, or the head's server of clients."""
