@@ -79,7 +79,7 @@ build_server() {
     make -s -j"$(nproc)"
     make -s install
     make -s -C contrib install
-    cp -r "$build/valgrind" "$server/include/server"
+    cp -r "$build/valgrind" "$("$server/bin/pg_config" --includedir-server)"
     cd "$clone"
     rm -rf "$build"
     declare -f build_server write_valgrind >"$server/recipe"
@@ -105,9 +105,9 @@ tar -c --exclude=.git --exclude-from=<(sed 's#/$##; s#^/#./#' .gitignore) . | ta
 ln -s "$(realpath .venv)" "$scratch/clone/.venv"
 cd "$scratch/clone"
 export PG_CONFIG=$server/bin/pg_config
-# the headers of this PostgreSQL read the stand-in of Valgrind, too; types are read at addresses that C calls unaligned
+# types are read at addresses that C calls unaligned
 sanitize="-fsanitize=undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined"
-make -s -j"$(nproc)" all COPT="$sanitize -I$server/include/server" LDFLAGS_SL="-fsanitize=address,undefined"
+make -s -j"$(nproc)" all COPT="$sanitize" LDFLAGS_SL="-fsanitize=address,undefined"
 make -s install COPT="$sanitize"
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:log_path=$scratch/reports/asan"
 export UBSAN_OPTIONS="abort_on_error=1:print_stacktrace=1:log_path=$scratch/reports/ubsan"
