@@ -252,7 +252,7 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("25006", "INSERT INTO loot VALUES (1)"),
         ("42501", "PERFORM set_config('role', 'none', false); INSERT INTO loot VALUES (1)"),
         ("25001", "PERFORM set_config('transaction_read_only', 'off', false); INSERT INTO loot VALUES (1)"),
-        ("25006", "RESET ROLE; RESET SESSION AUTHORIZATION; INSERT INTO loot VALUES (1)"),
+        ("42501", "RESET ROLE; RESET SESSION AUTHORIZATION; INSERT INTO loot VALUES (1)"),
         ("25006", "PERFORM drop_model('m')"),
         ("2D000", "COMMIT"),
         ("42501", "PERFORM tensile._my_job()"),
