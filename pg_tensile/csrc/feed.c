@@ -24,7 +24,6 @@
 #include <sys/socket.h>
 
 #include "access/xact.h"
-#include "commands/prepare.h"
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
@@ -244,19 +243,6 @@ tensile_feed_session(int fd, const TrainingQuery *training)
 	return feed_socket(fd, 0, training);
 }
 
-/*
- * Releases what a read-only query can leave in a session, as DISCARD ALL does:
- * advisory locks and prepared statements, which outlive an error as well.
- * Temporary tables and values of sequences need a transaction that writes, and
- * LISTEN needs a client.
- */
-static void
-forget_session(void)
-{
-	LockReleaseSession(USER_LOCKMETHOD);
-	DropAllPreparedStatements();
-}
-
 int64
 tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 {
@@ -278,7 +264,7 @@ tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 	{
 		SetUserIdAndSecContext(user, security);
 		tensile_my_slot->feeding = false;
-		forget_session();
+		LockReleaseSession(USER_LOCKMETHOD);	/* all that the query can leave, after an error, too */
 	}
 	PG_END_TRY();
 	PortalHashTableDeleteAll(); /* a commit would keep cursors WITH HOLD */
