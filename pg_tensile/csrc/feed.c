@@ -10,9 +10,9 @@
  * The query runs read only, with the settings and rights of the submitter.  It
  * could call tensile._feed again, which is refused, or change settings, which
  * the GUC nest level undoes.  The session of a worker exists as long as the
- * training, so what functions of the query leave in it is released at once
- * (forget_session).  The session of explain_training belongs to the caller,
- * and keeps it as after any query.
+ * training, so advisory locks, all that functions of the query can leave in it,
+ * are released at once.  The session of explain_training belongs to the caller,
+ * and keeps them as after any query.
  *
  * Memory: the packer's context is a child of the caller's, and is freed with
  * it after an error.
@@ -32,7 +32,6 @@
 #include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
-#include "utils/portal.h"
 
 #include "convert.h"
 #include "feed.h"
@@ -264,10 +263,9 @@ tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 	{
 		SetUserIdAndSecContext(user, security);
 		tensile_my_slot->feeding = false;
-		LockReleaseSession(USER_LOCKMETHOD);	/* all that the query can leave, after an error, too */
+		LockReleaseSession(USER_LOCKMETHOD);
 	}
 	PG_END_TRY();
-	PortalHashTableDeleteAll(); /* a commit would keep cursors WITH HOLD */
 	AtEOXact_GUC(false, nest_level);
 	return rows;
 }
