@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,13 @@ from pg_tensile.planning.compression.codec import (
     Launch,
     parts,
 )
-from tests.codec_cases import LAUNCHES
+from tests.codec_cases import LAUNCHES, pairwise
 from tests.kernels.no_gpu import NoGpu, no_gpu
 
 CPU = torch.device("cpu")
 CAPABILITIES = (80, 90, 100)
 SHARED_BYTES = 8 << 10
 BLOCKS = sorted({launch.block for launch in LAUNCHES})
-PAIRS = product(BLOCKS, CAPABILITIES)
 
 
 @contextmanager
@@ -84,10 +83,7 @@ def test_kernels_are_compiled_and_nothing_spills(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("capability", "block", "width"),
-    [(capability, block, width) for (block, capability), width in zip(PAIRS, cycle(WIDTHS), strict=False)],
-)
+@pytest.mark.parametrize(("capability", "block", "width"), pairwise(CAPABILITIES, BLOCKS, WIDTHS))
 def test_kernels_are_compiled_for_any_gpu(capability, block, width, tmp_path):
     """For chunks at any address. Long, because each GPU, launch and word size takes about 40 kernels."""
     coder = CudaCoder(CPU, Launch(block=block))
