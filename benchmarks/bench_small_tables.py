@@ -46,7 +46,7 @@ MEAN, WORST, HONEST_TABLES = 1.1, 1.5, 27  # goals
 class Source(NamedTuple):
     """A table, its target, and columns that are left out: names of rows, and what reveals the target.
 
-    `package` None: one of scikit-learn. `count` is a column with the number of equal rows that a row stands for.
+    `package` None: one of scikit-learn. `frequency` is a column with the number of equal rows that a row stands for.
     `labels`: the target is a number that names a class. `constant` adds a column that is the same everywhere.
     """
 
@@ -54,15 +54,15 @@ class Source(NamedTuple):
     item: str
     target: str
     dropped: tuple[str, ...] = ()
-    count: str | None = None
+    frequency: str | None = None
     labels: bool = False
     constant: bool = False
 
     def load(self) -> pd.DataFrame:
         """Return the rows that have a target."""
         frame = self._frame()
-        if self.count is not None:
-            frame = frame.loc[frame.index.repeat(frame.pop(self.count))]
+        if self.frequency is not None:
+            frame = frame.loc[frame.index.repeat(frame.pop(self.frequency))]
         frame = frame.drop(columns=[name for name in ("rownames", *self.dropped) if name in frame])
         frame = frame[frame[self.target].notna()].reset_index(drop=True)
         if self.labels:
@@ -112,7 +112,7 @@ SOURCES = {
         Source("datasets", "ChickWeight", "weight", ("Chick",)),
         Source("MASS", "biopsy", "class", ("ID",)),
         Source("carData", "TitanicSurvival", "survived"),
-        Source("datasets", "UCBAdmissions", "Admit", count="Freq"),
+        Source("datasets", "UCBAdmissions", "Admit", frequency="Freq"),
     )
 }
 
@@ -310,8 +310,9 @@ def main() -> int:
                 rows.append(row)
                 if whole:
                     partial.write_text(json.dumps(rows))
-    results = {"machine": machine(None), "versions": versions(), "tables": summary(rows), "rows": rows}
-    show_table("errors, means over folds and seeds", HEADINGS, table_rows(results["tables"]), width=120)
+    tables = summary(rows)
+    results = {"machine": machine(None), "versions": versions(), "tables": tables, "rows": rows}
+    show_table("errors, means over folds and seeds", HEADINGS, table_rows(tables), width=120)
     if whole:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         write_document("small_tables", "host", page_part(results))

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.server.cast import current_user
-from tests.server.support import ROWS, MLP, Connection, Wait, finish, submit, value
+from tests.server.support import MLP, ROWS, Connection, Wait, finish, submit, value
 from tests.server.tuning import tune
 
 RAN_AS = """

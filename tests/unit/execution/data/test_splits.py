@@ -89,7 +89,7 @@ def test_a_random_split_takes_no_more_memory_for_more_rows(classify: bool) -> No
     assert peak_bytes(10_000_000) <= 1.05 * peak_bytes(1_000_000)
 
 
-LABELS = {
+LABELS: dict[str, list[Any]] = {
     "text": ["no", "yes", "perhaps", ""],
     "bool": [False, True],
     "int4": [-5, 0, 7, 9],
