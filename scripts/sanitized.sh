@@ -27,13 +27,14 @@ fi
 
 # ---- the server -----------------------------------------------------------------------------------------------------
 
-# The sources as Debian has them from PostgreSQL, without Debian's patches, in the present folder.
+# The sources as Debian has them from PostgreSQL, without Debian's patches, in the present folder: those of the release,
+# which a mirror always has, not of its security updates.
 fetch_sources() {
     local options=(-o Dir::State::lists="$PWD/lists" -o Dir::Etc::sourcelist="$PWD/sources" -o Dir::Etc::sourceparts=-)
-    debian_sources bookworm | sed 's/^deb /deb-src /' >sources
+    debian_sources bookworm | sed -n 's/^deb \(.* bookworm main\)$/deb-src \1/p' >sources
     mkdir -p lists/partial
     apt-get update -q "${options[@]}"
-    apt-get source -q --download-only "${options[@]}" postgresql-15
+    apt-get source -q --download-only --tar-only "${options[@]}" postgresql-15
     tar -xf postgresql-15_*.orig.tar.*
 }
 
@@ -90,7 +91,9 @@ exec 8>"$server.lock"
 flock 8
 if [ "$(cat "$server/recipe" 2>/dev/null)" != "$(declare -f build_server write_valgrind)" ]; then
     rm -rf "$server"
-    (build_server) >"$server.log" 2>&1 || { tail -n 20 "$server.log" >&2; say "it could not be built"; exit 1; }
+    # waited for, as bash goes on after errors in what is followed by ||
+    (build_server) >"$server.log" 2>&1 &
+    wait $! || { tail -n 20 "$server.log" >&2; say "it could not be built"; exit 1; }
 fi
 exec 8>&-
 
