@@ -72,8 +72,6 @@ build_server() {
     fetch_sources
     write_valgrind
     cd postgresql-15*/
-    # the programs that the build runs leak on purpose
-    export ASAN_OPTIONS=detect_leaks=0
     ./configure -q --prefix="$server" --enable-cassert --enable-debug --with-python --without-readline \
         CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address' CPPFLAGS="-DUSE_VALGRIND -I$build" \
         PYTHON=/usr/bin/python3
@@ -86,6 +84,8 @@ build_server() {
     declare -f build_server write_valgrind >"$server/recipe"
 }
 
+# PostgreSQL's programs free little before they end
+export ASAN_OPTIONS=detect_leaks=0
 mkdir -p "$cache"
 exec 8>"$server.lock"
 flock 8
@@ -112,7 +112,7 @@ export PG_CONFIG=$server/bin/pg_config
 sanitize="-fsanitize=undefined -fno-sanitize=alignment -fno-sanitize-recover=undefined"
 make -s -j"$(nproc)" all COPT="$sanitize" LDFLAGS_SL="-fsanitize=address,undefined"
 make -s install COPT="$sanitize"
-export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1:log_path=$scratch/reports/asan"
+export ASAN_OPTIONS="$ASAN_OPTIONS:abort_on_error=1:log_path=$scratch/reports/asan"
 export UBSAN_OPTIONS="abort_on_error=1:print_stacktrace=1:log_path=$scratch/reports/ubsan"
 status=0
 "$@" || status=$?
