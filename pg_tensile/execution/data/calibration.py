@@ -4,6 +4,10 @@ A calibrated logit is `scale` times the model's plus `shift`; only the logit of 
 one changes nothing among several. The two numbers minimise the log loss on the rows, and are kept only if they lower it
 on rows that they were not fitted to. Rows count by their weights, as in training: otherwise calibration would undo the
 balance of labels. Needs numpy, and SciPy to fit.
+
+Fewer than `MANY_ROWS` rows say too little about two numbers, and if a network is right about all of them, nothing about
+how often it errs. They can only lower its confidence (`scale` up to 1, no shift), and that is kept in any case: half an
+error more than was seen is expected, so that n rows without an error are worth an error rate of 0.5 / (n + 1).
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_ROWS = 200  # fewer say too little about two numbers
+MANY_ROWS = 200
+LEAST_ROWS = 2
 FOLDS = 5
 SCALES = (1e-3, 1e3)
 SHIFTS = (-50.0, 50.0)
@@ -38,15 +43,15 @@ class Fit(NamedTuple):
     calibrated_log_loss: float
 
     @property
-    def improves(self) -> bool:
-        return self.calibrated_log_loss < self.log_loss
+    def kept(self) -> bool:
+        return self.rows < MANY_ROWS or self.calibrated_log_loss < self.log_loss
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
             "log_loss": self.log_loss,
             "calibrated_log_loss": self.calibrated_log_loss,
-            "kept": self.improves,
+            "kept": self.kept,
         }
 
 
@@ -61,7 +66,7 @@ def fit(outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any]
     outputs, labels, weights = usable
     rows = len(outputs)
     # Folds of neighbours keep equal rows together, so that none is fitted to and judged.
-    folds = np.array_split(np.arange(rows), FOLDS)
+    folds = np.array_split(np.arange(rows), min(FOLDS, rows))
     loss = 0.0
     for fold in folds:
         others = np.ones(rows, np.bool_)
@@ -108,26 +113,28 @@ def log_losses(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArr
 def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]) -> Calibration:
     """Return the calibration with the least log loss, rows counting by `weights`.
 
-    Labels count as if each had been seen once more (Platt's and Laplace's rule): otherwise the best scale for rows
-    without an error would be infinite."""
+    Half an error more than was seen is expected (Jeffreys' rule): otherwise the best scale for rows without an error
+    would be infinite."""
     from scipy.optimize import minimize
 
     logits = _logits(outputs)
     rows, count = logits.shape
-    target = np.full(logits.shape, 1.0 / (rows + count))
-    target[np.arange(rows), labels] += rows / (rows + count)
-    shifted = outputs.shape[1] == 1
+    error = 0.5 / (rows + 1)
+    target = np.full(logits.shape, error / (count - 1))
+    target[np.arange(rows), labels] = 1.0 - error
+    many = rows >= MANY_ROWS
+    shifted = many and outputs.shape[1] == 1
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         scale, shift = parameters
         calibrated = logits * scale
         calibrated[:, 1] += shift if shifted else 0.0
         sums = _log_sums(calibrated)
-        error = (np.exp(calibrated - sums[:, None]) - target) * weights[:, None] / rows
-        slopes = np.array([(error * logits).sum(), error[:, 1].sum() if shifted else 0.0])
+        excess = (np.exp(calibrated - sums[:, None]) - target) * weights[:, None] / rows
+        slopes = np.array([(excess * logits).sum(), excess[:, 1].sum() if shifted else 0.0])
         return float((sums - (target * calibrated).sum(axis=1)) @ weights) / rows, slopes
 
-    bounds = [SCALES, SHIFTS if shifted else (0.0, 0.0)]
+    bounds = [SCALES if many else (SCALES[0], 1.0), SHIFTS if shifted else (0.0, 0.0)]
     scale, shift = minimize(loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()
     return Calibration(scale, shift)
 

@@ -28,7 +28,7 @@ class Derived(NamedTuple):
 def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calibrate: bool) -> Derived:
     """Return the preprocessing of a trained model; `validation` are a ValidationSample's tensors.
 
-    `calibrate`: whether a classifier is calibrated where that improves its probabilities."""
+    `calibrate`: whether a classifier is calibrated."""
     if not validation:
         return Derived(preprocessing, {})
     outputs = validation["outputs"].double().numpy()
@@ -41,7 +41,7 @@ def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calib
     fit = calibration.fit(outputs, target, weight) if calibrate else None
     if fit is None:
         return Derived(preprocessing, {})
-    kept = fit.calibration if fit.improves else None
+    kept = fit.calibration if fit.kept else None
     return Derived(replace(preprocessing, calibration=kept), {"calibration": fit.to_json()})
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.execution.data import calibration
-from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, least_log_loss, log_losses
+from pg_tensile.execution.data.calibration import LEAST_ROWS, MANY_ROWS, Calibration, fit, least_log_loss, log_losses
 
 
 def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +23,7 @@ def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_a_distortion_is_undone(scale: float, shift: float, labels: int) -> None:
     logits, target = sample(20_000, labels, 1)
     result = fit(logits * scale + shift, target)
-    assert result is not None and result.improves
+    assert result is not None and result.kept
     assert result.calibration.scale == pytest.approx(1.0 / scale, rel=0.05)
     assert result.calibration.shift == pytest.approx(-shift / scale, abs=0.1)
     assert result.calibrated_log_loss == pytest.approx(log_losses(logits, target).mean(), abs=1e-3)
@@ -37,7 +37,7 @@ def test_a_kept_calibration_never_raises_the_loss_on_its_rows(
     distorted = logits * scale + shift
     result = fit(distorted, target)
     assert result is not None
-    if result.improves:
+    if result.kept:
         losses = log_losses(result.calibration.apply(distorted), target)
         assert losses.mean() <= log_losses(distorted, target).mean()
 
@@ -65,21 +65,42 @@ def test_rows_without_an_error_have_a_finite_scale() -> None:
     target = np.arange(1000) % 2
     result = fit(np.where(target, 3.0, -3.0)[:, None], target)
     assert result is not None
-    assert 1.0 < result.calibration.scale < 100.0 and result.improves
+    assert 1.0 < result.calibration.scale < 100.0 and result.kept
 
 
 def test_few_rows_and_infinite_logits_are_not_fitted() -> None:
     logits, target = sample(LEAST_ROWS, 2, 0)
     assert fit(logits, target) is not None
     assert fit(logits[1:], target[1:]) is None
-    logits[7] = np.inf
+    logits[1] = np.inf
     assert fit(logits, target) is None
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("rows", [LEAST_ROWS, 24, MANY_ROWS - 1])
+def test_few_rows_without_an_error_do_not_make_a_model_sure(rows: int, labels: int) -> None:
+    target = np.arange(rows) % labels
+    logits = 20.0 * (np.where(target, 1.0, -1.0)[:, None] if labels == 2 else np.eye(labels)[target])
+    result = fit(logits, target)
+    assert result is not None and result.kept
+    assert result.calibrated_log_loss > result.log_loss
+    losses = log_losses(result.calibration.apply(logits), target)
+    assert np.exp(-losses) == pytest.approx(1.0 - 0.5 / (rows + 1), rel=1e-3)
+    assert least_log_loss(logits, target) == pytest.approx(losses.mean())
+
+
+@given(st.integers(0, 1000), st.sampled_from([2, 3]), st.integers(LEAST_ROWS, MANY_ROWS - 1), st.floats(0.1, 10.0))
+def test_few_rows_lower_the_confidence_only(seed: int, labels: int, rows: int, scale: float) -> None:
+    logits, target = sample(rows, labels, seed)
+    result = fit(logits * scale, target)
+    assert result is not None and result.kept
+    assert 0.0 < result.calibration.scale <= 1.0 and result.calibration.shift == 0.0
 
 
 def test_a_calibration_that_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_minimum", lambda outputs, labels, weights: Calibration(-1.0))
     result = fit(*sample(400, 2, 0))
-    assert result is not None and not result.improves and result.to_json()["kept"] is False
+    assert result is not None and not result.kept and result.to_json()["kept"] is False
 
 
 def test_rows_count_by_their_weights() -> None:

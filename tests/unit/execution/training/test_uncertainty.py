@@ -87,7 +87,7 @@ def test_overconfident_probabilities_are_calibrated_unless_that_is_off() -> None
     notes = derived.notes["calibration"]
     assert notes["kept"] and notes["rows"] == 5000 and notes["calibrated_log_loss"] < notes["log_loss"]
     assert derive(preprocessing, validation, calibrate=False) == (preprocessing, {})
-    assert derive(preprocessing, outputs_and_target(50, 4.0), calibrate=True) == (preprocessing, {})
+    assert derive(preprocessing, outputs_and_target(1, 4.0), calibrate=True) == (preprocessing, {})
     assert derive(preprocessing, {}, calibrate=True) == (preprocessing, {})
 
 

@@ -213,7 +213,7 @@ def test_what_a_job_leaves_open_is_chosen_and_reported(start: Callable[..., Chil
     chosen = {"learning_rate_schedule": recipe.SCHEDULES["mlp"], "average_weights": False}
     course = {"epochs": 3, "stopped": "epochs", "keep": "best", "refitted_rows": None} | chosen
     training = child.headers(FrameType.VERSION)[0]["training"]
-    assert training == settings | course | {"split": training["split"]}
+    assert training == settings | course | {name: training[name] for name in ("split", "calibration")}
     assert training["split"]["by"] == "random" and training["split"]["training_rows"] == rows
     given = eager_run(start, **settings, options={}, epochs=3)
     assert given.weights() == child.weights() and given.headers(FrameType.SETTINGS) == [settings]
