@@ -87,10 +87,14 @@ BEGIN
     END IF;
     validated := EXISTS (SELECT FROM tensile.epochs e
                          WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');
-    SELECT string_agg(format('%s %s', m.metric, tensile._rounded(m.value)), ', ' ORDER BY o.place) INTO metrics
+    -- log_loss is after calibration where there is one, as of the version's predictions
+    SELECT string_agg(format('%s %s', m.metric, tensile._rounded(coalesce(c.value, m.value))), ', ' ORDER BY o.place)
+        INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
              JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.id AND m.epoch = j.kept_epoch
-                 AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END;
+                 AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END
+             LEFT JOIN tensile.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
+                                        AND c.metric = 'calibrated_' || m.metric;
     RAISE NOTICE USING
         MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model_name, metrics,
                          CASE WHEN validated THEN 'validation' ELSE 'training' END),

@@ -88,7 +88,8 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
             flights.execute(
                 "INSERT INTO tensile.epochs (job, epoch, split) VALUES (%(job)s, %(epoch)s, %(split)s)", of_epoch
             )
-            for metric, number in (("rmse", rmse), ("r2", 1234567.0), ("loss", rmse), ("precision", 0.5)):
+            metrics = {"rmse": rmse, "r2": 1234567.0, "loss": rmse, "precision": 0.5}
+            for metric, number in (metrics | {"log_loss": 0.9, "calibrated_log_loss": 0.25}).items():
                 flights.execute(
                     "INSERT INTO tensile.metrics VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
                     of_epoch | {"metric": metric, "value": number},
@@ -97,7 +98,7 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
         ("WARNING", f"job {job}: 7 of 9 rows were skipped", None),
         (
             "NOTICE",
-            f'version 3 of model "late": rmse 0.01235, r2 1235000 on the {split} rows',
+            f'version 3 of model "late": log_loss 0.25, rmse 0.01235, r2 1235000 on the {split} rows',
             "Its weights are those after epoch 2 of 3; "
             "training ended because nothing improved any more (early_stopping).",
         ),
