@@ -68,11 +68,12 @@ build_server() {
     build=$(mktemp -d "$cache/build-XXXXXX")
     cd "$build"
     apt-get update -q
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends gcc make libc6-dev libpython3-dev zlib1g-dev
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends gcc make pkg-config libc6-dev \
+        libpython3-dev libxml2-dev zlib1g-dev
     fetch_sources
     write_valgrind
     cd postgresql-15*/
-    ./configure -q --prefix="$server" --enable-cassert --enable-debug --with-python --without-readline \
+    ./configure -q --prefix="$server" --enable-cassert --enable-debug --with-python --with-libxml --without-readline \
         CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address' CPPFLAGS="-DUSE_VALGRIND -I$build" \
         PYTHON=/usr/bin/python3
     make -s -j"$(nproc)"
