@@ -281,9 +281,12 @@ def table_rows(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]
 def page_part(results: Mapping[str, Any]) -> str:
     """Return the generated part of the section."""
     revisions = ", ".join(dict.fromkeys(row["revision"] for row in results["rows"]))
+    goals = checks(results["tables"])
     lines = [
         *(measured_on("host", results["machine"], results["versions"], revisions), ""),
-        *(verdicts(checks(results["tables"]), ()), ""),
+        *(verdicts(goals, ()), ""),
+        *(f"- {goal.what}: {goal.found}; asked for {goal.asked}" for goal in goals),
+        "",
         *table(HEADINGS, table_rows(results["tables"])),
     ]
     return "\n".join(lines).rstrip() + "\n"
