@@ -2,7 +2,8 @@
 -- Jobs: cancellation, priority, and waiting for the end
 ------------------------------------------------------------------------------------------------------------------------
 
--- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority.
+-- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority. The model is
+-- locked first, because the end of a job may drop it.
 CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -10,6 +11,7 @@ DECLARE
     j tensile.jobs;
     own bool;
 BEGIN
+    PERFORM tensile._lock_model(job);
     SELECT * INTO j FROM tensile.jobs WHERE id = job FOR UPDATE;
     own := tensile._acts_for(caller, j.owner, j.owner_name);
     IF j.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
@@ -84,6 +86,10 @@ BEGIN
     END LOOP;
     IF j.kind <> 'train' OR j.kept_epoch IS NULL THEN
         RETURN;
+    END IF;
+    IF j.architecture_reason IS NOT NULL THEN
+        RAISE NOTICE 'model "%" has the architecture %: %', j.model_name, j.architecture->>'type',
+            j.architecture_reason;
     END IF;
     validated := EXISTS (SELECT FROM tensile.epochs e
                          WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');

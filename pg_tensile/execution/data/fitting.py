@@ -124,10 +124,10 @@ def fit(
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). `texts`: the
-    text columns that are tokenised; None means that all are categories. Raises DataError if there is no target or no
-    training row, if the rows cannot be divided or weighted, if the target has only one value or too many labels, and
-    for columns that cannot be used.
+    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py), and elements
+    of arrays have scales of their own. `texts`: the text columns that are tokenised; None means that all are
+    categories. Raises DataError if there is no target or no training row, if the rows cannot be divided or weighted, if
+    the target has only one value or too many labels, and for columns that cannot be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
@@ -226,7 +226,9 @@ def _fitter(
     if column.type == "text":
         return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
-        return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
+        if tokens is not None and column.type in TOKEN_TYPES:
+            return TokenFitter(column, tokens)
+        return ArrayFitter(column, each=ranks)
     return NumberFitter(column, ranks)
 
 
