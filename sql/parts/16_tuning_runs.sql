@@ -53,6 +53,9 @@ BEGIN
         IF tensile._end_trials(t) THEN
             RETURN NULL;
         END IF;
+        IF tensile._is_open(t) THEN -- the first trial is the job that train_model would submit
+            PERFORM tensile._add_trial(t.id, 0, '{}');
+        END IF;
         PERFORM tensile._begin_trials(t);
         RETURN tensile._next_suggestion(t);
     EXCEPTION WHEN OTHERS THEN

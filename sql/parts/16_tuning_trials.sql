@@ -221,7 +221,9 @@ BEGIN
         seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
         validation_query text, max_time interval);
     BEGIN
-        PERFORM tensile._check_architecture(architecture) WHERE architecture IS NOT NULL;
+        IF architecture IS NOT NULL THEN
+            PERFORM tensile._check_architecture(architecture);
+        END IF;
         submitted := tensile._submit_training(
             t.owner, t.model_name, a.query, a.target, a.epochs, a.batch_size, a.optimizer, a.learning_rate,
             a.validation, a.seed, a.policy, a.memory_budget, a.priority,
@@ -250,11 +252,8 @@ DECLARE
     chosen int := (SELECT count(*) FROM tensile.trials k WHERE k.tuning = t.id);
     known int := tensile._known_until(chosen, t.parallel);
 BEGIN
-    IF tensile._is_open(t) THEN -- it begins with the job that train_model would submit, which chooses the architecture
-        PERFORM tensile._add_trial(t.id, 0, '{}') WHERE chosen = 0;
-        RETURN NULL;
-    END IF;
-    IF chosen >= t.trials OR EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number <= known
+    IF chosen >= t.trials OR tensile._is_open(t)
+       OR EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number <= known
                                      AND k.state IN ('waiting', 'running')) THEN
         RETURN NULL;
     END IF;

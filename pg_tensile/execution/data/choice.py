@@ -27,7 +27,7 @@ from pg_tensile.execution.data.splits import Rows
 
 LEAST_SIDE = 8  # pixels of an image
 LEAST_SEQUENCE = 16  # tokens, where all rows have the same number of them
-LEAST_VOCABULARY = 100  # different tokens
+LEAST_VOCABULARY = 257  # different tokens: more than the values of bytes, which may be pixels
 LEAST_REPEATED = 2  # times that each of them occurs, on average
 MOST_DISTINCT = 1 << 20  # integers that are told apart
 SAMPLE_ROWS, SAMPLE_ELEMENTS = 1000, 1 << 20
