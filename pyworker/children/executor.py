@@ -23,6 +23,7 @@ from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.drift import reference_of
 from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
 from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.execution.data.roles import without_value
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
@@ -172,6 +173,7 @@ class Executor(TrainingRun):
 
     def _warn(self, store: RowStore, fitted: FittedPreprocessing) -> None:
         if fitted.skipped_rows:
-            target = fitted.preprocessing.target.name
-            self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
+            target, not_finite = fitted.preprocessing.target.name, fitted.not_finite_rows
+            what = without_value(fitted.skipped_rows - not_finite, not_finite)
+            self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is {what}')
         self._warnings += cautions(store, fitted, Split.of(self._spec), self._spec["options"].get("task"))

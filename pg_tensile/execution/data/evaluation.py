@@ -175,8 +175,9 @@ def check_rows(rows: int, with_target: int, preprocessing: Preprocessing) -> Non
     if rows == 0:
         raise DataError("the query returned no rows", hint="Check the query's WHERE clause and joins.")
     if with_target == 0:
-        name = preprocessing.target.name
-        raise DataError(f'the target "{name}" is null in all {rows} rows', hint="Select rows that have a target.")
+        target = preprocessing.target
+        what = "null, NaN or infinite" if target.type in ("float4", "float8") else "null"
+        raise DataError(f'the target "{target.name}" is {what} in all {rows} rows', hint="Select rows that have a target.")
 
 
 def encoded(

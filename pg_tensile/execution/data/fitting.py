@@ -74,6 +74,7 @@ class FittedPreprocessing:
     roles: Roles
     division: Division
     weights: Weights | None = None
+    not_finite_rows: int = 0  # of the skipped ones: the target is NaN or infinite
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
@@ -142,9 +143,10 @@ def fit(
         for index in roles.features
     }
     fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
-    known_rows = validation_rows = 0
+    known_rows = validation_rows = not_finite_rows = 0
     for block in rows.blocks():
         has_target = roles.has_target(block)
+        not_finite_rows += int(roles.without_target(block)[1])
         validation = division.validation_rows(block) & has_target
         known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
@@ -161,7 +163,9 @@ def fit(
         preprocessing = replace(preprocessing, text=texts.source)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
     tables = _tables(rows, roles, preprocessing, {index: table for index, (table, _) in encoded.items()})
-    fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    fitted = FittedPreprocessing(
+        preprocessing, columns, *counts, *tables, roles, division, not_finite_rows=not_finite_rows
+    )
     labels = len(preprocessing.labels or ())
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
