@@ -361,6 +361,12 @@ def test_rows_without_a_target_are_skipped_and_counted() -> None:
     ("target", "task", "message"),
     [
         (("float8", [None] * 12), None, 'the target "y" is null in all 12 rows'),
+        (("float8", [math.nan, -math.inf] * 6), None, 'the target "y" is NaN or infinite in all 12 rows'),
+        (
+            ("float4", [math.inf, None, None] * 4),
+            None,
+            'the target "y" is null in 8 rows, NaN or infinite in 4, all 12 rows',
+        ),
         (("text", [None] * 12), None, 'the target "y" is null in all 12 rows'),
         (("text", ["a"] * 11 + [None]), None, "the target \"y\" has only one value, 'a'"),
         (("bool", [True] * 12), None, "only one value, 'true'"),
