@@ -67,7 +67,7 @@ def test_arrays_leave_it_open_until_their_values_are_known(db: Connection, notic
 @pytest.mark.parametrize(
     ("name", "query", "type", "reason"),
     [
-        ("vectors", ARRAYS.format(length=12), TABLE, '"v" is an array of numbers that cannot be an image: 12 are no'),
+        ("vectors", ARRAYS.format(length=12), TABLE, '"v" is the only array, and is taken as numbers: an image would not have 12'),
         ("images", IMAGES, "cnn", '"v" is the only array, and can be an image of 8×8 pixels'),
         ("tokens", TOKENS, "transformer", '"v" has integers in arrays of 1 to 5 elements, which are taken as tokens'),
     ],

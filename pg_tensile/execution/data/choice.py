@@ -73,7 +73,7 @@ def _choice(arrays: Sequence[ArrayNumbers]) -> Choice:
     if array.has_tokens():
         what = f"has {array.vocabulary} different integers, which are taken as tokens"
         return Choice({"type": "transformer"}, f'"{array.name}" is the only array, and {what}')
-    return Choice({"type": "tabular"}, f'"{array.name}" is an array of numbers that cannot be an image: {image}')
+    return Choice({"type": "tabular"}, f'"{array.name}" is the only array, and is taken as numbers: {image}')
 
 
 class ArrayNumbers:
@@ -119,16 +119,17 @@ class ArrayNumbers:
     def image(self) -> tuple[int, int, int] | str:
         """Return planes, height and width of the images that the arrays can be, or why they cannot be any."""
         if self.varies:
-            return f"they have {self.shortest} to {self.longest} elements"
+            return "an image would have the same number of them in all rows"
         planes = 1 if math.isqrt(self.longest) ** 2 == self.longest else 3
         side = math.isqrt(self.longest // planes)
         if planes * side * side != self.longest or side < LEAST_SIDE:
-            return f"{self.longest} are no square of {LEAST_SIDE}×{LEAST_SIDE} or more, and not three"
+            least = f"{LEAST_SIDE}×{LEAST_SIDE}"
+            return f"an image would not have {self.longest} of them, but be a square of {least} or more, or three"
         if self._least < 0:
-            return "some are negative"
+            return "an image would have no negative ones"
         sample = np.concatenate(self._sample).reshape(-1, side * side)
         if _difference(sample, side) >= ALIKE * _difference(sample, side // 2):
-            return f"in a square of {side}×{side}, they do not resemble those below them"
+            return f"in an image of {side}×{side}, they would resemble those below them"
         return planes, side, side
 
     def has_tokens(self) -> bool:

@@ -16,6 +16,7 @@ from tests.unit.rows import Prepared, Rows
 
 RNG = np.random.default_rng(5)
 COUNT = 200
+NUMBERS = '"v" is the only array, and is taken as numbers:'
 DIGITS = load_digits().images[:COUNT]
 LARGE_DIGITS = np.kron(DIGITS, np.ones((4, 4)))[:, 2:30, 2:30] * 15.9  # as MNIST has them: 28×28, 0 to 255
 HOURS = np.arange(168)
@@ -94,13 +95,9 @@ def test_the_values_decide(kind: str, values: Any, architecture: dict[str, Any])
 def test_the_reason_says_what_was_seen() -> None:
     for values, reason in (
         (DIGITS, '"v" is the only array, and can be an image of 8×8 pixels'),
-        (LOAD, '"v" is an array of numbers that cannot be an image: 168 are no square of 8×8 or more, and not three'),
-        (EMBEDDING[:, :1024], '"v" is an array of numbers that cannot be an image: some are negative'),
-        (
-            DAY,
-            '"v" is an array of numbers that cannot be an image: in a square of 12×12, they do not resemble those below'
-            " them",
-        ),
+        (LOAD, f"{NUMBERS} an image would not have 168 of them, but be a square of 8×8 or more, or three"),
+        (EMBEDDING[:, :1024], f"{NUMBERS} an image would have no negative ones"),
+        (DAY, f"{NUMBERS} in an image of 12×12, they would resemble those below them"),
     ):
         assert chosen(rows_of("float8[]", values))[1] == reason
     some = [row[: 5 + i % 20] for i, row in enumerate(WORDS)]
