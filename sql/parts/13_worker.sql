@@ -220,21 +220,20 @@ CREATE FUNCTION tensile._job_architecture(architecture jsonb, reason text) RETUR
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    own bigint := tensile._my_job();
     j tensile.jobs;
     m tensile.models;
 BEGIN
-    SELECT * INTO j FROM tensile.jobs WHERE id = tensile._my_job();
+    SELECT * INTO j FROM tensile.jobs WHERE id = own;
     m := tensile._trained_model(j);
     IF m.architecture IS NOT NULL OR j.architecture IS NOT NULL THEN
         RETURN;
     END IF;
-    PERFORM tensile._check_architecture(_job_architecture.architecture),
-            tensile._check_code(j.owner, _job_architecture.architecture);
-    UPDATE tensile.models SET architecture = _job_architecture.architecture, architecture_reason = _job_architecture.reason,
-        updated_at = clock_timestamp() WHERE id = m.id;
-    UPDATE tensile.jobs SET architecture = _job_architecture.architecture, architecture_reason = _job_architecture.reason
-        WHERE id = j.id;
-    PERFORM tensile._settle_space(j.tuning, _job_architecture.architecture);
+    PERFORM tensile._check_architecture($1), tensile._check_code(j.owner, $1);
+    UPDATE tensile.models SET architecture = $1, architecture_reason = $2, updated_at = clock_timestamp()
+        WHERE id = m.id;
+    UPDATE tensile.jobs SET architecture = $1, architecture_reason = $2 WHERE id = own;
+    PERFORM tensile._settle_space(j.tuning, $1);
 END $$;
 
 -- SETTINGS frame: what the executor has chosen of the settings that the job leaves open

@@ -89,6 +89,21 @@ def test_the_job_chooses_by_the_values(
     assert not any("architecture" in notice for notice in notices)
 
 
+@pytest.mark.usefixtures("db")
+def test_a_role_trains_arrays_and_is_told_how_to_go_on(
+    roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    hints: list[str | None] = []
+    with connect(roles("analyst")) as conn:
+        conn.add_notice_handler(lambda diagnostic: hints.append(diagnostic.message_hint))
+        finish(conn, submit(conn, "its own", query=ARRAYS.format(length=3), epochs=1))
+        assert hints[-1] is not None and "predict_class('its own', t) FROM my_table t" in hints[-1]
+        row = conn.execute(f"SELECT predict_class('its own', t) FROM ({ARRAYS.format(length=3)}) t LIMIT 1").fetchone()
+        assert row is not None and row[0] in ("true", "false")
+        finish(conn, submit(conn, "its own", query=ARRAYS.format(length=3), epochs=1, options={"deploy": "never"}))
+        assert hints[-1] == "It is not deployed: SELECT deploy_model('its own', 2) makes predictions use it."
+
+
 @pytest.mark.long
 def test_a_tuning_begins_with_the_job_that_chooses(db: Connection, notices: list[str]) -> None:
     """Three trials are trained."""
