@@ -175,5 +175,7 @@ class Executor(TrainingRun):
         if fitted.skipped_rows:
             target, not_finite = fitted.preprocessing.target.name, fitted.not_finite_rows
             what = without_value(fitted.skipped_rows - not_finite, not_finite)
-            self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is {what}')
+            self._warnings.append(
+                f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is {what}'
+            )
         self._warnings += cautions(store, fitted, Split.of(self._spec), self._spec["options"].get("task"))

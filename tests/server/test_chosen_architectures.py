@@ -39,7 +39,10 @@ IMAGES = """
                  FROM generate_series(0, 63) k) AS v, i % 2 = 0 AS y
     FROM generate_series(1, 100) i
 """
-TOKENS = "SELECT ARRAY(SELECT (i * k) % 7 FROM generate_series(0, i % 5) k) AS v, i % 2 = 0 AS y FROM generate_series(1, 100) i"
+TOKENS = """
+    SELECT ARRAY(SELECT (i * k) % 7 FROM generate_series(0, i % 5) k) AS v, i % 2 = 0 AS y
+    FROM generate_series(1, 100) i
+"""
 JOB = "SELECT state, architecture->>'type', architecture_reason FROM tensile.jobs WHERE id = %s"
 
 
@@ -67,7 +70,12 @@ def test_arrays_leave_it_open_until_their_values_are_known(db: Connection, notic
 @pytest.mark.parametrize(
     ("name", "query", "type", "reason"),
     [
-        ("vectors", ARRAYS.format(length=12), TABLE, '"v" is the only array, and is taken as numbers: an image would not have 12'),
+        (
+            "vectors",
+            ARRAYS.format(length=12),
+            TABLE,
+            '"v" is the only array, and is taken as numbers: an image would not have 12',
+        ),
         ("images", IMAGES, "cnn", '"v" is the only array, and can be an image of 8×8 pixels'),
         ("tokens", TOKENS, "transformer", '"v" has integers in arrays of 1 to 5 elements, which are taken as tokens'),
     ],

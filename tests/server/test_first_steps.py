@@ -76,7 +76,9 @@ def test_no_name_is_used_before_the_output_has_shown_it(steps: list[Step], modul
             assert name in words(shown), f"{name} in: {step.text}"
             used.add(name)
         for relation in re.findall(r"tensile\.\w+", step.text):
-            assert relation in shown or re.search(rf"\btensile \| {relation[8:]} ", shown), f"{relation} in: {step.text}"
+            assert relation in shown or re.search(rf"\btensile \| {relation[8:]} ", shown), (
+                f"{relation} in: {step.text}"
+            )
         if "tensile." in step.text:
             assert "tensile" in words(shown)
         shown += step.output

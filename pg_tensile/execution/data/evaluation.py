@@ -176,7 +176,9 @@ def check_rows(rows: int, with_target: int, target: Column) -> None:
         raise DataError("the query returned no rows", hint="Check the query's WHERE clause and joins.")
     if with_target == 0:
         what = "null, NaN or infinite" if target.type in ("float4", "float8") else "null"
-        raise DataError(f'the target "{target.name}" is {what} in all {rows} rows', hint="Select rows that have a target.")
+        raise DataError(
+            f'the target "{target.name}" is {what} in all {rows} rows', hint="Select rows that have a target."
+        )
 
 
 def encoded(

@@ -111,5 +111,7 @@ def _check(name: str | None, wrong: dict[str, int], sums: NDArray[np.float64], c
         raise DataError(f'the weights in column "{name}" are too large to be summed up', hint="Divide them.")
     if counts[1] and sums[1].sum() / counts[1] < LEAST_MEAN * sums[0].sum() / counts[0]:
         hint = f'Limit the largest ones, as with least("{name}", 1000).'
-        message = f'the weights in column "{name}" are so uneven that the validation rows do not count beside the others'
+        message = (
+            f'the weights in column "{name}" are so uneven that the validation rows do not count beside the others'
+        )
         raise DataError(message, hint=hint)

@@ -1,4 +1,4 @@
-"""Architectures that are chosen by the values of arrays: images, tokens and numbers, of real data where there is some."""
+"""Architectures that are chosen by the values of arrays: images, tokens and numbers, some of them real data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ def chosen(rows: Rows) -> tuple[dict[str, Any], str]:
         ("uint8[]", patches(16).mean(axis=3).astype(int), {"type": "cnn"}),
         ("uint8[]", patches(16).transpose(0, 3, 1, 2), {"type": "cnn", "shape": [3, 16, 16]}),
         ("int4[]", [row[: 5 + i % 20] for i, row in enumerate(WORDS)], {"type": "transformer"}),
-        ("uint8[]", [list(f"a text of bytes, {'n' * (i % 9)}".encode()) for i in range(COUNT)], {"type": "transformer"}),
+        (
+            "uint8[]",
+            [list(f"a text of bytes, {'n' * (i % 9)}".encode()) for i in range(COUNT)],
+            {"type": "transformer"},
+        ),
         ("int4[]", WORDS, {"type": "transformer"}),
         ("int8[]", padded(WORDS), {"type": "transformer"}),
         ("int4[]", padded(RNG.permutation(5001)[WORDS]), {"type": "transformer"}),
@@ -80,7 +84,11 @@ def chosen(rows: Rows) -> tuple[dict[str, Any], str]:
         ("float8[]", LOAD, {"type": "tabular"}),
         ("int4[]", LOAD.astype(int), {"type": "tabular"}),
         ("float8[]", DAY, {"type": "tabular"}),
-        ("uint8[]", patches(16), {"type": "tabular"}),  # the colours of a pixel are neighbours, which a cnn does not take
+        (
+            "uint8[]",
+            patches(16),
+            {"type": "tabular"},
+        ),  # the colours of a pixel are neighbours, which a cnn does not take
         ("int4[]", PEOPLE, {"type": "tabular"}),
         ("int4[]", COUNTS, {"type": "tabular"}),
         ("int4[]", RNG.integers(0, 4, (COUNT, 60)), {"type": "tabular"}),
