@@ -28,7 +28,7 @@ HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a li
 MAX_LABELS = 10_000
 SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
 RANKED_ROWS = 100_000  # from which rank scales of features are computed
-MOST_SCALED = 16_384  # elements of an array with scales of their own
+MOST_SCALED = 4096  # elements of an array with scales of their own
 
 
 class _Moments:
