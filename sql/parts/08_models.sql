@@ -93,7 +93,8 @@ BEGIN
     m := tensile._own_model(caller, name);
     PERFORM tensile._no_open_job(m), tensile._no_open_tuning(m);
     UPDATE tensile.models SET architecture = _register_model.architecture, architecture_reason = NULL,
-        auto_registered = false, description = _register_model.description, updated_at = clock_timestamp() WHERE id = m.id;
+        auto_registered = false, description = _register_model.description, updated_at = clock_timestamp()
+        WHERE id = m.id;
     RETURN m.id;
 END $$;
 
@@ -312,6 +313,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
             HINT = 'A superuser can give a model to any role.';
     END IF;
-    UPDATE tensile.models SET owner = new_owner, owner_name = role, auto_registered = false, updated_at = clock_timestamp() WHERE id = m.id;
+    UPDATE tensile.models SET owner = new_owner, owner_name = role, auto_registered = false,
+        updated_at = clock_timestamp() WHERE id = m.id;
     UPDATE tensile.model_grants g SET grantor = new_owner, grantor_name = role WHERE g.model = m.id;
 END $$;

@@ -78,10 +78,10 @@ CREATE FUNCTION tensile._next_step(j tensile.jobs) RETURNS text
 AS $$
     SELECT coalesce((
         SELECT CASE WHEN m.deployed_version = ($1).version
-                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is faster.',
-                                CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.name)
-                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.name, v.version)
-               END
+                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is '
+                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.name)
+                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.name,
+                                v.version) END
         FROM tensile.models m JOIN tensile.model_versions v ON v.model = m.id
         WHERE m.id = ($1).model AND v.version = ($1).version), 'tensile.job_history has its other metrics.')
 $$;
