@@ -2,7 +2,8 @@
 ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
 
 -- Architectures that train_model chooses
-ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_reason text;
+ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_reason text,
+    ADD auto_registered bool NOT NULL DEFAULT false;
 
 -- Recipes, divisions of the rows, and limits of time
 ALTER TABLE tensile.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
@@ -250,6 +251,7 @@ SELECT pg_catalog.pg_extension_config_dump('tensile._version_sources',
 
 -- Tunings: trials are jobs of the same model that train at once.
 ALTER TABLE tensile.jobs ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text,
+    ADD architecture_reason text,
     DROP CONSTRAINT jobs_kind_check,
     ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare', 'evaluate']));
 DROP INDEX tensile.jobs_one_per_model;
@@ -261,10 +263,10 @@ CREATE TABLE tensile.tunings (
     model_name       text NOT NULL,
     owner            oid,
     owner_name       name NOT NULL,
-    architecture     jsonb NOT NULL,
+    architecture     jsonb,
     arguments        jsonb NOT NULL,
     settings         jsonb NOT NULL,
-    space            jsonb NOT NULL,
+    space            jsonb,
     trials           int NOT NULL CHECK (trials OPERATOR(pg_catalog.>) 0),
     time_limit       interval,
     metric           text,

@@ -217,7 +217,7 @@ tensile_session_values(SessionRun *run, Datum spec)
 	tensile_require_no_session_run(run->function);
 	run->search_path = pstrdup(namespace_search_path);
 	run->feeding = false;
-	tensile_session_slot_take();
+	tensile_session_slot_take(run->function);
 	current = run;
 	PG_TRY();
 	{

@@ -176,7 +176,7 @@ free_session_slot(int code, Datum arg)
 }
 
 void
-tensile_session_slot_take(void)
+tensile_session_slot_take(const char *function)
 {
 	static bool registered = false;
 
@@ -196,9 +196,8 @@ tensile_session_slot_take(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 				 errmsg("no job slot is free"),
-				 errdetail("Explaining a job takes one of the %d slots of pg_tensile.max_jobs, "
-						   "as running it does.",
-						   tensile_shared->max_jobs),
+				 errdetail("%s takes one of the %d slots of pg_tensile.max_jobs, as a job does.",
+						   function, tensile_shared->max_jobs),
 				 errhint("Try again when a job has ended, or increase pg_tensile.max_jobs "
 						 "and restart the server.")));
 }

@@ -105,7 +105,7 @@ extern bool tensile_role_visible(Oid role);
  * Takes a slot for this session and gives it back; 53000 when none is free.
  * The end of the session gives it back as well.
  */
-extern void tensile_session_slot_take(void);
+extern void tensile_session_slot_take(const char *function);
 extern void tensile_session_slot_free(void);
 
 #endif

@@ -319,24 +319,21 @@ tensile_training_query(FunctionCallInfo fcinfo)
 	};
 }
 
-/* A target is no array, and the flag of validation rows neither. */
+/* Names; a target is no array, and the flag of validation rows neither. */
 static ArrayType *
 array_columns(const Query *query)
 {
 	List	   *columns = returned_columns(query);
-	Datum	   *texts = palloc(2 * list_length(columns) * sizeof(Datum));
+	Datum	   *texts = palloc(list_length(columns) * sizeof(Datum));
 	int			n = 0;
 	ListCell   *cell;
 
 	foreach(cell, columns)
 	{
 		TargetEntry *entry = lfirst_node(TargetEntry, cell);
-		const char *wire = tensile_wire_type(exprType((Node *) entry->expr));
 
-		if (strchr(wire, '[') == NULL)
-			continue;
-		texts[n++] = CStringGetTextDatum(entry->resname);
-		texts[n++] = CStringGetTextDatum(wire);
+		if (strchr(tensile_wire_type(exprType((Node *) entry->expr)), '[') != NULL)
+			texts[n++] = CStringGetTextDatum(entry->resname);
 	}
 	return construct_array(texts, n, TEXTOID, -1, false, TYPALIGN_INT);
 }

@@ -77,7 +77,7 @@ def _evaluation(channel: Channel, version: Version) -> list[Any]:
         if chunk is not None:
             evaluated.add(version.outputs(version.inputs(frame)[0]), chunk)
             continue
-        check_rows(evaluated.rows, evaluated.rows, version.preprocessing)
+        check_rows(evaluated.rows, evaluated.rows, columns[0])
         return [*channel.wait_for(channel.background.submit(evaluated.result, frame.buffers), "evaluating")]
     raise AssertionError("the last chunk is ROWS_END")
 
@@ -97,7 +97,7 @@ def _importance(channel: Channel, version: Version) -> list[Any]:
             rows, with_target = rows + chunk.rows, with_target + len(present)
             sample.add(Rows.of(version.inputs(frame)[0], target_values(chunk, columns[0])).take(present))
             continue
-        check_rows(rows, with_target, preprocessing)
+        check_rows(rows, with_target, columns[0])
         kept = sample.result()
         dictionary = dictionaries_of(columns, frame.buffers)[0]
         ranking = importances(

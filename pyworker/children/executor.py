@@ -23,10 +23,11 @@ from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.drift import reference_of
 from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
 from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.execution.data.roles import without_value
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import fit_rows, job_recipe, least_batch_size
+from pyworker.children.job import choose_open_architecture, fit_rows, job_recipe, least_batch_size
 from pyworker.children.libraries import import_libraries
 from pyworker.children.prepared import Begun, Prepared, State
 from pyworker.children.training_run import TrainingRun
@@ -77,7 +78,7 @@ class Executor(TrainingRun):
         trains_here = self._spec["ranks"] is None
         profile = channel.background.submit(self._measure_device) if trains_here else None
         imports: Future[Any] = self._libraries
-        if self._spec["architecture"]["type"] == "pretrained":
+        if (self._spec["architecture"] or {}).get("type") == "pretrained":
             imports = channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
         checkpoint = channel.receive_checkpoint()
         if self._spec.get("start") is not None:
@@ -86,6 +87,7 @@ class Executor(TrainingRun):
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
         channel.wait_for(imports, "preparing")  # of two threads that import transformers, one sees a part of it
+        self._choose_architecture(store)
         checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
         prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
@@ -99,6 +101,13 @@ class Executor(TrainingRun):
         Driver(channel, Begun(job, spec, self._identity, self._recipe, warnings, prepared, checkpoint)).run()
 
     # ---- preparing ----
+
+    def _choose_architecture(self, store: RowStore) -> None:
+        """Choose the architecture if the job leaves it open."""
+        choice = choose_open_architecture(store, self._spec)
+        if choice is not None:
+            self._identity["architecture"] = choice.architecture
+            self._channel.send(FrameType.ARCHITECTURE, choice._asdict())
 
     def _own_checkpoint(self, checkpoint: State | None, fingerprint: str) -> State | None:
         """Return the checkpoint, or None, with a warning, if it belongs to other data or settings."""
@@ -164,6 +173,9 @@ class Executor(TrainingRun):
 
     def _warn(self, store: RowStore, fitted: FittedPreprocessing) -> None:
         if fitted.skipped_rows:
-            target = fitted.preprocessing.target.name
-            self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
+            target, not_finite = fitted.preprocessing.target.name, fitted.not_finite_rows
+            what = without_value(fitted.skipped_rows - not_finite, not_finite)
+            self._warnings.append(
+                f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is {what}'
+            )
         self._warnings += cautions(store, fitted, Split.of(self._spec), self._spec["options"].get("task"))

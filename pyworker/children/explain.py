@@ -29,6 +29,7 @@ from pg_tensile.planning.device_types import ACCELERATORS
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
+    choose_open_architecture,
     fit_rows,
     job_recipe,
     job_settings,
@@ -64,12 +65,14 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 
     spec = channel.spec
     ranks = None if spec["ranks"] is None else _ranks(channel)
+    chosen = choose_open_architecture(store, spec)
     fitted = fit_rows(store, spec)
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     warnings = tuple(cautions(store, fitted, Split.of(spec), spec["options"].get("task"))) or None
     request = _request(spec, subject)._replace(choice=choice, warnings=warnings, ranks=ranks)
+    request = request._replace(architecture_reason=None if chosen is None else chosen.reason)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     profile, admission = subject.target.profile, _admission(spec, subject.target)

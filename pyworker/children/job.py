@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, OptionError
+from pg_tensile.execution.data.choice import Choice, choose_architecture
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
+from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.weights import Weighting
 from pg_tensile.planning.plan.allocator import MARGIN_BYTES
@@ -39,6 +41,18 @@ class Job(NamedTuple):
 
     def with_batch_size(self, batch_size: int) -> Job:
         return self._replace(settings=replace(self.settings, batch_size=batch_size))
+
+
+def choose_open_architecture(store: RowStore, spec: dict[str, Any]) -> Choice | None:
+    """Complete the spec of a job without an architecture by one that its rows suggest, and return the choice.
+
+    Returns None if the spec has one. Raises DataError."""
+    if spec["architecture"] is not None:
+        return None
+    split, weighting = Split.of(spec), Weighting.of(spec["options"])
+    choice = choose_architecture(store, Roles.of(store.columns, split.by, weighting.column, split.flagged))
+    spec["architecture"] = choice.architecture
+    return choice
 
 
 def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:

@@ -362,6 +362,8 @@ class Worker:
                 results.keep_latency(frame)
             case FrameType.QUERY:
                 results.derived = frame.header
+            case FrameType.ARCHITECTURE:
+                results.keep_architecture(frame)
             case FrameType.SETTINGS:
                 results.keep_settings(frame)
             case FrameType.CHOICE:

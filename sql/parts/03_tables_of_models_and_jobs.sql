@@ -14,14 +14,18 @@ CREATE TABLE tensile.models (
     created_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
-    architecture_reason text
+    architecture_reason text,
+    auto_registered  bool NOT NULL DEFAULT false
 );
 COMMENT ON TABLE tensile.models IS
     'models; visible to their owners and to roles with a grant; dumped by superusers and BYPASSRLS roles only';
 COMMENT ON COLUMN tensile.models.owner IS 'OID of the owning role; null while no role has the name owner_name';
-COMMENT ON COLUMN tensile.models.architecture IS 'type and keys; null: chosen by the first train_model';
+COMMENT ON COLUMN tensile.models.architecture IS 'type and keys; null: chosen by the first training';
 COMMENT ON COLUMN tensile.models.architecture_reason IS
-    'reason for the architecture if train_model has chosen it; null: given to register_model, or not chosen yet';
+    'reason for the architecture if a training has chosen it; null: given to register_model, or not chosen yet';
+COMMENT ON COLUMN tensile.models.auto_registered IS
+    'true: train_model or tune_model has registered it; it is dropped if its training ends before the first epoch, unless '
+    'something else refers to it';
 COMMENT ON COLUMN tensile.models.deployed_version IS
     'version that predictions use; null while none is deployed';
 COMMENT ON COLUMN tensile.models.memory_budget IS
@@ -193,6 +197,7 @@ CREATE TABLE tensile.jobs (
     tuning           bigint,
     kept_epoch       int,
     stopped          text,
+    architecture_reason text,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
@@ -238,7 +243,10 @@ COMMENT ON COLUMN tensile.jobs.validation_query IS
 COMMENT ON COLUMN tensile.jobs.start_version IS
     'id in model_versions of the version whose weights training began with (option start), or which a job of kind compare '
     'compares; null: none';
-COMMENT ON COLUMN tensile.jobs.architecture IS 'architecture of a trial; null: the model''s';
+COMMENT ON COLUMN tensile.jobs.architecture IS
+    'architecture of a trial, or that the job has chosen by the values of its arrays; null: the model''s';
+COMMENT ON COLUMN tensile.jobs.architecture_reason IS
+    'reason for the architecture if the job has chosen it; null: it has not';
 COMMENT ON COLUMN tensile.jobs.tuning IS 'tuning that the job belongs to; null: none';
 COMMENT ON COLUMN tensile.jobs.max_time IS 'longest time of training; null: no limit';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS

@@ -8,10 +8,10 @@ CREATE TABLE tensile.tunings (
     model_name       text NOT NULL,
     owner            oid,
     owner_name       name NOT NULL,
-    architecture     jsonb NOT NULL,
+    architecture     jsonb,
     arguments        jsonb NOT NULL,
     settings         jsonb NOT NULL,
-    space            jsonb NOT NULL,
+    space            jsonb,
     trials           int NOT NULL CHECK (trials OPERATOR(pg_catalog.>) 0),
     time_limit       interval,
     metric           text,
@@ -44,11 +44,13 @@ COMMENT ON COLUMN tensile.tunings.model IS 'id of the model; null after drop_mod
 COMMENT ON COLUMN tensile.tunings.model_name IS 'name of the model, kept after drop_model';
 COMMENT ON COLUMN tensile.tunings.owner IS 'OID of the role that submits the trials; null while no role has that name';
 COMMENT ON COLUMN tensile.tunings.owner_name IS 'name of the role that has called tune_model';
-COMMENT ON COLUMN tensile.tunings.architecture IS 'architecture of the model, which trials vary';
+COMMENT ON COLUMN tensile.tunings.architecture IS
+    'architecture of the model, which trials vary; null: the first trial has yet to choose it, or the space has types';
 COMMENT ON COLUMN tensile.tunings.arguments IS 'arguments of train_model, which trials vary';
 COMMENT ON COLUMN tensile.tunings.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called tune_model';
-COMMENT ON COLUMN tensile.tunings.space IS 'ranges and lists that values are chosen from, by key';
+COMMENT ON COLUMN tensile.tunings.space IS
+    'ranges and lists that values are chosen from, by key; null: not known before the architecture';
 COMMENT ON COLUMN tensile.tunings.trials IS 'number of trials';
 COMMENT ON COLUMN tensile.tunings.time_limit IS 'time after which no trial begins or goes on; null: no limit';
 COMMENT ON COLUMN tensile.tunings.metric IS

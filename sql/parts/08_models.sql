@@ -93,7 +93,8 @@ BEGIN
     m := tensile._own_model(caller, name);
     PERFORM tensile._no_open_job(m), tensile._no_open_tuning(m);
     UPDATE tensile.models SET architecture = _register_model.architecture, architecture_reason = NULL,
-        description = _register_model.description, updated_at = clock_timestamp() WHERE id = m.id;
+        auto_registered = false, description = _register_model.description, updated_at = clock_timestamp()
+        WHERE id = m.id;
     RETURN m.id;
 END $$;
 
@@ -124,12 +125,13 @@ BEGIN
 END $$;
 
 -- Id of the new model; null if there is one of that name
-CREATE FUNCTION tensile._insert_model(caller oid, name text, architecture jsonb, reason text, description text)
+CREATE FUNCTION tensile._insert_model(caller oid, name text, architecture jsonb, reason text, description text,
+                                      auto_registered bool DEFAULT false)
     RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile.models (name, owner_name, architecture, architecture_reason, description)
-        SELECT $2, r.rolname, $3, $4, $5 FROM pg_roles r WHERE r.oid = $1
+    INSERT INTO tensile.models (name, owner_name, architecture, architecture_reason, description, auto_registered)
+        SELECT $2, r.rolname, $3, $4, $5, $6 FROM pg_roles r WHERE r.oid = $1
         ON CONFLICT DO NOTHING
         RETURNING id
 $$;
@@ -180,6 +182,7 @@ DECLARE
     m tensile.models := tensile._own_model(caller, name);
     job record;
 BEGIN
+    PERFORM FROM tensile.models o WHERE o.id = m.id FOR UPDATE; -- before the jobs, one of which may be being submitted
     FOR job IN SELECT j.id, j.state FROM tensile.jobs j WHERE j.model = m.id FOR UPDATE LOOP
         IF job.state IN ('queued', 'interrupted') THEN
             PERFORM tensile._end_job(job.id, 'failed', '42704', format('model "%s" was dropped', name),
@@ -310,6 +313,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
             HINT = 'A superuser can give a model to any role.';
     END IF;
-    UPDATE tensile.models SET owner = new_owner, owner_name = role, updated_at = clock_timestamp() WHERE id = m.id;
+    UPDATE tensile.models SET owner = new_owner, owner_name = role, auto_registered = false,
+        updated_at = clock_timestamp() WHERE id = m.id;
     UPDATE tensile.model_grants g SET grantor = new_owner, grantor_name = role WHERE g.model = m.id;
 END $$;

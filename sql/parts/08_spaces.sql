@@ -57,11 +57,12 @@ AS $$
         ELSE '{}'::jsonb END
 $$;
 
--- The types of architecture that trials may have, the model's own being `type`
+-- The types of architecture that trials may have, the model's own being `type`; null: the first trial chooses it
 CREATE FUNCTION tensile._space_types(space jsonb, type text) RETURNS text[]
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN $1 ? 'architecture' THEN ARRAY(SELECT jsonb_array_elements_text($1->'architecture'))
+                WHEN $2 IS NULL THEN '{cnn,tabular,transformer}'
                 ELSE ARRAY[$2] END
 $$;
 
@@ -215,11 +216,12 @@ AS $$
     FROM s, jsonb_each($1) e
 $$;
 
--- Architecture of a trial: the model's, or one of another type, with the values that were chosen for its keys
+-- Architecture of a trial: the model's, or one of another type, with the values that were chosen for its keys; null: the
+-- trial chooses it
 CREATE FUNCTION tensile._trial_architecture(architecture jsonb, params jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN t.type = $1->>'type' THEN $1 ELSE jsonb_build_object('type', t.type) END
+    SELECT CASE WHEN t.type = $1->>'type' THEN $1 WHEN t.type IS NOT NULL THEN jsonb_build_object('type', t.type) END
         || (SELECT coalesce(jsonb_object_agg(p.key, tensile._as_array(p.value, r.rule)), '{}')
             FROM jsonb_each($2) p JOIN tensile._space_rules(ARRAY[t.type]) r ON r.key = p.key AND r.kind = t.type)
     FROM (SELECT coalesce($2->>'architecture', $1->>'type')) t (type)

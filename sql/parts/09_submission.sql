@@ -20,7 +20,7 @@ DECLARE
     model_id bigint;
 BEGIN
     budget := tensile._parse_budget(memory_budget);
-    model_id := tensile._store_architecture(caller, m);
+    model_id := tensile._store_architecture(caller, m, arrays);
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
@@ -66,61 +66,76 @@ AS $$
                    WHERE p.proname = $2 AND e.extname = 'pg_tensile' AND has_function_privilege($1, p.oid, 'EXECUTE'))
 $$;
 
--- Store the architecture that was chosen for a model, if it has none, and tell the client; return the model's id. A model
--- that does not exist is registered to the caller.
-CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURNS bigint
+-- Register a model that does not exist to the caller, store the architecture that was chosen for a model without one,
+-- and tell the client of both; return the model's id. The lock keeps the model from being dropped until the caller has
+-- referred to it.
+CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models, arrays text[]) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     model_id bigint := m.id;
+    was_open bool := true;
 BEGIN
     IF model_id IS NULL AND NOT tensile._may_execute(caller, 'register_model') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied to register model "%s"', m.name),
             HINT = 'A role that may call register_model can register it and grant you ''train''.';
     ELSIF model_id IS NULL THEN
-        model_id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
+        model_id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL, true);
         IF model_id IS NULL THEN
             RAISE EXCEPTION USING ERRCODE = 'object_in_use',
                 MESSAGE = format('model "%s" has just been registered by another session', m.name),
                 HINT = 'Call train_model again.';
         END IF;
     ELSE
-        UPDATE tensile.models SET architecture = m.architecture, architecture_reason = m.architecture_reason,
-            updated_at = clock_timestamp() WHERE id = model_id AND architecture IS NULL;
+        SELECT o.architecture IS NULL INTO was_open FROM tensile.models o WHERE o.id = model_id FOR KEY SHARE;
         IF NOT FOUND THEN
-            RETURN model_id;
+            RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+                MESSAGE = format('model "%s" has just been dropped by another session', m.name),
+                HINT = 'Call train_model again.';
         END IF;
+        UPDATE tensile.models SET architecture = m.architecture, architecture_reason = m.architecture_reason,
+            updated_at = clock_timestamp() WHERE id = model_id AND architecture IS NULL AND m.architecture IS NOT NULL;
     END IF;
-    RAISE NOTICE 'model "%" is registered with the architecture %: %', m.name, m.architecture->>'type',
-        m.architecture_reason;
+    IF was_open AND m.architecture IS NOT NULL THEN
+        RAISE NOTICE 'model "%" is registered with the architecture %: %', m.name, m.architecture->>'type',
+            m.architecture_reason;
+    ELSIF was_open AND cardinality(arrays) > 0 THEN
+        RAISE NOTICE 'model "%" is registered; its training chooses the architecture by the values of %', m.name,
+            (SELECT string_agg(format('"%s"', a), ', ') FROM unnest(arrays) a);
+    END IF;
     RETURN model_id;
 END $$;
 
--- The architecture for a query, and the reason; `arrays`: name and type on the wire of each feature that is an array
-CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jsonb, OUT architecture_reason text)
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+-- Undo what a training that ended before its first epoch has done to its model by being submitted: the choice of an
+-- architecture and, unless something else refers to the model, its registration.
+CREATE FUNCTION tensile._undo_submission(model bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    number int := cardinality(arrays) / 2;
-    type text := 'tabular';
 BEGIN
-    IF number = 0 THEN
-        architecture_reason := 'no column is an array';
-    ELSIF number > 1 THEN
-        architecture_reason := format('%s columns are arrays, which are taken as numbers', number);
-    ELSIF arrays[2] IN ('int4[]', 'int8[]') THEN
-        type := 'transformer';
-        architecture_reason := format('"%s" is the only array, of integers, which are taken as tokens', arrays[1]);
-    ELSE
-        type := 'cnn';
-        architecture_reason := format('"%s" is the only array, which is taken as an image', arrays[1]);
+    IF EXISTS (SELECT FROM tensile.model_versions v WHERE v.model = $1)
+       OR EXISTS (SELECT FROM tensile.jobs j WHERE j.model = $1
+                  AND (j.ended_at IS NULL OR EXISTS (SELECT FROM tensile.epochs e WHERE e.job = j.id)))
+       OR EXISTS (SELECT FROM tensile.tunings t WHERE t.model = $1 AND t.ended_at IS NULL) THEN
+        RETURN;
     END IF;
-    architecture := jsonb_build_object('type', type);
+    UPDATE tensile.models m SET architecture = NULL, architecture_reason = NULL, updated_at = clock_timestamp()
+        WHERE m.id = $1 AND m.architecture_reason IS NOT NULL;
+    IF EXISTS (SELECT FROM tensile.models m WHERE m.id = $1 AND m.auto_registered AND m.memory_budget IS NULL
+               AND m.keep_versions IS NULL)
+       AND NOT EXISTS (SELECT FROM tensile.model_grants g WHERE g.model = $1)
+       AND NOT EXISTS (SELECT FROM tensile.schedules s WHERE s.model = $1)
+       AND NOT EXISTS (SELECT FROM tensile.evaluation_schedules s WHERE s.model = $1) THEN
+        DELETE FROM tensile.checkpoints c USING tensile.jobs j WHERE c.job = j.id AND j.model = $1;
+        DELETE FROM tensile.traces t USING tensile.jobs j WHERE t.job = j.id AND j.model = $1;
+        DELETE FROM tensile.models m WHERE m.id = $1;
+    END IF;
 END $$;
 
 -- Return the model to train; raise the errors that train_model and explain_training have in common. A model that does
--- not exist has no id; one without an architecture gets the one that its query suggests. Neither is stored.
+-- not exist has no id; one without an architecture gets one if the query has no array. Neither is stored. Which
+-- architecture takes an array depends on its values, so the job chooses it. `arrays`: names of the features that are
+-- arrays; null: not known
 CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
                                           learning_rate float8, validation float8, policy text, priority int,
                                           options jsonb, split_by text, validation_query text, max_time interval,
@@ -146,8 +161,9 @@ BEGIN
             tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
             tensile._check_ranks(batch_size, options), tensile._check_gate(m, options, validation_query),
             tensile._check_can_start(caller);
-    IF m.architecture IS NULL THEN
-        m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
+    IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
+        m.architecture := '{"type": "tabular"}';
+        m.architecture_reason := 'no column is an array';
     END IF;
     RETURN m;
 END $$;

@@ -2,7 +2,8 @@
 -- Jobs: cancellation, priority, and waiting for the end
 ------------------------------------------------------------------------------------------------------------------------
 
--- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority.
+-- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority. The model is
+-- locked first, because the end of a job may drop it.
 CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -10,6 +11,7 @@ DECLARE
     j tensile.jobs;
     own bool;
 BEGIN
+    PERFORM tensile._lock_model(job);
     SELECT * INTO j FROM tensile.jobs WHERE id = job FOR UPDATE;
     own := tensile._acts_for(caller, j.owner, j.owner_name);
     IF j.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
@@ -70,6 +72,20 @@ AS $$
                 ELSE trim_scale(round(value::numeric, 3 - floor(log(abs(value)))::int))::text END
 $$;
 
+-- What can be done next with a version that a job has trained. Reads as the caller.
+CREATE FUNCTION tensile._next_step(j tensile.jobs) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce((
+        SELECT CASE WHEN m.deployed_version = ($1).version
+                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is '
+                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.name)
+                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.name,
+                                v.version) END
+        FROM tensile.models m JOIN tensile.model_versions v ON v.model = m.id
+        WHERE m.id = ($1).model AND v.version = ($1).version), 'tensile.job_history has its other metrics.')
+$$;
+
 -- Tell what a finished job warned of and, of a training, how good the version is.
 CREATE FUNCTION tensile._tell_result(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -84,6 +100,10 @@ BEGIN
     END LOOP;
     IF j.kind <> 'train' OR j.kept_epoch IS NULL THEN
         RETURN;
+    END IF;
+    IF j.architecture_reason IS NOT NULL THEN
+        RAISE NOTICE 'model "%" has the architecture %: %', j.model_name, j.architecture->>'type',
+            j.architecture_reason;
     END IF;
     validated := EXISTS (SELECT FROM tensile.epochs e
                          WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');
@@ -102,7 +122,8 @@ BEGIN
                         (SELECT max(e.epoch) FROM tensile.epochs e WHERE e.job = j.id),
                         CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
                                        WHEN 'max_time' THEN 'the time was up (max_time)'
-                                       ELSE 'that was the last one (epochs)' END);
+                                       ELSE 'that was the last one (epochs)' END),
+        HINT = tensile._next_step(j);
 END $$;
 
 -- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.

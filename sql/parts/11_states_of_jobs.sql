@@ -17,6 +17,13 @@ BEGIN
     RETURN m;
 END $$;
 
+-- Lock the model of a job. Whoever changes the job's state does that before, as drop_model does.
+CREATE FUNCTION tensile._lock_model(job bigint) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = $1 FOR UPDATE OF m
+$$;
+
 -- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state. The failure
 -- of an automatic calibration, which is tried again, is logged by the controller, once.
 CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void
@@ -54,9 +61,7 @@ AS $$
 DECLARE
     j tensile.jobs;
 BEGIN
-    IF state = 'finished' THEN -- lock the model before its job, as drop_model does
-        PERFORM FROM tensile.models m JOIN tensile.jobs o ON o.model = m.id WHERE o.id = job FOR NO KEY UPDATE OF m;
-    END IF;
+    PERFORM tensile._lock_model(job);
     UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
             reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL
                           WHEN o.cancel_requested THEN coalesce(o.options->>'stop', 'cancelled by cancel_job')
@@ -81,6 +86,9 @@ BEGIN
     DELETE FROM tensile.traces t USING tensile.jobs o
         WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id
                                     ELSE o.model = j.model AND o.id <> j.id AND o.ended_at IS NOT NULL END;
+    IF state <> 'finished' AND j.kind = 'train' THEN
+        PERFORM tensile._undo_submission(j.model);
+    END IF;
     PERFORM tensile._notify(job), tensile._log_event(job, state), tensile._announce_end(job, state);
 END $$;
 
@@ -124,6 +132,7 @@ DECLARE
     j tensile.jobs;
     failures int;
 BEGIN
+    PERFORM tensile._lock_model(job);
     SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('starting', 'running', 'waiting') FOR UPDATE;
     failures := j.retries + retry::int;
     IF NOT FOUND THEN

@@ -44,6 +44,7 @@ AS $$
 DECLARE
     j tensile.jobs;
 BEGIN
+    PERFORM tensile._lock_model(job);
     SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('queued', 'interrupted') FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;

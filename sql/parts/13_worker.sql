@@ -214,6 +214,28 @@ BEGIN
     END LOOP;
 END $$;
 
+-- ARCHITECTURE frame: what the executor has chosen by the values of the arrays for a model without an architecture. The
+-- job's code may call this, too, so it is checked as in register_model.
+CREATE FUNCTION tensile._job_architecture(architecture jsonb, reason text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    own bigint := tensile._my_job();
+    j tensile.jobs;
+    m tensile.models;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = own;
+    m := tensile._trained_model(j);
+    IF m.architecture IS NOT NULL OR j.architecture IS NOT NULL THEN
+        RETURN;
+    END IF;
+    PERFORM tensile._check_architecture($1), tensile._check_code(j.owner, $1);
+    UPDATE tensile.models SET architecture = $1, architecture_reason = $2, updated_at = clock_timestamp()
+        WHERE id = m.id;
+    UPDATE tensile.jobs SET architecture = $1, architecture_reason = $2 WHERE id = own;
+    PERFORM tensile._settle_space(j.tuning, $1);
+END $$;
+
 -- SETTINGS frame: what the executor has chosen of the settings that the job leaves open
 CREATE FUNCTION tensile._job_settings(settings jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -22,7 +22,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
-    PERFORM tensile._store_architecture(caller, m);
+    PERFORM tensile._store_architecture(caller, m, arrays);
     INSERT INTO tensile.schedules (model, owner_name, every, rows, source, drift, next_run, counted_rows, settings,
                                    arguments)
         VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,

@@ -53,6 +53,9 @@ BEGIN
         IF tensile._end_trials(t) THEN
             RETURN NULL;
         END IF;
+        IF tensile._is_open(t) THEN -- the first trial is the job that train_model would submit
+            PERFORM tensile._add_trial(t.id, 0, '{}');
+        END IF;
         PERFORM tensile._begin_trials(t);
         RETURN tensile._next_suggestion(t);
     EXCEPTION WHEN OTHERS THEN
@@ -81,6 +84,10 @@ BEGIN
     ELSIF NOT tensile._may_execute(t.owner, 'tune_model') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied for function tune_model',
             HINT = format('Grant it to the tuning''s owner: GRANT tensile_user TO %I.', t.owner_name);
+    ELSIF t.space = '{}' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('the space has no key of the architecture "%s"', t.architecture->>'type'),
+            HINT = 'The first trial has chosen it: register the model with another one, or leave the space out.';
     END IF;
 END $$;
 
@@ -99,7 +106,13 @@ BEGIN
     END IF;
     SELECT * INTO first_failure FROM tensile.trials k
         WHERE k.tuning = t.id AND k.state IN ('failed', 'infeasible') ORDER BY k.state, k.number LIMIT 1;
-    IF NOT EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number < 2 * t.parallel
+    IF stop IS NULL AND tensile._is_open(t)
+       AND EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.state NOT IN ('waiting', 'running')) THEN
+        PERFORM tensile._end_tuning(t, 'failed', coalesce(first_failure.sqlstate, '55000'),
+                                    coalesce(first_failure.error, 'the first trial was stopped'),
+                                    'The first trial chooses the architecture; tensile.trials has its job.');
+        RETURN true;
+    ELSIF NOT EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number < 2 * t.parallel
                    AND k.state <> 'failed')
        AND (SELECT count(*) >= least(t.trials, 2 * t.parallel) FROM tensile.trials k WHERE k.tuning = t.id) THEN
         PERFORM tensile._end_tuning(t, 'failed', first_failure.sqlstate, first_failure.error,
@@ -175,7 +188,8 @@ CREATE FUNCTION tensile._adopt_architecture(t tensile.tunings, architecture json
 AS $$
     UPDATE tensile.models m SET architecture = $2, architecture_reason = tensile._winner_of(($1).id),
             updated_at = clock_timestamp()
-        WHERE m.id = ($1).model AND m.architecture <> $2 AND m.architecture = ($1).architecture
+        WHERE m.id = ($1).model AND m.architecture IS DISTINCT FROM $2
+          AND m.architecture IS NOT DISTINCT FROM ($1).architecture
           AND tensile._acts_for(($1).owner, m.owner, m.owner_name)
 $$;
 
@@ -240,6 +254,9 @@ BEGIN
     SELECT * INTO m FROM tensile.models o WHERE o.id = t.model;
     IF FOUND THEN
         PERFORM tensile._drop_old_versions(m);
+    END IF;
+    IF state <> 'finished' THEN
+        PERFORM tensile._undo_submission(t.model);
     END IF;
     PERFORM tensile._log_tuning(t.id, state), tensile._notify(-1), tensile._announce('tuning', t.id, state);
 END $$;

@@ -221,12 +221,14 @@ BEGIN
         seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
         validation_query text, max_time interval);
     BEGIN
-        PERFORM tensile._check_architecture(architecture);
+        IF architecture IS NOT NULL THEN
+            PERFORM tensile._check_architecture(architecture);
+        END IF;
         submitted := tensile._submit_training(
             t.owner, t.model_name, a.query, a.target, a.epochs, a.batch_size, a.optimizer, a.learning_rate,
             a.validation, a.seed, a.policy, a.memory_budget, a.priority,
             a.options - 'gate' || jsonb_build_object('deploy', 'never', 'threads', t.threads), a.split_by,
-            a.validation_query, a.max_time, t.settings->>'search_path', '{}', architecture, t.id);
+            a.validation_query, a.max_time, t.settings->>'search_path', NULL, architecture, t.id);
     EXCEPTION WHEN invalid_parameter_value THEN
         GET STACKED DIAGNOSTICS text_of_error = MESSAGE_TEXT;
         UPDATE tensile.trials o SET state = 'infeasible', sqlstate = '22023', error = text_of_error,
@@ -250,7 +252,8 @@ DECLARE
     chosen int := (SELECT count(*) FROM tensile.trials k WHERE k.tuning = t.id);
     known int := tensile._known_until(chosen, t.parallel);
 BEGIN
-    IF chosen >= t.trials OR EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number <= known
+    IF chosen >= t.trials OR tensile._is_open(t)
+       OR EXISTS (SELECT FROM tensile.trials k WHERE k.tuning = t.id AND k.number <= known
                                      AND k.state IN ('waiting', 'running')) THEN
         RETURN NULL;
     END IF;

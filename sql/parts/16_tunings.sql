@@ -21,12 +21,17 @@ DECLARE
 BEGIN
     PERFORM tensile._parse_budget(memory_budget), tensile._check_tuning(trials, time_limit, metric, parallel),
             tensile._check_measurable(validation, validation_query);
-    space := coalesce(space, tensile._default_space(base->>'type')
-                             - tensile._given_keys(base, batch_size, learning_rate, options));
-    PERFORM tensile._check_space(space, base->>'type'), tensile._check_given(space, batch_size, learning_rate, options),
-            tensile._check_space_code(caller, base, space);
+    IF base IS NOT NULL THEN -- otherwise the first trial chooses it
+        space := coalesce(space, tensile._default_space(base->>'type')
+                                 - tensile._given_keys(base, batch_size, learning_rate, options));
+    END IF;
+    IF space IS NOT NULL THEN
+        PERFORM tensile._check_space(space, base->>'type'),
+                tensile._check_given(space, batch_size, learning_rate, options),
+                tensile._check_space_code(caller, base, space);
+    END IF;
     halving := tensile._halving(halving, epochs);
-    model_id := tensile._store_architecture(caller, m);
+    model_id := tensile._store_architecture(caller, m, arrays);
     INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric,
                                  parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
@@ -98,6 +103,30 @@ CREATE FUNCTION tensile._given_keys(architecture jsonb, batch_size int, learning
 AS $$
     SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($4)
                  UNION SELECT 'batch_size' WHERE $2 IS NOT NULL UNION SELECT 'learning_rate' WHERE $3 IS NOT NULL)
+$$;
+
+-- True while the first trial has yet to choose the architecture by the values of arrays.
+CREATE FUNCTION tensile._is_open(t tensile.tunings) RETURNS bool
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT ($1).architecture IS NULL AND NOT coalesce(($1).space ? 'architecture', false)
+$$;
+
+-- Complete a tuning whose first trial has chosen the architecture. The space is the default one, or the keys of the given
+-- one that the architecture has.
+CREATE FUNCTION tensile._settle_space(tuning bigint, architecture jsonb) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile.tunings t
+        SET architecture = $2,
+            space = CASE WHEN t.space IS NULL
+                THEN tensile._default_space($2->>'type')
+                     - tensile._given_keys($2, (t.arguments->>'batch_size')::int,
+                                           (t.arguments->>'learning_rate')::float8, t.arguments->'options')
+                ELSE (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(t.space) e
+                      WHERE e.key IN (SELECT r.key FROM tensile._space_rules(ARRAY[$2->>'type']) r)) END
+        WHERE t.id = $1 AND tensile._is_open(t);
+    SELECT tensile._notify(-1) WHERE $1 IS NOT NULL; -- the controller's next turn chooses other trials
 $$;
 
 -- Raise an error if an argument or an option is given, and is to be chosen as well.

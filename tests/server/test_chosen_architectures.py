@@ -1,4 +1,4 @@
-"""Models without an architecture, and names that are not registered: train_model chooses by the query's columns."""
+"""Models without an architecture, and names that are not registered: a training chooses by columns and their values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.server.explaining import explained
 from tests.server.refusals import refused
 from tests.server.support import ROWS, Connection, Row, Wait, finish, submit, value
+from tests.server.tuning import finished, trials, tune
 
 TABLE = "tabular"  # type for queries without an array
 MODEL = "SELECT architecture->>'type', architecture_reason, owner_name FROM tensile.models WHERE name = %s"
@@ -29,32 +30,124 @@ def notices(db: Connection) -> Iterator[list[str]]:
     db.remove_notice_handler(keep)
 
 
+ARRAYS = """
+    SELECT ARRAY(SELECT sin(i * k) FROM generate_series(1, {length}) k)::float4[] AS v, sin(i) > 0 AS y
+    FROM generate_series(1, 100) i
+"""
+IMAGES = """
+    SELECT ARRAY(SELECT CASE WHEN (k % 8 < 4) = (i % 2 = 0) THEN 200 ELSE 20 END + (i * k) % 50 -- dark left or right
+                 FROM generate_series(0, 63) k) AS v, i % 2 = 0 AS y
+    FROM generate_series(1, 100) i
+"""
+TOKENS = """
+    SELECT ARRAY(SELECT (i * k) % 7 FROM generate_series(0, i % 5) k) AS v, i % 2 = 0 AS y
+    FROM generate_series(1, 100) i
+"""
+JOB = "SELECT state, architecture->>'type', architecture_reason FROM tensile.jobs WHERE id = %s"
+
+
+@pytest.mark.parametrize("name", ["registered", "unregistered"])
+def test_a_table_gets_its_architecture_at_once(db: Connection, notices: list[str], name: str) -> None:
+    reason = "no column is an array"
+    with db.transaction(force_rollback=True):
+        if name == "registered":
+            db.execute("SELECT register_model(%s)", (name,))
+            assert db.execute(MODEL, (name,)).fetchone() == (None, None, "postgres")
+        submit(db, name, query="SELECT 1 AS n, 2.0::float8 AS y")
+        assert db.execute(MODEL, (name,)).fetchone() == (TABLE, reason, "postgres")
+        assert notices == [f'NOTICE: model "{name}" is registered with the architecture {TABLE}: {reason}']
+
+
+@pytest.mark.parametrize("array", ["'\\x00'::bytea", "ARRAY[1.5]::numeric[]", "ARRAY[1]::int2[]", "ARRAY[1]::int8[]"])
+def test_arrays_leave_it_open_until_their_values_are_known(db: Connection, notices: list[str], array: str) -> None:
+    with db.transaction(force_rollback=True):
+        submit(db, "open", query=f"SELECT 1 AS n, {array} AS v, ARRAY[1] AS w, 2.0::float8 AS y")
+        assert db.execute(MODEL, ("open",)).fetchone() == (None, None, "postgres")
+    message = 'model "open" is registered; its training chooses the architecture by the values of "v", "w"'
+    assert notices == [f"NOTICE: {message}"]
+
+
 @pytest.mark.parametrize(
-    ("columns", "type", "reason"),
+    ("name", "query", "type", "reason"),
     [
-        ("1 AS n", TABLE, "no column is an array"),
-        ("1 AS n, '\\x00'::bytea AS image", "cnn", '"image" is the only array, which is taken as an image'),
-        ("ARRAY[1.5]::float4[] AS v", "cnn", '"v" is the only array, which is taken as an image'),
-        ("ARRAY[1.5]::numeric[] AS v", "cnn", '"v" is the only array, which is taken as an image'),
-        ("ARRAY[1]::int2[] AS v, 'a' AS t", "cnn", '"v" is the only array, which is taken as an image'),
-        ("ARRAY[1]::int4[] AS t", "transformer", '"t" is the only array, of integers, which are taken as tokens'),
-        ("ARRAY[1]::int8[] AS t", "transformer", '"t" is the only array, of integers, which are taken as tokens'),
-        ("ARRAY[1] AS t, ARRAY[2] AS u", TABLE, "2 columns are arrays, which are taken as numbers"),
+        (
+            "vectors",
+            ARRAYS.format(length=12),
+            TABLE,
+            '"v" is the only array, and is taken as numbers: an image would not have 12',
+        ),
+        ("images", IMAGES, "cnn", '"v" is the only array, and can be an image of 8×8 pixels'),
+        ("tokens", TOKENS, "transformer", '"v" has integers in arrays of 1 to 5 elements, which are taken as tokens'),
     ],
 )
-def test_the_types_of_the_columns_decide(
-    db: Connection, notices: list[str], columns: str, type: str, reason: str
+def test_the_job_chooses_by_the_values(
+    db: Connection, notices: list[str], name: str, query: str, type: str, reason: str
 ) -> None:
-    query = f"SELECT {columns}, 2.0::float8 AS y"
-    for name in ("registered", "unregistered"):
-        with db.transaction(force_rollback=True):
-            if name == "registered":
-                db.execute("SELECT register_model(%s)", (name,))
-                assert db.execute(MODEL, (name,)).fetchone() == (None, None, "postgres")
-            submit(db, name, query=query)
-            assert db.execute(MODEL, (name,)).fetchone() == (type, reason, "postgres")
-            assert notices == [f'NOTICE: model "{name}" is registered with the architecture {type}: {reason}']
-            notices.clear()
+    assert explained(db, name, query=query, epochs=1)["architecture"] == type
+    job = submit(db, name, query=query, epochs=1)
+    finish(db, job)
+    model = db.execute(MODEL, (name,)).fetchone()
+    assert model is not None and model[0] == type and model[1].startswith(reason)
+    assert db.execute(JOB, (job,)).fetchone() == ("finished", *model[:2])
+    assert f'NOTICE: model "{name}" has the architecture {type}: {model[1]}' in notices
+    notices.clear()
+    later = submit(db, name, query=query, epochs=1)
+    finish(db, later)
+    assert db.execute(JOB, (later,)).fetchone() == ("finished", None, None)
+    assert not any("architecture" in notice for notice in notices)
+
+
+@pytest.mark.usefixtures("db")
+def test_a_role_trains_arrays_and_is_told_how_to_go_on(
+    roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    hints: list[str | None] = []
+    with connect(roles("analyst")) as conn:
+        conn.add_notice_handler(lambda diagnostic: hints.append(diagnostic.message_hint))
+        finish(conn, submit(conn, "its own", query=ARRAYS.format(length=3), epochs=1))
+        assert hints[-1] is not None and "predict_class('its own', t) FROM my_table t" in hints[-1]
+        row = conn.execute(f"SELECT predict_class('its own', t) FROM ({ARRAYS.format(length=3)}) t LIMIT 1").fetchone()
+        assert row is not None and row[0] in ("true", "false")
+        finish(conn, submit(conn, "its own", query=ARRAYS.format(length=3), epochs=1, options={"deploy": "never"}))
+        assert hints[-1] == "It is not deployed: SELECT deploy_model('its own', 2) makes predictions use it."
+
+
+@pytest.mark.long
+def test_a_tuning_begins_with_the_job_that_chooses(db: Connection, notices: list[str]) -> None:
+    """Three trials are trained."""
+    arguments = {"query": IMAGES, "epochs": 2, "trials": 3, "options": {"keep": "last"}}
+    tuning = tune(db, "tuned", space=None, **arguments)
+    assert value(db, "SELECT space FROM tensile.tunings WHERE id = %s", tuning) is None
+    finished(db, tuning)
+    type, space = db.execute(  # type: ignore[misc]
+        "SELECT architecture->>'type', array(SELECT jsonb_object_keys(space)) FROM tensile.tunings WHERE id = %s",
+        (tuning,),
+    ).fetchone()
+    assert (type, {*space}) == ("cnn", {"channels", "dropout", "kernel", "learning_rate", "weight_decay"})
+    first, *others = trials(db, tuning, "params, state")
+    assert first == ({}, "finished")
+    assert all(params.keys() == {*space} for params, _ in others)
+    assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE name = 'tuned'") == "cnn"
+
+
+@pytest.mark.long
+def test_a_given_space_keeps_the_keys_of_the_chosen_architecture(db: Connection) -> None:
+    """Tunings are trained, and one fails."""
+    arguments = {"query": ARRAYS.format(length=5), "epochs": 1, "trials": 2, "options": {"keep": "last"}}
+    tuning = tune(db, "some keys", space={"kernel": [3, 5], "layers": [1, 2]}, **arguments)
+    finished(db, tuning)
+    assert value(db, "SELECT space FROM tensile.tunings WHERE id = %s", tuning) == {"layers": [1, 2]}
+    nothing = tune(db, "no key", space={"kernel": [3, 5]}, **arguments)
+    refused("22023", 'no key of the architecture "tabular"', "leave the space out", lambda: finished(db, nothing))
+    types = tune(db, "types", space={"architecture": ["mlp"]}, **arguments)
+    finished(db, types)
+    assert [params for (params,) in trials(db, types, "params")] == [{"architecture": "mlp"}] * 2
+
+
+def test_a_tuning_whose_first_trial_cannot_choose_fails(db: Connection) -> None:
+    tuning = tune(db, "never", query="SELECT ARRAY[1] AS v, NULL::float8 AS y", trials=3, space=None)
+    refused("22000", "is null in all 1 rows", "first trial", lambda: finished(db, tuning))
+    assert value(db, "SELECT count(*) FROM tensile.models WHERE name = 'never'") == 0
 
 
 @pytest.mark.long
@@ -63,15 +156,14 @@ def test_an_unregistered_model_is_trained_and_keeps_its_architecture(
 ) -> None:
     first = submit(db, "late")
     finish(db, first)
-    assert len(notices) == 1
     finish(db, submit(db, "late", query=f"SELECT *, ARRAY[1, 2] AS tokens FROM ({ROWS}) r"))
-    assert len(notices) == 1
+    assert sum("registered" in notice for notice in notices) == 1
     assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE name = 'late'") == TABLE
     assert job_row(db, first)["version"] == 1
     with db.transaction(force_rollback=True):  # chosen again
         db.execute("SELECT register_model('late', NULL, replace => true)")
         submit(db, "late", query=f"SELECT *, ARRAY[1, 2] AS tokens FROM ({ROWS}) r")
-        assert db.execute(MODEL, ("late",)).fetchone()[0] == "transformer"  # type: ignore[index]
+        assert db.execute(MODEL, ("late",)).fetchone()[0] is None  # type: ignore[index]
 
 
 def test_it_can_be_submitted_by_a_function(db: Connection) -> None:

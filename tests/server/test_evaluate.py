@@ -321,7 +321,7 @@ def test_importance_is_refused(conn: Connection) -> None:
         ({"by": "nothing"}, "42703", '"nothing"', "return it"),
         ({"by": "recent"}, "42804", 'by "recent"', "cast"),
         ({"query": "SELECT * FROM flights LIMIT 0"}, "22000", "no rows", "WHERE"),
-        ({"query": f"SELECT {FEATURES}, NULL::int AS delay FROM flights"}, "22000", "null in all 9000 rows", "have"),
+        ({"query": f"SELECT {FEATURES}, NULL::int AS delay FROM flights"}, "22000", "is null in all 9000 rows", "have"),
         ({"query": "SELECT *, 1 / (id - 500) AS z FROM flights", "by": "z"}, "22012", "division by zero", None),
         ({"query": "SELECT *, id * 2 AS z FROM flights UNION ALL TABLE flights", "by": "z"}, "42601", "", None),
         ({"memory_budget": "lots"}, "22023", "lots", "MB"),

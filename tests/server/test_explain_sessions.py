@@ -102,6 +102,7 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
         with pytest.raises(psycopg.errors.InsufficientResources, match="no job slot is free") as caught:
             explain(conn)
         assert "pg_tensile.max_jobs" in (caught.value.diag.message_hint or "")
+        assert (caught.value.diag.message_detail or "").startswith("explain_training takes one of the 1 slots")
         db.execute("SELECT cancel_job(%s)", (running,))
         for _ in range(2):  # an error frees the slot
 

@@ -34,7 +34,7 @@ OPEN = {
     "_materialize_predictions",
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
-    *("_tell_result", "_rounded"),
+    *("_tell_result", "_next_step", "_rounded"),
     *("_tuning_result", "_no_such_tuning", "_check_sees_changes"),
 }
 
@@ -80,6 +80,7 @@ WORKERS_ONLY = {
     "_job_trace": "'{}', '{}', NULL",
     "_job_choice": "'{}'",
     "_job_settings": "'{}'",
+    "_job_architecture": "'{}', 'a reason'",
     "_job_admitted": "",
     "_job_waits_for": "",
     "_job_ranks": "'[]'",

@@ -269,6 +269,11 @@ def test_rows_without_a_target_are_skipped_and_reported(tables: Connection, job_
     job = submit(tables, "m", MLP, query=query, target="class")
     finish(tables, job)
     assert job_row(tables, job)["warnings"] == ['100 of 800 rows were skipped: their "class" is null']
+    number = "CASE WHEN id > 100 THEN id WHEN id > 70 THEN 'infinity' WHEN id > 40 THEN 'NaN'::float8 END AS number"
+    job = submit(tables, "n", MLP, query=f"SELECT f_float4, {number} FROM everything", target="number")
+    finish(tables, job)
+    reason = 'their "number" is null in 40 rows, NaN or infinite in 60'
+    assert job_row(tables, job)["warnings"] == [f"100 of 800 rows were skipped: {reason}"]
 
 
 # ---- mistakes found by the executor -------------

@@ -77,7 +77,7 @@ class EvaluatedRows:
         Raises DataError if no row has a target, or if there are too many labels or groups."""
         dictionaries = dictionaries_of(self._columns, dictionary_buffers)
         values, groups = _joined(self._values), _joined(self._groups)
-        check_rows(self.rows, len(values), self._preprocessing)
+        check_rows(self.rows, len(values), self._columns[0])
         targets = encoded(values, self._columns[0], dictionaries[0], self._preprocessing)
         outputs, skipped = _joined(self._outputs), _joined(self._skipped)
         if len(self._columns) == 1:
@@ -170,13 +170,15 @@ def target_values(chunk: Chunk, column: Column) -> NDArray[Any]:
     return values.data.astype(np.int32) if column.type == "text" else class_values(column, values)
 
 
-def check_rows(rows: int, with_target: int, preprocessing: Preprocessing) -> None:
+def check_rows(rows: int, with_target: int, target: Column) -> None:
     """Raise DataError unless there are rows with a target."""
     if rows == 0:
         raise DataError("the query returned no rows", hint="Check the query's WHERE clause and joins.")
     if with_target == 0:
-        name = preprocessing.target.name
-        raise DataError(f'the target "{name}" is null in all {rows} rows', hint="Select rows that have a target.")
+        what = "null, NaN or infinite" if target.type in ("float4", "float8") else "null"
+        raise DataError(
+            f'the target "{target.name}" is {what} in all {rows} rows', hint="Select rows that have a target."
+        )
 
 
 def encoded(

@@ -28,6 +28,7 @@ HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a li
 MAX_LABELS = 10_000
 SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
 RANKED_ROWS = 100_000  # from which rank scales of features are computed
+MOST_SCALED = 4096  # elements of an array with scales of their own
 
 
 class _Moments:
@@ -208,11 +209,48 @@ class TextFitter:
         return Feature(name, Kind.CATEGORY, "text", self._nulls, length=length, vocabulary=self._vocabulary)
 
 
-class ArrayFitter:
-    """Fitter of arrays of one length."""
+class _ElementMoments:
+    """`_Moments` of each element of arrays [rows, length], whose elements that are not finite do not count."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, length: int) -> None:
+        self._low, self._high = np.full(length, np.inf), np.full(length, -np.inf)
+        self._count = np.zeros(length, np.int64)
+        self._sum, self._squares = np.zeros((2, length))
+
+    def observe(self, x: NDArray[np.float64]) -> None:
+        known = np.isfinite(x)
+        self._low = np.minimum(self._low, np.min(x, axis=0, where=known, initial=np.inf))
+        self._high = np.maximum(self._high, np.max(x, axis=0, where=known, initial=-np.inf))
+        self._count += known.sum(axis=0)
+
+    def observe_again(self, x: NDArray[np.float64]) -> None:
+        middle, half = self._range()
+        u = (x - middle) / np.where(half > 0, half, 1.0)
+        u = np.where(np.isfinite(x), u, 0.0)
+        self._sum += u.sum(axis=0)
+        self._squares += (u * u).sum(axis=0)
+
+    def _range(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        low, high = (np.where(self._count > 0, values, 0.0) for values in (self._low, self._high))
+        return low / 2 + high / 2, high / 2 - low / 2
+
+    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return means and standard deviations [length]."""
+        middle, half = self._range()
+        count = np.maximum(self._count, 1)
+        u = self._sum / count
+        variance = np.maximum(self._squares / count - u * u, 0.0)
+        means = np.clip(middle + half * u, middle - half, middle + half)
+        return means, np.where(half > 0, half * np.sqrt(variance), 0.0)
+
+
+class ArrayFitter:
+    """Fitter of arrays of one length. With `each`, every element has a mean and a deviation of its own."""
+
+    def __init__(self, column: Column, each: bool = False) -> None:
         self._column = column
+        self._each = each
+        self._elements: _ElementMoments | None = None
         self._moments = _Moments()
         self._nulls = 0
         self.lengths: Counter[int] = Counter()
@@ -221,6 +259,12 @@ class ArrayFitter:
         self._moments.observe(_finite_elements(values))
         self._nulls += int(values.nulls.sum())
         self.observe_lengths(values)
+        if self._each and len(self.lengths) == 1:
+            (length,) = self.lengths
+            if self._elements is None and 0 < length <= MOST_SCALED:
+                self._elements = _ElementMoments(length)
+            if self._elements is not None:
+                self._elements.observe(float_elements(values).reshape(-1, length))
 
     def observe_lengths(self, values: Values) -> None:
         lengths, rows = np.unique(values.lengths[~values.nulls], return_counts=True)
@@ -228,6 +272,8 @@ class ArrayFitter:
 
     def observe_again(self, values: Values) -> None:
         self._moments.observe_again(_finite_elements(values))
+        if self._elements is not None and len(self.lengths) == 1:
+            self._elements.observe_again(float_elements(values).reshape(-1, next(iter(self.lengths))))
 
     def feature(self) -> Feature:
         name = self._column.name
@@ -242,7 +288,11 @@ class ArrayFitter:
         if length == 0:
             raise DataError(f'feature "{name}" has only empty or null arrays', hint="Leave the column out.")
         mean, std = self._moments.result()
-        return Feature(name, Kind.ARRAY, self._column.type, self._nulls, mean, std, length=length)
+        feature = Feature(name, Kind.ARRAY, self._column.type, self._nulls, mean, std, length=length)
+        if self._elements is None:
+            return feature
+        means, stds = self._elements.result()
+        return replace(feature, means=tuple(means.tolist()), stds=tuple(stds.tolist()))
 
 
 class TokenFitter:

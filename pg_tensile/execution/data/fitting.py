@@ -74,6 +74,7 @@ class FittedPreprocessing:
     roles: Roles
     division: Division
     weights: Weights | None = None
+    not_finite_rows: int = 0  # of the skipped ones: the target is NaN or infinite
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
@@ -124,10 +125,10 @@ def fit(
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). `texts`: the
-    text columns that are tokenised; None means that all are categories. Raises DataError if there is no target or no
-    training row, if the rows cannot be divided or weighted, if the target has only one value or too many labels, and
-    for columns that cannot be used.
+    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py), and elements
+    of arrays have scales of their own. `texts`: the text columns that are tokenised; None means that all are
+    categories. Raises DataError if there is no target or no training row, if the rows cannot be divided or weighted, if
+    the target has only one value or too many labels, and for columns that cannot be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
@@ -142,9 +143,10 @@ def fit(
         for index in roles.features
     }
     fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
-    known_rows = validation_rows = 0
+    known_rows = validation_rows = not_finite_rows = 0
     for block in rows.blocks():
         has_target = roles.has_target(block)
+        not_finite_rows += int(roles.without_target(block)[1])
         validation = division.validation_rows(block) & has_target
         known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
@@ -161,7 +163,9 @@ def fit(
         preprocessing = replace(preprocessing, text=texts.source)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
     tables = _tables(rows, roles, preprocessing, {index: table for index, (table, _) in encoded.items()})
-    fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    fitted = FittedPreprocessing(
+        preprocessing, columns, *counts, *tables, roles, division, not_finite_rows=not_finite_rows
+    )
     labels = len(preprocessing.labels or ())
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
@@ -226,7 +230,9 @@ def _fitter(
     if column.type == "text":
         return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
-        return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
+        if tokens is not None and column.type in TOKEN_TYPES:
+            return TokenFitter(column, tokens)
+        return ArrayFitter(column, each=ranks)
     return NumberFitter(column, ranks)
 
 

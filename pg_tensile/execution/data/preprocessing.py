@@ -14,8 +14,8 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
                 column with too many strings, are hashed to codes
     text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
                 empty text, plus an indicator column of nulls if the training rows have any
-    array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
-                column of null arrays if the training rows have any
+    array       standardised by the mean and deviation over all elements, or of each element (`Feature.means`); nulls
+                become the mean, plus an indicator column of null arrays if the training rows have any
     tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
     target      transformed (targets.py) and standardised for regression, position in sorted labels for classification
 
@@ -161,6 +161,14 @@ class Scaling(NamedTuple):
             return Scaling(None, 0.0, np.inf)
         return Scaling(None, mean, std) if std < HUGE else Scaling(0.25, mean * 0.25, std * 0.25)
 
+    @staticmethod
+    def of_each(means: Sequence[float], stds: Sequence[float]) -> Scaling:
+        """Return the scaling of several numbers; its fields are [numbers], the unit None if it is 1 for all."""
+        scalings = [Scaling.of(mean, std) for mean, std in zip(means, stds, strict=True)]
+        units = np.array([scaling.unit or 1.0 for scaling in scalings])
+        centers, scales = (np.array(values, np.float64) for values in zip(*(s[1:] for s in scalings), strict=True))
+        return Scaling(None if (units == 1.0).all() else units, centers, scales)
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -186,6 +194,8 @@ class Feature:
     buckets: int = 0
     ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
     vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
+    means: tuple[float, ...] | None = None  # arrays each element of which has a scale of its own: as mean and std
+    stds: tuple[float, ...] | None = None
     sql_type: str | None = None  # None: a version of an earlier release
 
     def to_json(self) -> dict[str, Any]:
@@ -200,7 +210,14 @@ class Feature:
 
     @property
     def scaling(self) -> Scaling:
-        return Scaling.of(self.mean, self.std)
+        if self.means is None or self.stds is None:
+            return Scaling.of(self.mean, self.std)
+        return Scaling.of_each(self.means, self.stds)
+
+    @property
+    def fill(self) -> float | NDArray[np.float64]:
+        """Number in place of a null one, or of each null element of an array [length]."""
+        return self.mean if self.means is None else np.array(self.means)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -293,6 +310,11 @@ class Preprocessing:
         return Scaling(None if (units == 1.0).all() else units, centers, scales)
 
     @cached_property
+    def _array_scalings(self) -> tuple[tuple[Scaling, Any], ...]:
+        """Scaling of each array feature, and what is in place of its nulls."""
+        return tuple((feature.scaling, feature.fill) for feature in self.arrays)
+
+    @cached_property
     def _limits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Least and largest of the numbers, [numbers, 1] each."""
         limits = np.array([feature.limits for feature in self.numbers], np.float64).reshape(-1, 2, 1)
@@ -379,7 +401,10 @@ class Preprocessing:
         if len(self._ranked):
             self._apply_ranks(x, valid, numeric)
         categories = np.empty((inputs.rows, len(self.model_inputs.cardinalities)), np.int64)
-        arrays = [_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True)]
+        arrays = [
+            _apply_array(f, a, *scaling)
+            for f, a, scaling in zip(self.arrays, inputs.arrays, self._array_scalings, strict=True)
+        ]
         column = 0
         for feature, category in zip(self.categories, inputs.categories, strict=True):
             if not feature.vocabulary:
@@ -444,7 +469,7 @@ def standardise(x: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]
     return np.maximum(x, -LIMIT, out=x)
 
 
-def _apply_array(feature: Feature, array: ArraysInput) -> NDArray[Any]:
+def _apply_array(feature: Feature, array: ArraysInput, scaling: Scaling, fill: Any) -> NDArray[Any]:
     length = feature.length or 0
     if feature.tokens is not None:
         return _apply_tokens(feature, array, length)
@@ -457,7 +482,7 @@ def _apply_array(feature: Feature, array: ArraysInput) -> NDArray[Any]:
             hint=f"The model was trained with arrays of {length} elements.",
         )
     x = array.elements.reshape(-1, length)
-    x = standardise(np.where(np.isfinite(x), x, feature.mean), feature.scaling)
+    x = standardise(np.where(np.isfinite(x), x, fill), scaling)
     if present.all():
         return x.astype(np.float32)
     result = np.zeros((len(array.lengths), length), np.float32)

@@ -65,10 +65,22 @@ class Roles(NamedTuple):
             return ~values.nulls & np.isfinite(values.data)
         return ~values.nulls
 
+    def without_target(self, block: Chunk) -> NDArray[np.int64]:
+        """Return the numbers of rows whose target is null, and of those whose target is not finite, [2]."""
+        nulls = int(block.columns[self.target].nulls.sum())
+        return np.array([nulls, int((~self.has_target(block)).sum()) - nulls])
+
     def with_target(self, block: Chunk) -> Chunk:
         """Return the block without the rows that have no target."""
         has_target = self.has_target(block)
         return block if has_target.all() else take(block, np.flatnonzero(has_target))
+
+
+def without_value(nulls: int, not_finite: int) -> str:
+    """Return what is wrong with rows that have no usable value, of these numbers, one of which is positive."""
+    if not not_finite:
+        return "null"
+    return f"null in {nulls} rows, NaN or infinite in {not_finite}" if nulls else "NaN or infinite"
 
 
 def _index(columns: Sequence[Column], name: str, role: str) -> int:

@@ -27,7 +27,7 @@ from pg_tensile.errors import DataError
 from pg_tensile.execution.data.columns import Chunk, Column
 from pg_tensile.execution.data.fitters import MAX_LABELS, class_values
 from pg_tensile.execution.data.hashing import mix, number_hashes, salt, string_hashes
-from pg_tensile.execution.data.roles import Roles
+from pg_tensile.execution.data.roles import Roles, without_value
 
 DIVISION = 2  # number of these rules; a checkpoint that was made under others is not continued
 DIGIT_BITS = 16
@@ -177,8 +177,11 @@ def _count_known(rows: Rows, roles: Roles, name: str) -> int:
         known_rows += int(has_target.sum())
         nulls += int((block.columns[roles.split].nulls & has_target).sum())
     if nulls:
-        hint = f'Add WHERE "{name}" IS NOT NULL to the query, or fill the nulls in with coalesce.'
-        raise DataError(f'the split column "{name}" is null in {nulls} of {known_rows} rows', hint=hint)
+        test, what = f'"{name}" IS NOT NULL', "null"
+        if rows.columns[roles.split].type == "timestamp":  # the server sends infinite times as nulls
+            test, what = f'isfinite("{name}")', "null or infinite"
+        hint = f"Add WHERE {test} to the query, or replace such values."
+        raise DataError(f'the split column "{name}" is {what} in {nulls} of {known_rows} rows', hint=hint)
     if known_rows == 0:
         raise no_target(rows, roles)
     return known_rows
@@ -187,7 +190,10 @@ def _count_known(rows: Rows, roles: Roles, name: str) -> int:
 def no_target(rows: Rows, roles: Roles) -> DataError:
     """Return the error for rows none of which has a target."""
     name = rows.columns[roles.target].name
-    return DataError(f'the target "{name}" is null in all {rows.rows} rows', hint="Choose another target.")
+    nulls, not_finite = np.sum([roles.without_target(block) for block in rows.blocks()], axis=0).tolist()
+    where = "," if nulls and not_finite else " in"
+    message = f'the target "{name}" is {without_value(nulls, not_finite)}{where} all {rows.rows} rows'
+    return DataError(message, hint="Choose another target.")
 
 
 def _keys_of(rows: Rows, roles: Roles, key: Callable[[Chunk], NDArray[np.uint64]]) -> Keys:

@@ -20,6 +20,7 @@ from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Division, Rows
 
 LARGEST = 1e30  # of a weight, so that it is finite in float32
+LEAST_MEAN = 1e-30  # of the validation rows' weights, so that they are more than 0 in float32
 
 
 class Weighting(NamedTuple):
@@ -108,3 +109,9 @@ def _check(name: str | None, wrong: dict[str, int], sums: NDArray[np.float64], c
             raise DataError(f'the weight column "{name}" is 0 in all {part} rows', hint=hint)
     if not np.isfinite(sums.sum()):
         raise DataError(f'the weights in column "{name}" are too large to be summed up', hint="Divide them.")
+    if counts[1] and sums[1].sum() / counts[1] < LEAST_MEAN * sums[0].sum() / counts[0]:
+        hint = f'Limit the largest ones, as with least("{name}", 1000).'
+        message = (
+            f'the weights in column "{name}" are so uneven that the validation rows do not count beside the others'
+        )
+        raise DataError(message, hint=hint)

@@ -79,6 +79,10 @@ def _feature(feature: Any, where: str) -> None:
         _require(feature["type"] in ARRAY_TYPES, f"{where}.type")
         most = MOST_ELEMENTS if feature.get("tokens") is None else MOST_TOKENS
         _require(feature["length"] <= most, f"{where}.length")
+        means, stds = feature.get("means"), feature.get("stds")
+        for values in (means, stds):
+            _require((values is None) == (means is None), f"{where}.stds")
+            _require(values is None or len(values) == feature["length"], f"{where}.means")
     low, high = feature.get("low"), feature.get("high")
     _require((low is None) == (high is None) and (low is None or low <= high), f"{where}.low")
     if feature.get("ranks") is not None:
@@ -232,6 +236,10 @@ KINDS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
     ),
     Kind.ARRAY: (
         {"length": _count(MOST_ELEMENTS)},
-        {"tokens": _or_null(_ascending(_list(_count((1 << 63) - 1, -(1 << 63)), MOST_CODES), strictly=True))},
+        {
+            "tokens": _or_null(_ascending(_list(_count((1 << 63) - 1, -(1 << 63)), MOST_CODES), strictly=True)),
+            "means": _or_null(_list(_number, MOST_ELEMENTS)),
+            "stds": _or_null(_list(_spread, MOST_ELEMENTS)),
+        },
     ),
 }

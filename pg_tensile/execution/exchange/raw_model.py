@@ -186,8 +186,13 @@ def _divides(year: Tensor, divisor: float) -> Tensor:
 
 
 def _array(feature: Feature, x: Tensor) -> Tensor:
-    x = torch.where(x.isfinite(), x, _float64(feature.mean))
-    return _standardise(x, feature.scaling).to(torch.float32)
+    if feature.means is None:
+        x = torch.where(x.isfinite(), x, _float64(feature.mean))
+        return _standardise(x, feature.scaling).to(torch.float32)
+    unit, center, scale = (None if field is None else torch.from_numpy(field) for field in feature.scaling)
+    x = torch.where(x.isfinite(), x, torch.from_numpy(np.asarray(feature.fill)))
+    x = (x * (_float64(1.0) if unit is None else unit) - center) / scale
+    return _clamped(x, -LIMIT, LIMIT).to(torch.float32)
 
 
 def _tokens(x: Tensor, codes: Tensor) -> Tensor:

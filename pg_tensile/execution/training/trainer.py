@@ -261,7 +261,8 @@ class Trainer:
         decisive = training if validation is None else validation.metrics
         loss = decisive.loss
         if loss is None or not math.isfinite(loss):
-            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {loss}", self._total_steps())
+            what = "infinite" if loss in (math.inf, -math.inf) else "not a number"
+            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {what}", self._total_steps())
         loss = loss if decisive.calibrated_log_loss is None else decisive.calibrated_log_loss
         self._observer.metrics(EpochMetrics(self._epoch + 1, "training", training, self._seconds))
         if validation is not None:

@@ -23,7 +23,8 @@ class Request(NamedTuple):
     `ranks`, of a job that a Ray cluster would train: `count` of them, between `least` and `most`, what each `takes` of
     a `node`, the `nodes` with room for one when they are idle, and what the job `waits_for` (None: nothing); None for
     others. Graphs, memory and times are then those of rank 0.
-    `warnings` are sentences about the data, None if there are none.
+    `warnings` are sentences about the data, None if there are none. `architecture_reason` is why the job would choose
+    its architecture, None if it has one.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     warnings: tuple[str, ...] | None = None
     max_slowdown: float | None = None
     ranks: Mapping[str, Any] | None = None
+    architecture_reason: str | None = None
 
 
 class Ahead(NamedTuple):

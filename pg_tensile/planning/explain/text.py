@@ -79,11 +79,13 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     split = [] if request.split is None or not request.validation_rows else [_Line("Split", _split(request.split))]
     state = f"{size(request.state_bytes)} with gradients and optimizer state"
     warnings = [_Line("Warning", warning) for warning in request.warnings or ()]
+    reason = [_Line("", request.architecture_reason)] if request.architecture_reason else []
     lines = [
         _Line("Rows", rows),
         *split,
         *warnings,
         _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}"),
+        *reason,
     ]
     if graph is not None:
         phases = ", ".join(f"{count:,} {phase}" for phase, count in graph.phases.items() if count)

@@ -103,6 +103,12 @@ class JobResults:
         self._server.call("tensile._job_metric(jsonb)", frame.header)
         self._server.commit()
 
+    def keep_architecture(self, frame: Frame) -> None:
+        """Store the architecture that the executor has chosen."""
+        choice = frame.header
+        self._server.call("tensile._job_architecture(jsonb,text)", choice["architecture"], choice["reason"])
+        self._server.commit()
+
     def keep_settings(self, frame: Frame) -> None:
         """Store the settings that the job left open."""
         self._server.call("tensile._job_settings(jsonb)", frame.header)

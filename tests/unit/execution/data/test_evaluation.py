@@ -103,7 +103,7 @@ def test_groups_with_nulls_and_without_targets() -> None:
 def test_only_nulls_are_an_error() -> None:
     evaluated = EvaluatedRows(regression(), [NUMBER], LIMIT)
     evaluated.add(np.zeros((2, 1), np.float32), chunk(("float8", [None, np.inf])))
-    with pytest.raises(DataError, match="null in all 2 rows"):
+    with pytest.raises(DataError, match="null, NaN or infinite in all 2 rows"):
         evaluated.result([])
 
 

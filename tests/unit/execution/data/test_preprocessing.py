@@ -275,6 +275,24 @@ def test_arrays_of_different_lengths_are_an_error() -> None:
         Rows({"a": ("int4[]", [[]] * 9 + [None]), "y": ("int4", list(range(10)))}).prepare()
 
 
+def test_each_element_of_an_array_has_a_scale_of_its_own_beside_ranks() -> None:
+    """As if it were a column; a constant one is 0, and a null one its mean."""
+    rng = np.random.default_rng(3)
+    x = np.stack([rng.integers(0, 2, 100), rng.normal(40, 15, 100), rng.normal(5e4, 2e4, 100), np.full(100, 7.0)], 1)
+    values: list[Any] = x.tolist()
+    prepared = Rows({"a": ("float8[]", values), "y": ("float8", x[:, 1].tolist())}).prepare(validation=0.0, ranks=True)
+    array = prepared.dataset.training.features.arrays[0]
+    np.testing.assert_allclose(array[:, :3].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(array[:, :3].std(axis=0), 1, rtol=1e-5)
+    assert (array[:, 3] == 0).all()
+    missing = Inputs(1, np.empty((0, 1)), [], [ArraysInput(np.array([4]), np.full(4, math.nan))])
+    np.testing.assert_allclose(prepared.fitted.preprocessing.apply(missing).arrays[0], 0, atol=1e-6)
+    again = Preprocessing.from_json(json.loads(json.dumps(prepared.fitted.preprocessing.to_json())))
+    assert again == prepared.fitted.preprocessing
+    together = Rows({"a": ("float8[]", values), "y": ("float8", x[:, 1].tolist())}).prepare(validation=0.0)
+    assert together.dataset.training.features.arrays[0][:, 0].std() < 1e-4
+
+
 def test_an_array_of_another_length_cannot_be_predicted() -> None:
     prepared = Rows({"a": ("float4[]", [[i, 2.0] for i in range(9)]), "y": ("int4", list(range(9)))}).prepare(0.0)
     good = ArraysInput(np.array([2, -1, 2], np.int32), np.array([1.0, 2.0, math.nan, 4.0]))
@@ -343,6 +361,12 @@ def test_rows_without_a_target_are_skipped_and_counted() -> None:
     ("target", "task", "message"),
     [
         (("float8", [None] * 12), None, 'the target "y" is null in all 12 rows'),
+        (("float8", [math.nan, -math.inf] * 6), None, 'the target "y" is NaN or infinite in all 12 rows'),
+        (
+            ("float4", [math.inf, None, None] * 4),
+            None,
+            'the target "y" is null in 8 rows, NaN or infinite in 4, all 12 rows',
+        ),
         (("text", [None] * 12), None, 'the target "y" is null in all 12 rows'),
         (("text", ["a"] * 11 + [None]), None, "the target \"y\" has only one value, 'a'"),
         (("bool", [True] * 12), None, "only one value, 'true'"),

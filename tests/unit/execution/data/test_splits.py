@@ -287,7 +287,7 @@ def test_without_validation_a_split_column_keeps_its_role(name: str) -> None:
         ("int4", [3] * 9, 'all 9 rows have the same group "c"'),
         ("timestamp", [3] * 9, 'all 9 rows have the same time "c"'),
         ("text", ["a", None, "b", None], 'the split column "c" is null in 2 of 4 rows'),
-        ("timestamp", [1, 2, None], 'the split column "c" is null in 1 of 3 rows'),
+        ("timestamp", [1, 2, None], 'the split column "c" is null or infinite in 1 of 3 rows'),
         ("text", ["a"], "only one row with a target"),
         ("int4[]", [[1], [2]], 'the split column "c" is an array'),
     ],

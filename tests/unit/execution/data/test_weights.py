@@ -110,6 +110,16 @@ def test_weights_that_are_0_in_the_validation_part_are_an_error() -> None:
         rows.prepare(0.2, flagged=True, weighting=Weighting("w"))
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_weight_beside_which_the_validation_part_does_not_count_is_an_error(count: int) -> None:
+    flags, weights = [False] * 6 + [True] * 2, [1.0] * (6 - count) + [1e300] * count + [1.0] * 2
+    columns: dict[str, tuple[str, Any]] = {"tensile_validation": ("bool", flags), "w": ("float8", weights)}
+    rows = Rows({**columns, "x": ("int4", list(range(8))), "y": ("int4", list(range(8)))})
+    with pytest.raises(DataError, match="so uneven that the validation rows do not count") as error:
+        rows.prepare(0.2, flagged=True, weighting=Weighting("w"))
+    assert error.value.hint == 'Limit the largest ones, as with least("w", 1000).'
+
+
 def test_weights_need_their_column_and_labels() -> None:
     rows = rows_of([1.0, 2.0, 3.0], [1, 2, 3])
     for name, message in (("z", 'the query has no weight column "z"'), ("y", 'the weight column "y" is the target')):
