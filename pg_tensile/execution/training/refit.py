@@ -25,7 +25,6 @@ from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.training.graphs import step_spec
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
-from pg_tensile.execution.training.time_left import FORWARD
 
 WORSE = 1.05  # factor on the validated model's loss on all rows: beyond it, the validated model is the final one
 
@@ -48,22 +47,17 @@ class Refit:
         """Batches of all rows, which are copied when they are first needed."""
         table = together(self._dataset.training, self._dataset.validation)
         settings, device = self._settings, self._steps.batch_device
-        return Batches(*(table, self._batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
+        return Batches(*(table, self.batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
         steps, last = division(self._dataset.training.rows, self._settings.batch_size, self._settings.ranks)
         return self._settings.batch_size if steps > 1 else last
 
     @property
     def epoch_steps(self) -> int:
         """Number of steps of an epoch."""
-        return self.rows // self._batch_size
-
-    @property
-    def evaluation_steps(self) -> float:
-        """Duration of the evaluation before the training, and of that after it, in steps."""
-        return FORWARD * self.rows / self._batch_size
+        return self.rows // self.batch_size
 
     def begin(self, validated: Mapping[str, Tensor]) -> None:
         """Give the steps the first weights again, with an optimizer that has not seen a gradient.

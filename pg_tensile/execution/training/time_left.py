@@ -107,15 +107,16 @@ def time_left(
     """Return the time until the run ends, or None before the first step; `refit`: its training on all rows."""
     if pace.step_s is None:
         return None
+    evaluation = 0.0 if refit is None else FORWARD * refit.rows / refit.batch_size  # before and after that
     if refit is not None and refit.epoch is not None and course.kept is not None:
-        most = least = (course.kept.epoch - refit.epoch) * refit.epoch_steps - refit.step + refit.evaluation_steps
+        most = least = (course.kept.epoch - refit.epoch) * refit.epoch_steps - refit.step + evaluation
     else:
         pause = position.validation_steps if pace.pause_steps is None else pace.pause_steps
         epoch = position.epochs + 1  # the present one
 
         def work(end: int, kept: int) -> float:
             first = position.rest_steps + pause + (end - epoch) * (position.epoch_steps + pause)
-            return first if refit is None else first + kept * refit.epoch_steps + 2 * refit.evaluation_steps
+            return first if refit is None else first + kept * refit.epoch_steps + 2 * evaluation
 
         most = work(settings.epochs, settings.epochs)
         least = work(course.earliest_end(epoch), 1 if course.kept is None else course.kept.epoch)

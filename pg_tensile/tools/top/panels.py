@@ -151,8 +151,8 @@ def _pace(state: ViewState, job: Job) -> list[str | None]:
         None if not job.steps else f"step {count(job.step)} of {count(job.steps)}",
         None if job.loss is None else f"loss {loss(job.loss)}",
         None if job.samples_per_s is None else f"{short(job.samples_per_s)} samples/s",
-        None if job.started_at is None else f"for {short_duration(state.snapshot.at - job.started_at)}",
         _time_left(job),
+        None if job.started_at is None else f"for {short_duration(state.snapshot.at - job.started_at)}",
     ]
 
 
@@ -178,7 +178,7 @@ def _promise(job: Job) -> str:
     """Return what the plan costs, and the most that it may."""
     if job.slowdown is None:
         return ""
-    most = "" if job.max_slowdown is None else f" of at most {job.max_slowdown:g}x"
+    most = "" if job.max_slowdown is None else f" (at most {job.max_slowdown:g}x)"
     return f" costs {table.slowdown(job.slowdown)}{most}"
 
 
@@ -191,7 +191,7 @@ def _costs(state: ViewState, job: Job) -> list[str | None]:
         None if job.bytes_swapped is None else f"swapped {short_size(job.bytes_swapped)}{swap}",
         None if job.stall_s is None else f"stall {short_duration(job.stall_s)}{stall}",
         None if job.plan_generation is None else f"plan {job.plan_generation}{_promise(job)}",
-        None if job.measured_slowdown is None else f"now {table.slowdown(job.measured_slowdown)} as slow as alone",
+        None if job.measured_slowdown is None else f"measured {table.slowdown(job.measured_slowdown)}",
         None if job.passive_swap_ins is None else f"passive {count(job.passive_swap_ins)}",
         job.policy,
         job.device and f"on {job.device}",
