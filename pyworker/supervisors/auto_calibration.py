@@ -63,6 +63,8 @@ class AutoCalibration:
         running = next((job for job in jobs if job["automatic"]), None)
         others = [job["id"] for job in jobs if not job["automatic"]]
         enabled = self._server.setting("pg_tensile.auto_calibrate") == "on"
+        if running is not None and self._running is None:  # an earlier controller has begun it
+            self._began = self._looked = time.monotonic()
         self._settle(running)
         self._running = running
         if not enabled:
