@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RECENT_S = 15.0  # time constant of the mean duration of a step
 PERIOD_S = 1.0
-PAUSES = 5  # between epochs, of which the median counts
+PAUSES = 5  # between epochs, of which the median counts; of two the shorter, because the first one also loads code
 FORWARD = 1 / 3  # part of a training step that its forward pass takes: the backward pass computes two products for one
 
 
@@ -71,7 +71,7 @@ class Pace:
     @property
     def pause_steps(self) -> float | None:
         """Duration of the pause between two epochs, in steps; None before the first one."""
-        return median(self._pauses) if self._pauses else None
+        return median_low(self._pauses) if self._pauses else None
 
     def add_step(self, seconds: float) -> None:
         """Take note of a step. The first one, which also loads code, counts only until there is another."""
