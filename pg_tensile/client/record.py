@@ -105,7 +105,7 @@ class JobRecord:
     later job of the same model has replaced it (the database keeps only the last one)."""
 
     read_at: datetime
-    job: Row  # of tensile.jobs and, once captured, tensile.traces and latencies; with the architecture that the model has now
+    job: Row  # of tensile.jobs and, once captured, tensile.traces and latencies; with the model's present architecture
     progress: Row | None  # of tensile.progress; None if the job has ended
     ranks: list[Row]  # of tensile.ranks, by rank; empty if the job has ended, or trains here
     metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -21,18 +22,17 @@ def status(conn: Connection, model: str = "late") -> dict[str, Any]:
     return dict(zip(names, rows[0], strict=True)) if rows else {}
 
 
-def deploy(db: Connection, model: str, task: str = "regression", metrics: Any = METRICS, job: int | None = None) -> None:
+def deploy(
+    db: Connection, model: str, task: str = "regression", metrics: Any = METRICS, job: int | None = None
+) -> None:
     """Give the model a version, and let predictions use it."""
-    db.execute(
-        "WITH v AS (INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics,"
-        " rows, weight_bytes) SELECT m.id, coalesce((SELECT max(o.version) FROM tensile.model_versions o"
-        " WHERE o.model = m.id), 0) + 1, %s, %s, '{}', '{}', %s, 400, 8 FROM tensile.models m WHERE m.name = %s"
-        " RETURNING version) SELECT 1 FROM v",
-        (job, task, Jsonb(metrics), model),
-    )
     version = value(
-        db, "SELECT max(v.version) FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
-        " WHERE m.name = %s", model
+        db,
+        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows,"
+        " weight_bytes)"
+        " SELECT m.id, 1 + count(v), %s, %s, '{}', '{}', %s, 400, 8 FROM tensile.models m"
+        " LEFT JOIN tensile.model_versions v ON v.model = m.id WHERE m.name = %s GROUP BY m.id RETURNING version",
+        *(job, task, Jsonb(metrics), model),
     )
     db.execute("SELECT deploy_model(%s, %s)", (model, version))
 
@@ -50,7 +50,11 @@ def test_a_model_without_a_version_has_a_row(db: Connection) -> None:
         ("regression", METRICS, ("rmse", 2.5, "validation")),
         ("binary", METRICS, ("log_loss", 0.4, "validation")),
         ("multiclass", METRICS, ("log_loss", 0.4, "validation")),
-        ("binary", METRICS | {"validation": {"log_loss": 0.4, "calibrated_log_loss": 0.3}}, ("log_loss", 0.3, "validation")),
+        (
+            "binary",
+            METRICS | {"validation": {"log_loss": 0.4, "calibrated_log_loss": 0.3}},
+            ("log_loss", 0.3, "validation"),
+        ),
         ("binary", METRICS | {"validation": None}, ("log_loss", 0.2, "training")),
         ("regression", METRICS | {"validation": {}}, ("rmse", None, "validation")),
         ("regression", None, ("rmse", None, None)),
@@ -123,16 +127,19 @@ def test_hundreds_of_models_are_read_by_indexes(db: Connection, play: Cast) -> N
     )
     db.execute(
         "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT m.id, v, 'binary', '{}', '{}', 8 FROM tensile.models m, generate_series(1, 20) v WHERE m.name LIKE 'm%'"
+        " SELECT m.id, v, 'binary', '{}', '{}', 8 FROM tensile.models m, generate_series(1, 20) v"
+        " WHERE m.name LIKE 'm%'"
     )
     db.execute("UPDATE tensile.models SET deployed_version = 20 WHERE name LIKE 'm%'")
     db.execute("ANALYZE tensile.models; ANALYZE tensile.model_versions")
     try:
-        plan = "\n".join(
-            line for (line,) in play.alice.execute("EXPLAIN (ANALYZE, COSTS off, TIMING off) TABLE tensile.model_status")
-        )
+        plan = [
+            line
+            for (line,) in play.alice.execute("EXPLAIN (ANALYZE, COSTS off, TIMING off) TABLE tensile.model_status")
+        ]
         assert value(play.alice, "SELECT count(*) FROM tensile.model_status WHERE deployed_version = 20") == 300
-        assert "Seq Scan on model_versions" not in plan or "loops=1)" in plan.split("Seq Scan on model_versions")[1], plan
+        scans = [line for line in plan if re.search(r"Seq Scan on (model_versions|jobs|deployments)", line)]
+        assert all("loops=1)" in line or "never executed" in line for line in scans), plan
     finally:
         db.execute("DELETE FROM tensile.models WHERE name LIKE 'm%'")
         db.execute("ANALYZE tensile.models; ANALYZE tensile.model_versions")

@@ -128,7 +128,11 @@ def test_the_time_of_others_jobs_is_not_told(play: Cast, told: list[str], db: Co
     )
     db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 2, 'training')", (job,))
     for conn, messages in said.items():
-        conn.add_notice_handler(lambda diagnostic, kept=messages: kept.append(diagnostic.message_primary))  # noqa: B023
+
+        def keep(diagnostic: psycopg.errors.Diagnostic, kept: list[str] = messages) -> None:
+            kept.append(diagnostic.message_primary or "")
+
+        conn.add_notice_handler(keep)
         with conn.transaction(force_rollback=True):
             conn.execute(f"SELECT train_model({arguments})")
     assert ["about 4 minutes" in messages[-1] for messages in said.values()] == [True, False]
@@ -196,9 +200,7 @@ def test_a_step_is_compared_with_one_of_the_job_alone(stage: Stage, job: int, se
     assert slowdown() is None
     stage.conn.execute("UPDATE tensile.traces SET fingerprint = 'f', device = 'cuda:0' WHERE job = %s", (second,))
     assert slowdown() is None
-    stage.conn.execute(
-        "UPDATE tensile.traces SET device = 'cpu' WHERE job = %s", (second,)
-    )
+    stage.conn.execute("UPDATE tensile.traces SET device = 'cpu' WHERE job = %s", (second,))
     stage.conn.execute("UPDATE tensile.latencies SET alone_us = %s WHERE job = %s", (64e6 / 13158, second))
     assert slowdown() == pytest.approx(13158 / 5715)
     stage.conn.execute("UPDATE tensile.latencies SET alone_us = %s WHERE job = %s", (64e6 / 5715, job))

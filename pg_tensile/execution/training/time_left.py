@@ -53,8 +53,8 @@ class Position(NamedTuple):
 class Pace:
     """Duration of a run's steps recently, and of the pauses between its epochs.
 
-    Steps of PERIOD_S together count by their mean, and periods by their length: steps were more numerous while they were
-    quick, and would else count for longer than slow ones, though they have passed as long ago."""
+    Steps of PERIOD_S together count by their mean, and periods by their length: quick steps are more numerous than slow
+    ones, and would else count for longer, though they have passed as long ago."""
 
     def __init__(self) -> None:
         self._steps = 0

@@ -1,9 +1,9 @@
-"""The time that a run still takes: what counts as recent, and estimates against what the run then takes by its clock."""
+"""The time that a run still takes: what counts as recent, and estimates beside what it then takes by its clock."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -134,14 +134,28 @@ def run(prepared: Prepared, clock: Clock, slower_from: float | None = None, **se
         clock.now += EVALUATION_S
         return evaluate(*arguments)
 
-    made._steps.train, made._steps.evaluate = slow_train, slow_evaluate  # type: ignore[method-assign]
+    made._steps.train = slow_train  # type: ignore[method-assign, assignment]
+    made._steps.evaluate = slow_evaluate  # type: ignore[method-assign, assignment]
     return made.run(), observer
 
 
-def after_first_epoch(observer: Timed) -> list[tuple[float, Progress]]:
-    heard = [(at, each) for at, each in observer.heard if each.epoch > 1 or each.phase == "refitting"]
-    assert heard and all(each.time_left_s is not None and each.least_time_left_s is not None for _, each in heard)
-    return heard
+class Told(NamedTuple):
+    """What was told at a time of the clock: seconds at most and at least, and what the run did."""
+
+    at: float
+    most_s: float
+    least_s: float
+    phase: str
+
+
+def after_first_epoch(observer: Timed) -> list[Told]:
+    told = []
+    for at, each in observer.heard:
+        if each.epoch > 1 or each.phase == "refitting":
+            assert each.time_left_s is not None and each.least_time_left_s is not None
+            told.append(Told(at, each.time_left_s, each.least_time_left_s, each.phase))
+    assert told
+    return told
 
 
 def test_nothing_is_known_before_the_first_step(prepared: Prepared, clock: Clock) -> None:
@@ -154,17 +168,17 @@ def test_nothing_is_known_before_the_first_step(prepared: Prepared, clock: Clock
 def test_the_time_left_of_a_run_of_all_epochs_is_that_which_it_takes(prepared: Prepared, clock: Clock) -> None:
     outcome, observer = run(prepared, clock, epochs=6)
     assert outcome.reason == "epochs"
-    for at, each in after_first_epoch(observer):
-        if each.phase == "training":
-            assert each.time_left_s == each.least_time_left_s == pytest.approx(clock.now - at)
+    for told in after_first_epoch(observer):
+        if told.phase == "training":
+            assert told.most_s == told.least_s == pytest.approx(clock.now - told.at)
 
 
 def test_the_time_left_follows_the_speed(prepared: Prepared, clock: Clock) -> None:
     """Beside another job that comes when the run has taken 60 s, it knows better some seconds later."""
     _, observer = run(prepared, clock, slower_from=60.0, epochs=60)
-    told = {at: each.time_left_s / (clock.now - at) for at, each in after_first_epoch(observer) if at < clock.now - 30}
-    assert all(ratio < 0.5 for at, ratio in told.items() if at < 60)
-    assert all(0.85 < ratio < 1.15 for at, ratio in told.items() if at > 60 + 2 * RECENT_S)
+    ratios = {at: most_s / (clock.now - at) for at, most_s, _, _ in after_first_epoch(observer) if at < clock.now - 30}
+    assert all(ratio < 0.5 for at, ratio in ratios.items() if at < 60)
+    assert all(0.85 < ratio < 1.15 for at, ratio in ratios.items() if at > 60 + 2 * RECENT_S)
 
 
 @pytest.mark.parametrize("refit", [False, True])
@@ -175,18 +189,18 @@ def test_a_run_that_stops_early_takes_at_least_and_at_most_what_was_told(
     stopping = EarlyStopping(2, min_delta=0.02)
     outcome, observer = run(prepared, clock, epochs=40, learning_rate=0.05, early_stopping=stopping, refit=refit)
     assert outcome.reason == "early_stopping" and (outcome.refitted_rows is not None) == refit
-    told = after_first_epoch(observer)
-    for at, each in told:
-        assert each.least_time_left_s <= 1.05 * (clock.now - at) + 3 * EVALUATION_S
-        assert each.time_left_s >= 0.95 * (clock.now - at)
-    refitting = [(at, each) for at, each in told if each.phase == "refitting"]
+    refitting = []
+    for at, most_s, least_s, phase in after_first_epoch(observer):
+        assert least_s <= 1.05 * (clock.now - at) + 3 * EVALUATION_S
+        assert most_s >= 0.95 * (clock.now - at)
+        if phase == "refitting":
+            refitting.append(at)
+            assert most_s == least_s == pytest.approx(clock.now - at, abs=STEP_S)
     assert bool(refitting) == refit
-    for at, each in refitting:
-        assert each.time_left_s == each.least_time_left_s == pytest.approx(clock.now - at, abs=STEP_S)
 
 
 def test_a_time_limit_is_the_most_that_is_left(prepared: Prepared, clock: Clock) -> None:
     outcome, observer = run(prepared, clock, epochs=1000, max_time_s=30.0)
     assert outcome.reason == "max_time"
-    for at, each in after_first_epoch(observer):
-        assert each.time_left_s == each.least_time_left_s == pytest.approx(max(0.0, 30.0 - at))
+    for at, most_s, least_s, _ in after_first_epoch(observer):
+        assert most_s == least_s == pytest.approx(max(0.0, 30.0 - at))

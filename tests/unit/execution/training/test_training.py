@@ -394,7 +394,7 @@ def limited(prepared: Prepared, recorder: Recorder, seconds: float, **settings: 
         now = float(next(steps))
         return train(*arguments)
 
-    run._steps.train = timed  # type: ignore[method-assign]
+    run._steps.train = timed  # type: ignore[method-assign, assignment]
     run._course._clock = lambda: now
     return run, model
 

@@ -294,7 +294,7 @@ def test_a_job_waits_beside_running_ones_whose_link_it_would_need() -> None:
     budget = 2 * promised_bytes(short, promise)
     start = beside(short, promise, budget, max_slowdown=promise).start
     assert isinstance(start, LaterStart) and start.wait_s == 60.0
-    assert "job 7 and this job would be slowed down by more than max_slowdown allows" in start.why
+    assert "job 7 and this job would get plans that cost more than max_slowdown allows" in start.why
 
 
 def test_memory_that_flows_is_explained() -> None:

@@ -133,9 +133,8 @@ def test_the_time_of_one_that_an_earlier_controller_has_begun_counts_from_now(co
 
 
 def test_the_load_is_of_all_processors_and_tells_low_priorities_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(
-        ["cpu  100 50 10 1000 20 0 0 0 5 0\ncpu0 1 2 3", "cpu  130 90 20 1100 40 0 0 0 9 0\n", "cpu  130 90 20 1100 40 0 0 0\n"]
-    )
+    later = "cpu  130 90 20 1100 40 0 0 0 9 0\n"
+    lines = iter(["cpu  100 50 10 1000 20 0 0 0 5 0\ncpu0 1 2 3", later, later])
     monkeypatch.setattr(Path, "read_text", lambda path: next(lines))
     meter = MachineLoad()
     assert meter.read() == (0.4, 0.2)
