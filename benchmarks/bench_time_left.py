@@ -144,14 +144,11 @@ def measured(conn: Connection, number: int, subject: Subject) -> dict[str, Any]:
             if estimate is None and most is not None and epoch >= 2:
                 estimate = (most, least, at)
             time.sleep(INTERVAL_S)
-    state, ended, took, epochs, stopped = (
-        conn.execute(
-            "SELECT state, extract(epoch FROM ended_at)::float8, extract(epoch FROM ended_at - started_at)::float8,"
-            " (SELECT max(epoch) FROM tensile.epochs e WHERE e.job = j.id), stopped FROM tensile.jobs j WHERE id = %s",
-            (job,),
-        ).fetchone()
-        or (None, 0.0, 0.0, None, None)
-    )
+    state, ended, took, epochs, stopped = conn.execute(
+        "SELECT state, extract(epoch FROM ended_at)::float8, extract(epoch FROM ended_at - started_at)::float8,"
+        " (SELECT max(epoch) FROM tensile.epochs e WHERE e.job = j.id), stopped FROM tensile.jobs j WHERE id = %s",
+        (job,),
+    ).fetchone() or (None, 0.0, 0.0, None, None)
     assert state == "finished" and estimate is not None, (subject.what, state, estimate)
     most, least, at = estimate
     truth = ended - at

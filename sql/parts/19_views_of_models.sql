@@ -5,22 +5,22 @@
 -- Only rows that are found by an index are joined, and drift is that of the alarm, so that hundreds of models cost little.
 CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
     SELECT m.name AS model, m.owner_name AS owner, m.deployed_version, v.task, k.metric,
-           CASE k.metric WHEN 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
-                         ELSE coalesce(x.metrics OPERATOR(pg_catalog.->>) 'calibrated_log_loss',
-                                       x.metrics OPERATOR(pg_catalog.->>) 'log_loss') END::pg_catalog.float8 AS value,
+           CASE WHEN k.metric OPERATOR(pg_catalog.=) 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
+                ELSE coalesce(x.metrics OPERATOR(pg_catalog.->>) 'calibrated_log_loss',
+                              x.metrics OPERATOR(pg_catalog.->>) 'log_loss') END::pg_catalog.float8 AS value,
            x.split, v.rows, d.decided_at AS deployed_at, o.id AS job, s.next_run AS next_training,
-           nullif(pg_catalog.concat_ws(
+           CASE WHEN s.id IS NOT NULL THEN pg_catalog.concat_ws(
                ', ', 'every ' OPERATOR(pg_catalog.||) s.every::pg_catalog.text,
                s.rows::pg_catalog.text OPERATOR(pg_catalog.||) ' new rows of ' OPERATOR(pg_catalog.||)
                    s.source::pg_catalog.text,
-               'drift above ' OPERATOR(pg_catalog.||) s.drift::pg_catalog.text), '') AS schedule,
+               'drift above ' OPERATOR(pg_catalog.||) s.drift::pg_catalog.text) END AS schedule,
            a.column_name AS drifted_column, a.psi AS drift, j.warnings
     FROM tensile.models m
          LEFT JOIN tensile.model_versions v ON v.model OPERATOR(pg_catalog.=) m.id
              AND v.version OPERATOR(pg_catalog.=) m.deployed_version
          CROSS JOIN LATERAL (
-             SELECT CASE v.task WHEN 'regression' THEN 'rmse' WHEN 'binary' THEN 'log_loss'
-                                WHEN 'multiclass' THEN 'log_loss' END) k (metric)
+             SELECT CASE WHEN v.task OPERATOR(pg_catalog.=) 'regression' THEN 'rmse'
+                         WHEN v.task IS NOT NULL THEN 'log_loss' END) k (metric)
          CROSS JOIN LATERAL (
              SELECT CASE WHEN pg_catalog.jsonb_typeof(v.metrics OPERATOR(pg_catalog.->) 'validation')
                               OPERATOR(pg_catalog.=) 'object' THEN 'validation'
