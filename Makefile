@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-time-left bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -129,6 +129,7 @@ help:
 	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
 	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
 	@echo 'make bench-parallel  one job on two ranks with a core each, beside one core and DistributedDataParallel; ten minutes'
+	@echo 'make bench-time-left  the time left of ten jobs after their first epoch, beside what they then took'
 	@echo 'make bench-recovery  one job on two ranks: how soon it starts, and trains again after a rank or node has died'
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
@@ -223,7 +224,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-small-tables bench-tables bench-tuning bench-recovery: venv deploy
+bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-small-tables bench-tables bench-tuning bench-recovery bench-time-left: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
 
 soak: venv deploy

@@ -54,6 +54,7 @@ PRELOADS = (
     "pg_tensile.queries.prediction",
     "pyworker.children.evaluate",
     "pyworker.children.executor",
+    "scipy.optimize",  # imported by the first validation of a classifier
     "sqlglot.dialects.postgres",
     "torch.fx.experimental.symbolic_shapes",  # imported by the first fake tensor
     "torch.distributed.tensor",  # imported by the first decomposition

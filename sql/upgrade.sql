@@ -55,7 +55,7 @@ ALTER TABLE tensile.codec_times DROP COLUMN launch;
 
 -- Plans count with the load of the device at present.
 ALTER TABLE tensile.traces ADD load float8;
-ALTER TABLE tensile.latencies ADD average_load float8;
+ALTER TABLE tensile.latencies ADD average_load float8, ADD alone_us float8;
 
 -- Memory flows between jobs.
 ALTER TABLE tensile.footprints ADD groups bytea NOT NULL DEFAULT '';

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich import get_console
 from rich.console import Console
-from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from pg_tensile.text import printable
+from pg_tensile.text import printable, short_duration
 
 ENDED = ("finished", "failed", "cancelled")
 
@@ -51,6 +51,21 @@ def note(row: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def left(row: Mapping[str, Any]) -> str:
+    """Return how long the job still takes, or nothing if that is not known."""
+    most, least = row["time_left_s"], row["least_time_left_s"]
+    if most is None:
+        return ""
+    return f"{'at most ' if least is not None and least < most else ''}{short_duration(most)} left"
+
+
+class TimeLeft(ProgressColumn):
+    """A column with the time that is left, and with the time that has passed once the job has ended."""
+
+    def render(self, task: Task) -> Text:
+        return Text(short_duration(task.finished_time) if task.finished else str(task.fields["left"]), no_wrap=True)
+
+
 class Cut(TextColumn):
     """A text column that is shortened before the other columns are if the terminal is too narrow."""
 
@@ -70,11 +85,11 @@ class Bar:
             Cut("{task.description}"),
             BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
             TextColumn("{task.percentage:>3.0f}%", markup=False),
-            TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+            TimeLeft(table_column=Column(no_wrap=True)),
             Cut("{task.fields[note]}"),
             console=console or get_console(),
         )
-        self._task = self._progress.add_task(title, total=1.0, note="")
+        self._task = self._progress.add_task(title, total=1.0, note="", left="")
         self._output: Any = None  # in a notebook: the output to replace
 
     def __enter__(self) -> Bar:
@@ -90,7 +105,7 @@ class Bar:
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Update the bar; `row` as in `share`."""
-        self._progress.update(self._task, completed=share(row), note=note(row))
+        self._progress.update(self._task, completed=share(row), note=note(row), left=left(row))
         if self._output is not None:
             self._output.update(self._progress)
 

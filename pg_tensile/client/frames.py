@@ -85,7 +85,9 @@ TRIALS = Shape(
 MODELS = Shape(
     ("model",),
     {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}
-    | {"deployed_version": OPTIONAL, "created_at": TIME, "updated_at": TIME},
+    | {"deployed_version": OPTIONAL, "task": TEXT, "metric": TEXT, "value": REAL, "split": TEXT, "rows": OPTIONAL}
+    | {"deployed_at": TIME, "job": OPTIONAL, "next_training": TIME, "schedule": TEXT, "drifted_column": TEXT}
+    | {"drift": REAL, "warnings": TEXT, "created_at": TIME, "updated_at": TIME},
 )
 
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.25  # between two queries of a job's state
 LOOK = """
     SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings,
-           p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s
+           p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s,
+           extract(epoch FROM p.time_left)::float8 AS time_left_s,
+           extract(epoch FROM p.least_time_left)::float8 AS least_time_left_s
     FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.id WHERE j.id = %s
 """
 PLANNED = """

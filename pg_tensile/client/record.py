@@ -21,13 +21,14 @@ Row = dict[str, Any]
 JOB = """
     SELECT j.*, coalesce(t.device, '') AS device, t.policy AS planned_policy, t.vanilla_bytes, t.least_bytes,
            t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at,
-           coalesce(j.architecture, m.architecture) AS architecture, k.number AS trial,
+           coalesce(j.architecture, m.architecture) AS architecture, k.number AS trial, l.alone_us,
            (SELECT format('%%s of "%%s", of %%s rows', round(d.psi::numeric, 2), d.column_name, d.rows)
             FROM tensile.model_versions v JOIN tensile.models o ON o.id = v.model
                  JOIN tensile.drift d ON d.model = o.name AND d.version = v.version
             WHERE v.job = j.id AND d.drifted IS NOT NULL ORDER BY d.psi DESC, d.column_name LIMIT 1) AS drift
     FROM tensile.jobs j LEFT JOIN tensile.trials k ON k.job = j.id
          LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
+         LEFT JOIN tensile.latencies l ON l.job = j.id
     WHERE j.id = %s
 """
 VERSIONS = """
@@ -104,7 +105,7 @@ class JobRecord:
     later job of the same model has replaced it (the database keeps only the last one)."""
 
     read_at: datetime
-    job: Row  # of tensile.jobs and, once captured, tensile.traces; with the architecture that the model has now
+    job: Row  # of tensile.jobs and, once captured, tensile.traces and latencies; with the model's present architecture
     progress: Row | None  # of tensile.progress; None if the job has ended
     ranks: list[Row]  # of tensile.ranks, by rank; empty if the job has ended, or trains here
     metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split

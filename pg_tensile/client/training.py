@@ -71,8 +71,10 @@ MODELS_OF_ROLE = """
     SELECT m.name AS model, m.owner_name AS owner, m.architecture->>'type' AS type, m.description,
            (SELECT count(*) FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL)
                AS versions,
-           m.deployed_version, m.created_at, m.updated_at
-    FROM tensile.models m ORDER BY m.name
+           s.deployed_version, s.task, s.metric, s.value, s.split, s.rows, s.deployed_at, s.job, s.next_training,
+           s.schedule, s.drifted_column, s.drift, array_to_string(s.warnings, '; ') AS warnings, m.created_at,
+           m.updated_at
+    FROM tensile.models m JOIN tensile.model_status s ON s.model = m.name ORDER BY m.name
 """
 
 
@@ -152,7 +154,7 @@ class Client:
         self._session.answer("set_model_retention", {"model": model, "keep_versions": count})
 
     def models(self) -> pd.DataFrame:
-        """Return the models of tensile.models that you may see, with the number of their versions."""
+        """Return the models of tensile.model_status that you may see, with their types and numbers of versions."""
         return frame(MODELS, self._session.rows(MODELS_OF_ROLE))
 
     # -- training -----------------------------------------------------------------------------------------------------

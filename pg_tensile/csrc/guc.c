@@ -73,7 +73,7 @@ static int	tensile_search_time = 30;
 static int	tensile_search_processes = 0;
 static double tensile_drift_sample_rate = 0.01;
 static int	tensile_drift_window = 7 * 86400;
-static int	tensile_nice = 0;
+static int	tensile_nice = 10;
 static int	tensile_child_memory = 0;
 static bool tensile_fork_server = true;
 static bool tensile_auto_calibrate = true;
@@ -276,7 +276,7 @@ define_child_settings(void)
 							"Sets how much the processes that train and plan lower their priority.",
 							"This is added to the server's nice value; the predictor keeps the "
 							"server's.",
-							&tensile_nice, 0, 0, 19, PGC_SIGHUP, 0, NULL, NULL, NULL);
+							&tensile_nice, 10, 0, 19, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.child_memory",
 							"Sets how much private memory of the host each child process may "
 							"allocate.",

@@ -42,7 +42,8 @@ enum
 {
 	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS,
 	REPORT_SAMPLES_PER_S, REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED,
-	REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS, REPORT_UTILISATION, REPORT_RAW_BYTES_SWAPPED, REPORT_N
+	REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS, REPORT_UTILISATION, REPORT_RAW_BYTES_SWAPPED,
+	REPORT_TIME_LEFT_S, REPORT_LEAST_TIME_LEFT_S, REPORT_N
 };
 StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION,
 				 "ledger.c reads this bit");
@@ -77,6 +78,8 @@ tensile_report(PG_FUNCTION_ARGS)
 	REPORT(REPORT_PASSIVE_SWAP_INS, passive_swap_ins, PG_GETARG_INT64);
 	REPORT(REPORT_UTILISATION, utilisation, PG_GETARG_FLOAT8);
 	REPORT(REPORT_RAW_BYTES_SWAPPED, raw_bytes_swapped, PG_GETARG_INT64);
+	REPORT(REPORT_TIME_LEFT_S, time_left_s, PG_GETARG_FLOAT8);
+	REPORT(REPORT_LEAST_TIME_LEFT_S, least_time_left_s, PG_GETARG_FLOAT8);
 #undef REPORT
 	/* The ledger adds these up over all jobs. */
 	now.device_bytes = Max(0, Min(now.device_bytes, TENSILE_MAX_BYTES));
@@ -103,7 +106,8 @@ put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 		Int64GetDatum(progress->device_bytes), Int64GetDatum(progress->device_peak_bytes),
 		Int64GetDatum(progress->bytes_swapped), Int64GetDatum(progress->stall_us),
 		Int64GetDatum(progress->passive_swap_ins), Float8GetDatum(progress->utilisation),
-		Int64GetDatum(progress->raw_bytes_swapped)
+		Int64GetDatum(progress->raw_bytes_swapped), Float8GetDatum(progress->time_left_s),
+		Float8GetDatum(progress->least_time_left_s)
 	};
 	Datum		values[2 + REPORT_N + 2];
 	bool		nulls[2 + REPORT_N + 2] = {false};

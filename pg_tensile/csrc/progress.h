@@ -28,6 +28,8 @@ typedef struct TensileProgress
 	int64		passive_swap_ins;
 	float8		utilisation;	/* of the device by others than this job, 0 to 1 */
 	int64		raw_bytes_swapped;	/* bytes_swapped without compression */
+	float8		time_left_s;	/* seconds until the job ends, at most */
+	float8		least_time_left_s;	/* and at least */
 	TimestampTz heartbeat;		/* of the last report; 0: none yet */
 } TensileProgress;
 

@@ -59,7 +59,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     torch.set_num_threads(spec["threads"])
     use_deterministic_algorithms()
     device = choose_device(spec["device"])
-    _report(channel, 0, 0)
+    _report(channel, 0, 0, None)
     # behind the imports, which would make it seem slow
     profile = channel.wait_for(channel.background.submit(measure, device), "calibrating")
     started = time.monotonic()
@@ -70,7 +70,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
         calibration = Calibration(captured, runtime, limit_bytes, max(0.5, seconds - captured_s))
         with closing(calibration.run()) as visits:
             for progress in visits:
-                _report(channel, progress.done, progress.total)
+                left_s = max(0.0, (1 + CODECS) * seconds - (time.monotonic() - started))
+                _report(channel, progress.done, progress.total, left_s)
     codecs = _measure_codecs(channel, device, CODECS * seconds)
     models = mlp.train(calibration.samples, profile)
     meta = {
@@ -114,12 +115,13 @@ def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size:
     return size
 
 
-def _report(channel: Channel, step: int, steps: int) -> None:
-    """Report the progress. Raises channel.Stopped.
+def _report(channel: Channel, step: int, steps: int, left_s: float | None) -> None:
+    """Report the progress, and the seconds that are left to measure. Raises channel.Stopped.
 
     Any PLAN or REFUSE that arrives is ignored, for plans of others do not change what was granted.
     """
-    channel.send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
+    left = {"time_left_s": left_s, "least_time_left_s": left_s}
+    channel.send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps} | left)
     channel.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
 
 
@@ -158,7 +160,7 @@ def _capture(
     for workload in workloads(registered):
         if captured and time.monotonic() > deadline:
             break
-        _report(channel, 0, 0)
+        _report(channel, 0, 0, None)
         try:
             captured.append(capture_workload(workload, device))
         except TensileError as error:

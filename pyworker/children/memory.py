@@ -249,8 +249,10 @@ class MemoryClient:
         """Show the supervisor that the process waits for memory, and does not hang."""
         self._channel.send(FrameType.PROGRESS, {})
 
-    def progress(self) -> dict[str, Any]:
-        """Return the fields of PROGRESS about memory, besides bytes."""
+    def progress(self, step_s: float | None) -> dict[str, Any]:
+        """Return the fields of PROGRESS about memory, besides bytes; `step_s`: mean duration of the last steps."""
+        if step_s is not None:
+            self._latencies.add_step(step_s)
         generation = self._generation if self._steps is None else self._steps.generation
         return {"plan_generation": generation, "utilisation": self._latencies.utilisation}
 

@@ -207,9 +207,9 @@ class TrainingRun:
 
     def progress(self, progress: Progress) -> None:
         header = progress._asdict()
-        memory = header.pop("memory")._asdict()
+        memory, step_s = header.pop("memory")._asdict(), header.pop("step_s")
         assert self._memory is not None
-        self._channel.send(FrameType.PROGRESS, header | memory | self._memory.progress())
+        self._channel.send(FrameType.PROGRESS, header | memory | self._memory.progress(step_s))
 
     def metrics(self, metrics: EpochMetrics) -> None:
         header = {"epoch": metrics.epoch, "split": metrics.split, "seconds": metrics.seconds}

@@ -1,9 +1,10 @@
 """Automatic calibrations: the controller begins one when a device needs it and the server has been idle for a while.
 
-A calibration is a job (sql/parts/18_calibration.sql), so that a worker runs it like any other. Another job stops it at
-once, and so does `pg_tensile.auto_calibrate = off`. It is begun again after a pause, which doubles with each
-interruption and each failure; after MOST_FAILURES failures no more, until the server is restarted or a setting of
-pg_tensile changes. Standard library only.
+A calibration is a job (sql/parts/18_calibration.sql), so that a worker runs it like any other. It begins only if the
+machine was not busy, either, while the server was idle. Another job stops it at once, and so does
+`pg_tensile.auto_calibrate = off`; so do a machine that has become busy, and the end of its time. It is begun again
+after a pause, which doubles with each interruption and each failure; after MOST_FAILURES failures no more, until the
+server is restarted or a setting of pg_tensile changes. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pyworker.supervisors.machine_load import MachineLoad
 from pyworker.supervisors.server import Server
 
 MOST_FAILURES = 3
 MOST_PAUSE = 3600.0  # seconds between two attempts, at most
+CHECK_S = 10.0  # between two looks at the load of the machine and the time, while a calibration runs
 NEVER = float("inf")
+ANNOUNCEMENT = (
+    'pg_tensile: device "{device}" is being calibrated while the server and the machine are idle, at the lowest '
+    "priority and for at most {minutes:g} minutes; pg_tensile.auto_calibrate = off prevents it"
+)
 SWITCHED_OFF = "pg_tensile.auto_calibrate was switched off"
 GIVEN_UP = "; it is not tried again until the server is restarted or a setting of pg_tensile changes"
 
@@ -41,7 +48,10 @@ class AutoCalibration:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._idle_since = time.monotonic()
+        self._load = MachineLoad()  # since `_idle_since`, or the last look at a running calibration
         self._running: dict[str, Any] | None = None  # id and device of the calibration that was begun
+        self._began = self._looked = 0.0
+        self._announced = False
         self._attempts: dict[str, _Attempts] = {}
         self._settings = ""
 
@@ -53,17 +63,36 @@ class AutoCalibration:
         running = next((job for job in jobs if job["automatic"]), None)
         others = [job["id"] for job in jobs if not job["automatic"]]
         enabled = self._server.setting("pg_tensile.auto_calibrate") == "on"
+        if running is not None and self._running is None:  # an earlier controller has begun it
+            self._began = self._looked = time.monotonic()
         self._settle(running)
         self._running = running
         if not enabled:
             self._attempts.clear()
         if running is None and enabled and not others and not self._sessions():
             return self._begin_when_due()
+        if running is None:
+            self._load.read()
         self._idle_since = time.monotonic()
-        if running is not None and (others or not enabled):
-            self._stop(running["id"], f"job {others[0]} was submitted" if others else SWITCHED_OFF)
+        reason = f"job {others[0]} was submitted" if others else None if enabled else SWITCHED_OFF
+        if running is not None and (reason := reason or self._limit()) is not None:
+            self._stop(running["id"], reason)
         self._server.commit()
-        return NEVER  # whatever ends it wakes the controller
+        return NEVER if running is None or reason else CHECK_S  # whatever ends it wakes the controller
+
+    def _limit(self) -> str | None:
+        """Return why the running calibration is to stop by itself, or None."""
+        now = time.monotonic()
+        if now < self._looked + CHECK_S:
+            return None
+        self._looked = now
+        times, load = self._times(), self._load.read().urgent
+        if now > self._began + times["most_s"]:
+            return f"it has taken longer than {times['most_s']:g} seconds"
+        return f"the machine is busy: {load:.0%}" if load > times["most_load"] else None
+
+    def _times(self) -> dict[str, Any]:
+        return self._server.rows("SELECT * FROM tensile._automatic_calibration_times()")[0]
 
     def _sessions(self) -> bool:
         """Return whether executors run in sessions, or that of a job has not quite ended."""
@@ -76,7 +105,7 @@ class AutoCalibration:
 
     def _begin_when_due(self) -> float:
         due = self._server.rows("SELECT device, cause FROM tensile._uncalibrated()")
-        times = self._server.rows("SELECT * FROM tensile._automatic_calibration_times()")[0]
+        times = self._times()
         self._server.commit()
         if due and self._attempts:
             self._forget_attempts_after_changes()
@@ -90,6 +119,9 @@ class AutoCalibration:
         pause = max(earliest, self._idle_since + times["idle_s"]) - time.monotonic()
         if pause > 0:
             return float(pause)
+        self._idle_since = time.monotonic()
+        if self._load.read().busy > times["most_load"]:
+            return float(times["idle_s"])
         if not self._attempts:
             self._settings = self._all_settings()
         job = self._server.call(
@@ -98,7 +130,11 @@ class AutoCalibration:
         )
         self._server.commit()
         self._running = {"id": job, "device": chosen["device"]}
-        return NEVER
+        self._began = self._looked = time.monotonic()
+        if not self._announced:
+            self._server.plpy.log(ANNOUNCEMENT.format(device=chosen["device"], minutes=times["most_s"] / 60))
+            self._announced = True
+        return CHECK_S
 
     def _forget_attempts_after_changes(self) -> None:
         """Begin anew if a setting differs from those of the first unsuccessful attempt."""
@@ -135,8 +171,7 @@ class AutoCalibration:
             self._log_failure(ended, attempts, rows[0]["error"])
         else:
             attempts.interruptions += 1
-        times = self._server.rows("SELECT pause_s FROM tensile._automatic_calibration_times()")[0]
-        attempts.postpone(times["pause_s"])
+        attempts.postpone(self._times()["pause_s"])
 
     def _log_failure(self, ended: dict[str, Any], attempts: _Attempts, error: str) -> None:
         """Write the failure to the server's log and to scheduler_log: each error once, and the last failure."""

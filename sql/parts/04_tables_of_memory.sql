@@ -107,7 +107,8 @@ CREATE TABLE tensile.latencies (
     total_us     float8 NOT NULL,
     load         float8,
     at           timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    average_load float8
+    average_load float8,
+    alone_us     float8
 );
 COMMENT ON TABLE tensile.latencies IS
     'operator latencies of each job in microseconds, as arrays by operator; see view latency';
@@ -119,6 +120,8 @@ COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the s
 COMMENT ON COLUMN tensile.latencies.load IS
     'share of the time that other processes kept the device busy, 0 to 1';
 COMMENT ON COLUMN tensile.latencies.average_load IS 'load that the moving averages stand for, 0 to 1';
+COMMENT ON COLUMN tensile.latencies.alone_us IS
+    'duration of a step while nothing else used the device, everything included; null: it has never been so';
 
 -- The plan table in shared memory has the same events, but only while the job has a worker. Reports on ended jobs
 -- and the client's plan() read them here, together with the figures of the same generation.

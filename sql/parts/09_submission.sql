@@ -52,9 +52,48 @@ CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target 
                                      policy text, memory_budget text, priority int, options jsonb, split_by text,
                                      validation_query text, max_time interval, search_path text, arrays text[])
     RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile._submit_training($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+DECLARE
+    job bigint := tensile._submit_training($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+                                           $18, $19);
+    about text := ', ' || tensile._about(tensile._expected_time(caller, job));
+BEGIN
+    RAISE NOTICE 'job %: SELECT wait_for_job(%)', job || coalesce(about, ''), job;
+    RETURN job;
+END $$;
+
+-- Seconds that the job takes once it has started, if it takes as long as the last one of the model with the same queries
+-- and settings that the caller may see; null if there is none. Another number of epochs is allowed for; the time between
+-- two attempts of a job that was interrupted is not known.
+CREATE FUNCTION tensile._expected_time(caller oid, job bigint) RETURNS float8
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT least(extract(epoch FROM f.ended_at - f.started_at)::float8
+                     * CASE f.stopped WHEN 'early_stopping' THEN least(j.epochs, d.epochs) ELSE j.epochs END / d.epochs,
+                 extract(epoch FROM j.max_time)::float8)
+    FROM tensile.jobs j
+         JOIN tensile.jobs f ON f.model = j.model AND f.kind = 'train' AND f.state = 'finished' AND f.attempts = 1
+             AND f.query = j.query AND f.target = j.target AND f.options = j.options AND f.validation = j.validation
+             AND (f.batch_size, f.validation_query, f.max_time, f.policy, f.memory_budget, f.architecture)
+                 IS NOT DISTINCT FROM
+                 (j.batch_size, j.validation_query, j.max_time, j.policy, j.memory_budget, j.architecture)
+         CROSS JOIN LATERAL (SELECT max(e.epoch)::float8 AS epochs FROM tensile.epochs e WHERE e.job = f.id) d
+    WHERE j.id = $2 AND d.epochs > 0
+      AND (tensile._acts_for($1, f.owner, f.owner_name) OR pg_has_role($1, 'pg_read_all_stats', 'USAGE'))
+    ORDER BY f.id DESC LIMIT 1
+$$;
+
+-- A duration in words: about 4 minutes
+CREATE FUNCTION tensile._about(seconds float8) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('about %s %s%s', n.number, u.name, CASE WHEN n.number > 1 THEN 's' END)
+    FROM (VALUES (1, 90, 'second'), (60, 5400, 'minute'), (3600, 129600, 'hour'), (86400, 'Infinity'::float8, 'day'))
+             u (length, until, name)
+         CROSS JOIN LATERAL (SELECT greatest(round($1 / u.length), 1) AS number) n
+    WHERE $1 < u.until
+    ORDER BY u.length LIMIT 1
 $$;
 
 -- True if the role may execute the public function of that name

@@ -306,14 +306,15 @@ $$;
 CREATE FUNCTION tensile._job_latency(header jsonb, predicted real[], measured real[], average real[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile.latencies (job, predicted, measured, average, samples, total_us, load, average_load)
-        SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load
+    INSERT INTO tensile.latencies (job, predicted, measured, average, samples, total_us, load, average_load,
+                                   alone_us)
+        SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load, h.alone_us
         FROM tensile.traces t,
-             jsonb_to_record($1) AS h (samples int, total_us float8, load float8, average_load float8)
+             jsonb_to_record($1) AS h (samples int, total_us float8, load float8, average_load float8, alone_us float8)
         WHERE t.job = tensile._my_job()
         ON CONFLICT (job) DO UPDATE SET predicted = EXCLUDED.predicted, measured = EXCLUDED.measured,
             average = EXCLUDED.average, samples = EXCLUDED.samples, total_us = EXCLUDED.total_us, load = EXCLUDED.load,
-            average_load = EXCLUDED.average_load, at = clock_timestamp();
+            average_load = EXCLUDED.average_load, alone_us = EXCLUDED.alone_us, at = clock_timestamp();
     SELECT tensile._notify(tensile._my_job());
 $$;
 

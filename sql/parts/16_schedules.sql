@@ -258,7 +258,7 @@ BEGIN
         query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,
         seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
         validation_query text, max_time interval);
-    job := tensile._train_model(
+    job := tensile._submit_training(
         s.owner, (SELECT m.name FROM tensile.models m WHERE m.id = s.model), a.query, a.target, a.epochs, a.batch_size,
         a.optimizer, a.learning_rate, a.validation, a.seed, a.policy, a.memory_budget, a.priority, a.options, a.split_by,
         a.validation_query, a.max_time, s.settings->>'search_path', '{}');

@@ -45,11 +45,14 @@ COMMENT ON FUNCTION tensile.calibrate(int) IS
 
 -- Times of automatic calibrations. idle_s: how long the server must have been idle; a user's next statement, and the next
 -- job of a script, come sooner and find the device free. pause_s: least time after an interruption or a failure until
--- the next attempt, doubled each time. device_seconds: that of calibrate().
-CREATE FUNCTION tensile._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8, OUT device_seconds int)
+-- the next attempt, doubled each time. device_seconds: that of calibrate(). most_s: after which it is stopped, whatever
+-- it has measured. most_load: share of the processors' time above which the machine is busy: a calibration does not begin
+-- then, and stops if others than processes of a lowered priority, as its own are, take as much.
+CREATE FUNCTION tensile._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8, OUT device_seconds int,
+                                                     OUT most_s float8, OUT most_load float8)
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT 30, 60, 240
+    SELECT 30, 60, 240, 480, 0.5
 $$;
 
 -- Kind of an operator: its target and the type of its first operand, as far as it has one.

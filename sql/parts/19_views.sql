@@ -10,9 +10,25 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
                AS batch_size,
            CASE WHEN f.vanilla_us OPERATOR(pg_catalog.>) 0 THEN f.iteration_us OPERATOR(pg_catalog./) f.vanilla_us END
                AS slowdown,
-           (j.options OPERATOR(pg_catalog.->>) 'max_slowdown')::pg_catalog.float8 AS max_slowdown
+           (j.options OPERATOR(pg_catalog.->>) 'max_slowdown')::pg_catalog.float8 AS max_slowdown,
+           CASE WHEN p.samples_per_s OPERATOR(pg_catalog.>) 0 AND a.alone_us OPERATOR(pg_catalog.>) 0
+                THEN coalesce(j.chosen_batch_size, j.batch_size) OPERATOR(pg_catalog.*) 1e6::pg_catalog.float8
+                     OPERATOR(pg_catalog./) p.samples_per_s OPERATOR(pg_catalog./) a.alone_us END AS measured_slowdown,
+           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.time_left_s) END AS time_left,
+           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.least_time_left_s) END AS least_time_left
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
          LEFT JOIN tensile.footprints f ON f.job OPERATOR(pg_catalog.=) j.id
+         CROSS JOIN LATERAL (SELECT p.phase OPERATOR(pg_catalog.=) ANY (
+             ARRAY['training', 'validating', 'refitting', 'calibrating'])) t (known)
+         LEFT JOIN LATERAL (
+             -- of this job or, if it has never been alone, of the last one with the same graph, on the same device
+             SELECT l.alone_us
+             FROM tensile.traces g JOIN tensile.traces s
+                      ON s.fingerprint OPERATOR(pg_catalog.=) g.fingerprint
+                         AND s.device OPERATOR(pg_catalog.=) g.device
+                  JOIN tensile.latencies l ON l.job OPERATOR(pg_catalog.=) s.job
+             WHERE g.job OPERATOR(pg_catalog.=) j.id AND l.alone_us IS NOT NULL
+             ORDER BY s.job OPERATOR(pg_catalog.<>) j.id, l.at DESC LIMIT 1) a ON true
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile.progress IS 'open jobs with live numbers from shared memory (not transactional)';
 COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption';
@@ -35,9 +51,17 @@ COMMENT ON COLUMN tensile.progress.batch_size IS 'rows per step; null: not chose
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'number of copies to the device that no plan foresaw';
 COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
 COMMENT ON COLUMN tensile.progress.slowdown IS
-    'expected duration of a step under the plan as a multiple of that without a plan; null: no plan';
+    'expected duration of a step under the plan as a multiple of that without a plan, for a job that computes alone; '
+    'null: no plan';
 COMMENT ON COLUMN tensile.progress.max_slowdown IS
-    'largest slowdown that the scheduler accepts: the job''s option; null: any';
+    'largest slowdown by its plan that the scheduler accepts: the job''s option; null: any';
+COMMENT ON COLUMN tensile.progress.measured_slowdown IS
+    'duration of a step now as a multiple of that while nothing else used the device, in this job or in an earlier one '
+    'with the same graph: whatever slows it down counts; null: not known';
+COMMENT ON COLUMN tensile.progress.time_left IS
+    'estimated time until the job ends, as fast as it was recently, if nothing ends it early; null: not known yet';
+COMMENT ON COLUMN tensile.progress.least_time_left IS
+    'the same if nothing improves any more: less than time_left if early stopping can end the job early';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last report';
 
 CREATE VIEW tensile.ranks WITH (security_invoker = true) AS

@@ -24,7 +24,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._acknowledge_plan(bigint), tensile._group_socket(int), tensile._flow_state(),
     tensile._register_device(text, bigint, float8, float8, bigint),
     tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8,
-                    bigint),
+                    bigint, float8, float8),
     tensile._job_choice(jsonb), tensile._job_settings(jsonb), tensile._job_architecture(jsonb, text),
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_waits_for(text),
     tensile._job_refusal(), tensile._job_ranks(jsonb), tensile._job_ray(),

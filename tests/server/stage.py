@@ -235,7 +235,8 @@ class Stage:
 # Arguments of tensile._report
 REPORTED = (
     *("phase", "epoch", "epochs", "step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes"),
-    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped"),
+    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped", "time_left_s"),
+    "least_time_left_s",
 )
 
 

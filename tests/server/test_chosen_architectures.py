@@ -20,10 +20,12 @@ COLUMNS = "SELECT 1.5::float8 AS a, 'x' AS c, 2.0::float8 AS y"
 
 @pytest.fixture
 def notices(db: Connection) -> Iterator[list[str]]:
+    """Messages of the session about models."""
     messages: list[str] = []
 
     def keep(diagnostic: psycopg.errors.Diagnostic) -> None:
-        messages.append(f"{diagnostic.severity}: {diagnostic.message_primary}")
+        if (diagnostic.message_primary or "").startswith("model "):
+            messages.append(f"{diagnostic.severity}: {diagnostic.message_primary}")
 
     db.add_notice_handler(keep)
     yield messages

@@ -67,6 +67,7 @@ JOB: dict[str, Any] = {
     "overhead_bytes": 0,
     "persistent_bytes": None,
     "parameters": 93_642,
+    "alone_us": None,
     "captured_at": SUBMITTED + timedelta(seconds=2),
     "architecture": {"type": "mlp", "hidden": [8]},
 }

@@ -13,6 +13,7 @@ LIVE = (
     *("phase", "epoch", "step", "steps", "loss", "samples_per_s", "pid", "heartbeat_at", "started_at"),
     *("device_bytes", "device_peak_bytes", "planned_bytes", "granted_bytes", "vanilla_bytes", "device"),
     *("bytes_swapped", "stall_s", "passive_swap_ins", "plan_generation"),
+    *("time_left_s", "least_time_left_s", "slowdown", "max_slowdown", "measured_slowdown"),
 )
 QUEUED: dict[str, Any] = dict.fromkeys(LIVE) | {"state": "queued", "attempts": 0}  # without a worker so far
 
@@ -31,7 +32,6 @@ def new_job(number: int = 1, **changes: Any) -> Job:
         "device": "cpu",
         "batch_size": 64,
         "attempts": 1,
-        "may_stop_early": False,
         "submitted_at": NOW - 300,
         "started_at": NOW - 200,
         "not_before": None,
@@ -44,6 +44,11 @@ def new_job(number: int = 1, **changes: Any) -> Job:
         "steps": 10,
         "loss": 0.1134,
         "samples_per_s": 1204.0,
+        "time_left_s": 44.0,
+        "least_time_left_s": 44.0,
+        "slowdown": 1.02,
+        "max_slowdown": None,
+        "measured_slowdown": 1.5,
         "device_bytes": 98 * MB,
         "device_peak_bytes": 100 * MB,
         "planned_bytes": 101 * MB,

@@ -97,6 +97,14 @@ class Course:
             return "early_stopping"
         return "max_time" if epochs and self.time_is_up else None
 
+    def earliest_end(self, epochs: int) -> int:
+        """Return after how many epochs the run will end if none after the first `epochs` is better."""
+        stopping = self._settings.early_stopping
+        if stopping is None:
+            return self._settings.epochs
+        improved = self._least.epoch or 1  # the first epoch is better than none
+        return max(epochs, min(improved + stopping.patience, self._settings.epochs))
+
     # ---- checkpoints ----
 
     def to_json(self) -> dict[str, Any]:

@@ -24,7 +24,10 @@ class Memory(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of a run: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
+    """Progress of a run: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far.
+
+    `step_s`: mean seconds of a step since the last report. `time_left_s` and `least_time_left_s`: estimated seconds
+    until the run ends, at most and at least (time_left.py). None means unknown."""
 
     phase: str
     epoch: int
@@ -33,6 +36,9 @@ class Progress(NamedTuple):
     loss: float | None
     samples_per_s: float | None
     memory: Memory
+    step_s: float | None = None
+    time_left_s: float | None = None
+    least_time_left_s: float | None = None
 
 
 class EpochMetrics(NamedTuple):

@@ -47,9 +47,17 @@ class Refit:
         """Batches of all rows, which are copied when they are first needed."""
         table = together(self._dataset.training, self._dataset.validation)
         settings, device = self._settings, self._steps.batch_device
-        steps, last = division(self._dataset.training.rows, settings.batch_size, settings.ranks)
-        size = settings.batch_size if steps > 1 else last
-        return Batches(*(table, size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
+        return Batches(*(table, self.batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
+
+    @property
+    def batch_size(self) -> int:
+        steps, last = division(self._dataset.training.rows, self._settings.batch_size, self._settings.ranks)
+        return self._settings.batch_size if steps > 1 else last
+
+    @property
+    def epoch_steps(self) -> int:
+        """Number of steps of an epoch."""
+        return self.rows // self.batch_size
 
     def begin(self, validated: Mapping[str, Tensor]) -> None:
         """Give the steps the first weights again, with an optimizer that has not seen a gradient.

@@ -52,6 +52,7 @@ from pg_tensile.execution.training.refit import Refit
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.shared_weights import take_over_buffers, take_over_model
+from pg_tensile.execution.training.time_left import FORWARD, Pace, Position, time_left
 from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
@@ -101,7 +102,9 @@ class Trainer:
         self._sample = ValidationSample()  # of the epoch whose weights the model will have
         self._report_at = 0.0
         self._reported_at = time.monotonic()
-        self._trained = 0  # rows, since the last report
+        self._trained = self._stepped = 0  # rows and steps, since the last report
+        self._pace = Pace()
+        self._stepped_at: float | None = None  # end of the last step of the first training
         if ranks > 1:
             self._group.check_alike("data and settings", (dataset.fingerprint, settings, self._identity))
             take_over_model(steps, self._group)
@@ -164,11 +167,17 @@ class Trainer:
                 self._finish_epoch(self._sums.result(self._group), self._evaluate())
 
     def _take(self, batches: Iterable[Batch]) -> None:
-        started = time.monotonic() - self._seconds
-        self._report("training", time.monotonic())
+        now = time.monotonic()
+        started = now - self._seconds
+        if self._stepped_at is not None:
+            self._pace.add_pause(now - self._stepped_at)
+        self._stepped_at = now
+        self._report("training", now)
         for batch in batches:
             self._train_step(batch)
             now = time.monotonic()
+            self._pace.add_step(now - self._stepped_at)
+            self._stepped_at = now
             self._seconds = now - started
             if now >= self._report_at:
                 self._report("training", now)
@@ -186,14 +195,18 @@ class Trainer:
         if refit.epoch is None:
             refit.begin(kept.tensors)
         while (epoch := refit.epoch or 0) < kept.epoch:
-            self._report("refitting", time.monotonic())
+            before = time.monotonic()
+            self._report("refitting", before)
             for batch in refit.batches.epoch(epoch, refit.step):
                 loss = self._steps.train(batch, refit.learning_rates[epoch]).loss
                 if not math.isfinite(self._agreement.exchange(loss, batch.share)):
                     self._warnings.append(NOT_REFITTED)
                     return False
-                refit.step, self._trained = refit.step + 1, self._trained + batch.rows
+                refit.step += 1
+                self._trained, self._stepped = self._trained + batch.rows, self._stepped + 1
                 now = time.monotonic()
+                self._pace.add_step(now - before)
+                before = now
                 if now >= self._report_at:
                     self._report("refitting", now)
                 if self._agreement.due and self._settings.checkpoint_interval_s > 0:
@@ -225,7 +238,7 @@ class Trainer:
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
         self._sums.add(outputs, batch.target, loss, batch.weight)
         self._step += 1
-        self._trained += batch.rows
+        self._trained, self._stepped = self._trained + batch.rows, self._stepped + 1
 
     def _evaluate(self) -> EpochMetrics | None:
         """Return the metrics on the validation rows, or None if there are no such rows."""
@@ -310,12 +323,18 @@ class Trainer:
 
     def _report(self, phase: str, now: float) -> None:
         rate = self._trained / (now - self._reported_at) if self._trained else None
+        step_s = (now - self._reported_at) / self._stepped if self._stepped else None
         position = (self._epoch, self._step, self._batches.steps(self._epoch), self._sums.mean_loss())
         if self._refit is not None and self._refit.epoch is not None:
             position = (self._refit.epoch, self._refit.step, self._refit.batches.steps(self._refit.epoch), None)
         epoch, step, steps, loss = position
-        self._observer.progress(Progress(phase, epoch + 1, step, steps, loss, rate, self._steps.memory()))
-        self._reported_at, self._trained = now, 0
+        validation_steps = FORWARD * self._dataset.validation.rows / self._settings.batch_size
+        place = Position(self._epoch, steps - step, self._batches.steps(1), validation_steps)
+        left = time_left(self._pace, place, self._settings, self._course, self._refit) or (None, None)
+        self._observer.progress(
+            Progress(phase, epoch + 1, step, steps, loss, rate, self._steps.memory(), step_s, *left)
+        )
+        self._reported_at, self._trained, self._stepped = now, 0, 0
         self._report_at = now + REPORT_INTERVAL_S
 
     # ---- checkpoints ----

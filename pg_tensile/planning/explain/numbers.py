@@ -66,6 +66,7 @@ class Memory:
     `largest_operator` belongs to the graph whose minimum memory is highest (`least_graph`). The budget is that of the
     job's tensors; `planned_bytes` and `host_bytes` are those of the plan. Both are None where nothing is planned.
     `promised_bytes` is the least with which the job's max_slowdown can be kept, None without one.
+    `saves_machine_memory` is False on the CPU, where swapped tensors stay in the memory of the machine; else None.
     """
 
     vanilla_bytes: int
@@ -78,6 +79,7 @@ class Memory:
     planned_bytes: int | None = None
     host_bytes: int | None = None
     promised_bytes: int | None = None
+    saves_machine_memory: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,9 @@ def _planned(
     assert train is not None
     room = device.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)
-    memory = replace(memory, budget_bytes=budget, budget_of="device" if budget == room else "memory_budget")
+    saves = False if request.device.rpartition(":")[2] == "cpu" else None  # "cpu", or "ray:cpu"
+    budget_of = "device" if budget == room else "memory_budget"
+    memory = replace(memory, budget_bytes=budget, budget_of=budget_of, saves_machine_memory=saves)
     schedule = scheduler.schedule(device, [job])
     decision = schedule.decisions[job.job]
     if isinstance(decision, Refused) and decision.max_slowdown is not None:

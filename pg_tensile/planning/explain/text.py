@@ -166,11 +166,13 @@ def _memory_lines(explanation: Explanation) -> list[_Line]:
         lines.append(_Line("", "planned", size(memory.planned_bytes), _within(memory, memory.planned_bytes)))
     lines.append(_Line("", "least possible", size(memory.least_bytes, True), GRAPHS[memory.least_graph]))
     if memory.promised_bytes is not None:
-        note = f"for a slowdown of at most {request.max_slowdown:.4g}x"
+        note = f"for a plan that costs at most {request.max_slowdown:.4g}x"
         lines.append(_Line("", "least promised", size(memory.promised_bytes, True), note))
     lines.append(_Line("", "largest operator", size(memory.floor_bytes, True), str(memory.largest_operator)))
     if memory.host_bytes:
         lines.append(_Line("", "on the host", size(memory.host_bytes)))
+    if memory.saves_machine_memory is False and (memory.host_bytes or request.memory_budget is not None):
+        lines.append(_Line("", "of the machine", "", "swaps save none on cpu: the tensors stay in its memory"))
     if not request.workspaces:
         lines.append(_Line("", "workspaces", "", "not counted here: the job measures them when it starts"))
     return lines
@@ -203,9 +205,9 @@ def _time_lines(explanation: Explanation) -> list[_Line]:
         spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= NOTICEABLE * time.vanilla_us]
         note = f"{change:+.1%}{': ' if spent else ''}{', '.join(spent)}"
         lines.append(_Line("", "planned", duration(time.planned_us), note))
-        promise = "any is accepted: option max_slowdown"
+        promise = "by the plan; any is accepted: option max_slowdown"
         if time.max_slowdown is not None:
-            promise = f"at most {time.max_slowdown:.4g}x (max_slowdown)"
+            promise = f"by the plan, at most {time.max_slowdown:.4g}x (max_slowdown)"
         lines.append(_Line("", "slowdown", f"{time.slowdown:.2f}x", promise))
         if time.bound_us is not None:
             lines.append(_Line("", "no plan below", duration(time.bound_us), _distance(time.planned_us, time.bound_us)))

@@ -79,7 +79,7 @@ class JobState:
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
     choosing: bool = False
     found: Plan | None = None  # result of a search for a better plan than the policy joint's
-    max_slowdown: float | None = None  # promised factor on the time without a plan; None if nothing is promised
+    max_slowdown: float | None = None  # promised factor on the time without a plan, by the plan alone; None: no promise
     swap_share: float = 1.0
 
     @property

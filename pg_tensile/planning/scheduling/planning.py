@@ -65,7 +65,7 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         promises = [job.job for job in traced if state.most_slowdown(job.job) < math.inf]
         which = " and ".join("this job" if job == newest else f"job {job}" for job in promises)
         state.decisions[newest] = Waits(
-            f"beside the jobs that run, {which} would be slowed down by more than max_slowdown allows"
+            f"beside the jobs that run, {which} would get plans that cost more than max_slowdown allows"
         )
         return None
     except BudgetError as error:  # plans within the budget have too many events

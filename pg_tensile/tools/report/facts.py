@@ -56,6 +56,8 @@ class Summary:
     least_bytes: int | None = None
     saved_share: float | None = None
     slower: float | None = None  # relative to the iteration without a plan
+    step_us: float | None = None  # of an iteration, measured over all epochs: whatever slowed it down counts
+    alone_us: float | None = None  # the same while nothing else used the device
 
 
 PLAN_NUMBERS = tuple(field.name for field in fields(Summary))[:10]  # those that the scheduler stores
@@ -262,12 +264,23 @@ def _summary(record: JobRecord) -> Summary:
         **{name: json_value(numbers.get(name)) for name in PLAN_NUMBERS},
         vanilla_bytes=vanilla_bytes,
         least_bytes=job["least_bytes"],
+        step_us=_step_us(record),
+        alone_us=job["alone_us"],
     )
     if vanilla_bytes and summary.planned_bytes is not None:
         summary = replace(summary, saved_share=1 - summary.planned_bytes / vanilla_bytes)
     if summary.vanilla_us and summary.iteration_us is not None:
         summary = replace(summary, slower=summary.iteration_us / summary.vanilla_us - 1)
     return summary
+
+
+def _step_us(record: JobRecord) -> float | None:
+    """Return the mean duration of the steps in all epochs in µs, or None before the first epoch has ended."""
+    epochs = [row for row in record.metrics if row["split"] == "training" and row["samples"] and row["seconds"]]
+    batch_size = record.job.get("chosen_batch_size") or record.job["batch_size"]
+    if not epochs or not batch_size:
+        return None
+    return float(1e6 * batch_size * sum(row["seconds"] for row in epochs) / sum(row["samples"] for row in epochs))
 
 
 def _footprint(planned: Planned) -> Footprint:

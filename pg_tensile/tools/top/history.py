@@ -1,4 +1,4 @@
-"""State kept from one snapshot to the next: the course of losses, and rates, from which remaining times are estimated.
+"""State kept from one snapshot to the next: the course of losses, and rates.
 
 Times are those of a job's heartbeats: numbers change only with a heartbeat, however often snapshots are taken.
 """
@@ -12,14 +12,12 @@ from typing import NamedTuple
 from pg_tensile.tools.top.snapshot import Epoch, Job, Snapshot
 
 RATE_S = 5.0  # window of the rates of transfers and stalls
-PACE_S = 300.0  # window of the pace of epochs: longer, as they pause to validate and to save
 SILENT_S = 10.0  # without a heartbeat, after which rates are unknown
 POINTS = 256  # of the course of a loss, at most
 
 
 class Sample(NamedTuple):
     at: float  # of the heartbeat, seconds
-    done: float  # epochs
     bytes_swapped: int | None
     stall_s: float | None
 
@@ -31,8 +29,8 @@ class Course:
         """`epochs`: those that ended before the first snapshot with the job."""
         self.losses = [(epoch.done, epoch.loss) for epoch in epochs]
         self._silent_s = 0.0  # since the last heartbeat
-        self._attempt = 1  # earlier attempts do not count for the pace: there were pauses between them
-        self._samples = deque(Sample(epoch.at, epoch.done, None, None) for epoch in epochs)
+        self._attempt = 1
+        self._samples: deque[Sample] = deque()
 
     def add(self, job: Job, now: float) -> None:
         """Add the job as a snapshot at `now` has it; without a new heartbeat no sample is added."""
@@ -44,8 +42,8 @@ class Course:
             return
         if self._samples and job.heartbeat_at <= self._samples[-1].at:
             return
-        self._samples.append(Sample(job.heartbeat_at, job.done, job.bytes_swapped, job.stall_s))
-        while self._samples[0].at < job.heartbeat_at - PACE_S:
+        self._samples.append(Sample(job.heartbeat_at, job.bytes_swapped, job.stall_s))
+        while len(self._samples) > 1 and self._samples[1].at <= job.heartbeat_at - RATE_S:
             self._samples.popleft()
         if job.loss is not None:
             self._add_loss(job.done, job.loss)
@@ -57,37 +55,23 @@ class Course:
         if len(self.losses) > POINTS:
             del self.losses[1:-1:2]
 
-    def _rate(self, name: str, seconds: float) -> float | None:
-        """Return the growth per second of a field of Sample over the last `seconds`, or None if it is not known."""
+    def _rate(self, name: str) -> float | None:
+        """Return the growth per second of a field of Sample over the last RATE_S, or None if it is not known."""
         samples = [(sample.at, getattr(sample, name)) for sample in self._samples if getattr(sample, name) is not None]
         if len(samples) < 2 or self._silent_s > SILENT_S:
             return None
-        now, after = samples[-1]
-        then, before = next((sample for sample in reversed(samples) if sample[0] <= now - seconds), samples[0])
+        (then, before), (now, after) = samples[0], samples[-1]
         return None if after < before else (after - before) / (now - then)
 
     @property
     def swap_bytes_per_s(self) -> float | None:
         """Bytes moved over the link per second, both ways together; None if not known."""
-        return self._rate("bytes_swapped", RATE_S)
+        return self._rate("bytes_swapped")
 
     @property
     def stall_share(self) -> float | None:
         """The share of the time for which the device waits for tensors, from 0 to 1; None if not known."""
-        return self._rate("stall_s", RATE_S)
-
-    def eta_s(self, job: Job) -> float | None:
-        """Return the seconds until all epochs of the job are done, or None if not known.
-
-        They follow from the pace of the epochs so far, or until that is known from the job's samples per second."""
-        if job.done is None:
-            return None
-        epochs_left, pace = job.epochs - job.done, self._rate("done", PACE_S)
-        if pace:
-            return epochs_left / pace
-        if job.kind == "train" and job.samples_per_s and job.steps and job.batch_size:
-            return epochs_left * job.steps * job.batch_size / job.samples_per_s
-        return None
+        return self._rate("stall_s")
 
 
 class History:

@@ -15,9 +15,10 @@ from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
 
 def document(snapshot: Snapshot, history: History) -> str:
     """Return one line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number:
-    fields of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [the waiting jobs, the
-    next one first: job, model, state, reason, priority, waited_s, retry_in_s], "drifted": [deployed versions, the most
-    drifted first: fields of snapshot.Drift], "tunings": [open tunings by number: fields of snapshot.Tuning]}.
+    fields of snapshot.Job, progress, eta_s (time_left_s), may_stop_early, swap_bytes_per_s, stall_share, silent_s],
+    "queue": [the waiting jobs, the next one first: job, model, state, reason, priority, waited_s, retry_in_s],
+    "drifted": [deployed versions, the most drifted first: fields of snapshot.Drift], "tunings": [open tunings by
+    number: fields of snapshot.Tuning]}.
 
     link_bytes_per_s, swap_bytes_per_s and stall_share are rates between snapshots: null in the first document of a run.
     """
@@ -40,7 +41,8 @@ def _job(job: Job, snapshot: Snapshot, history: History) -> dict[str, Any]:
     course = history.of(job)
     return asdict(job) | {
         "progress": job.progress,
-        "eta_s": course.eta_s(job),
+        "eta_s": job.time_left_s,
+        "may_stop_early": job.may_stop_early,
         "swap_bytes_per_s": course.swap_bytes_per_s,
         "stall_share": course.stall_share,
         "silent_s": snapshot.silent_s(job),

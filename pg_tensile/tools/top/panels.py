@@ -151,8 +151,16 @@ def _pace(state: ViewState, job: Job) -> list[str | None]:
         None if not job.steps else f"step {count(job.step)} of {count(job.steps)}",
         None if job.loss is None else f"loss {loss(job.loss)}",
         None if job.samples_per_s is None else f"{short(job.samples_per_s)} samples/s",
+        _time_left(job),
         None if job.started_at is None else f"for {short_duration(state.snapshot.at - job.started_at)}",
     ]
+
+
+def _time_left(job: Job) -> str | None:
+    if job.time_left_s is None:
+        return None
+    least = f"{short_duration(job.least_time_left_s)} to " if job.may_stop_early else ""
+    return f"{least}{short_duration(job.time_left_s)} left"
 
 
 def _bytes(job: Job) -> list[str | None]:
@@ -166,6 +174,14 @@ def _bytes(job: Job) -> list[str | None]:
     return [f"{name} {short_size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]
 
 
+def _promise(job: Job) -> str:
+    """Return what the plan costs, and the most that it may."""
+    if job.slowdown is None:
+        return ""
+    most = "" if job.max_slowdown is None else f" (at most {job.max_slowdown:g}x)"
+    return f" costs {table.slowdown(job.slowdown)}{most}"
+
+
 def _costs(state: ViewState, job: Job) -> list[str | None]:
     course = state.history.of(job)
     moved, stalled = course.swap_bytes_per_s, course.stall_share
@@ -174,7 +190,8 @@ def _costs(state: ViewState, job: Job) -> list[str | None]:
     return [
         None if job.bytes_swapped is None else f"swapped {short_size(job.bytes_swapped)}{swap}",
         None if job.stall_s is None else f"stall {short_duration(job.stall_s)}{stall}",
-        None if job.plan_generation is None else f"plan {job.plan_generation}",
+        None if job.plan_generation is None else f"plan {job.plan_generation}{_promise(job)}",
+        None if job.measured_slowdown is None else f"measured {table.slowdown(job.measured_slowdown)}",
         None if job.passive_swap_ins is None else f"passive {count(job.passive_swap_ins)}",
         job.policy,
         job.device and f"on {job.device}",

@@ -26,15 +26,14 @@ SNAPSHOT = """
                 SELECT p.job, left(p.model, 200) AS model, p.owner, j.kind, p.state, left(p.reason, 2000) AS reason,
                        j.priority, coalesce(t.policy, j.policy) AS policy, t.device,
                        coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.attempts,
-                       (j.max_time IS NOT NULL
-                        OR CASE WHEN j.options->'early_stopping' IS NULL THEN j.options->>'keep' IS DISTINCT FROM 'last'
-                                ELSE j.options->'early_stopping'->>'patience' IS DISTINCT FROM '0' END)
-                           AS may_stop_early,
                        extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
                        extract(epoch FROM j.started_at)::float8 AS started_at,
                        extract(epoch FROM j.not_before)::float8 AS not_before,
                        extract(epoch FROM p.heartbeat)::float8 AS heartbeat_at,
                        p.pid, p.phase, p.epoch, p.epochs, p.step, p.steps, p.loss, p.samples_per_s,
+                       extract(epoch FROM p.time_left)::float8 AS time_left_s,
+                       extract(epoch FROM p.least_time_left)::float8 AS least_time_left_s,
+                       p.slowdown, p.max_slowdown, p.measured_slowdown,
                        p.device_bytes, p.device_peak_bytes, f.planned_bytes, f.granted_bytes, t.vanilla_bytes,
                        p.bytes_swapped, p.stall_us / 1e6::float8 AS stall_s, p.passive_swap_ins, p.plan_generation
                 FROM tensile.progress p
@@ -95,7 +94,6 @@ class Job:
     device: str | None
     batch_size: int | None  # None: to be chosen
     attempts: int
-    may_stop_early: bool
     submitted_at: float
     started_at: float | None
     not_before: float | None  # earliest start of the next attempt of an interrupted job
@@ -108,6 +106,11 @@ class Job:
     steps: int | None
     loss: float | None  # mean of the epoch so far
     samples_per_s: float | None
+    time_left_s: float | None  # if nothing ends it early
+    least_time_left_s: float | None  # if nothing improves any more
+    slowdown: float | None  # of a step by the plan, as expected
+    max_slowdown: float | None  # by the plan, as promised
+    measured_slowdown: float | None  # of a step, whatever the reason
     device_bytes: int | None  # held between two steps
     device_peak_bytes: int | None
     planned_bytes: int | None
@@ -121,6 +124,10 @@ class Job:
     @property
     def waits(self) -> bool:
         return self.state in WAITING
+
+    @property
+    def may_stop_early(self) -> bool:
+        return (self.least_time_left_s or 0.0) < (self.time_left_s or 0.0)
 
     @property
     def done(self) -> float | None:

@@ -79,8 +79,7 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
     of = history.of
 
     def eta(job: Job) -> str:
-        seconds = of(job).eta_s(job)
-        return ("≤" if job.may_stop_early and seconds is not None else "") + short_duration(seconds)
+        return ("≤" if job.may_stop_early else "") + short_duration(job.time_left_s)
 
     def phase(job: Job) -> str:
         silent = snapshot.silent_s(job) or 0.0
@@ -101,6 +100,7 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
         Column("KEPT", 15, 7, lambda job, width: short_size(job.device_bytes)),
         Column("SWAPPED", 10, 7, lambda job, width: short_size(job.bytes_swapped)),
         Column("SWAP/S", 11, 7, lambda job, width: short_size(of(job).swap_bytes_per_s)),
+        Column("SLOWER", 13, 6, lambda job, width: slowdown(job.measured_slowdown)),
         Column("STALL", 9, 6, lambda job, width: short_duration(job.stall_s)),
         Column("STALL%", 14, 6, lambda job, width: percent(of(job).stall_share)),
         Column("PLAN", 12, 4, lambda job, width: count(job.plan_generation)),
@@ -152,6 +152,10 @@ def reason(snapshot: Snapshot, job: Job) -> str:
     again = snapshot.retry_in_s(job)
     parts = (job.reason, None if again is None else f"again in {short_duration(again)}")
     return "; ".join(part for part in parts if part)
+
+
+def slowdown(factor: float | None) -> str:
+    return "" if factor is None else f"{factor:.2f}x"
 
 
 def _largest(name: str) -> Callable[[Job], Any]:

@@ -35,7 +35,8 @@ s              order: job, memory, stall, samples/s, start (newest first)
 
 Device memory  █ granted to jobs  ▒ the predictor's  · free
 Link           bytes moved now, both ways, of what both ways could
-ETA            at the pace of the last minutes; ≤: the job may stop earlier
+ETA            at the pace of the last seconds; ≤: the job may stop earlier
+SLOWER         a step now, as a multiple of one when nothing else ran
 COURSE         the loss over the epochs, from its lowest to its highest
 MEMORY         of the device, for a step: by its plan, or without one at most
 PEAK, KEPT     measured: at most so far, and between two steps

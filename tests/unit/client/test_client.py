@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from pg_tensile.client import ArgumentError, MissingPackageError, Report, ServerError, TrainingFailed, connect
-from pg_tensile.client.bar import Bar, note, share
+from pg_tensile.client.bar import Bar, left, note, share
 from pg_tensile.client.calls import ARGUMENTS, call, converted, noted
 from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, RANKS, Shape, frame
 from pg_tensile.client.job import events_of, renderer
@@ -217,7 +217,7 @@ def test_events_of_a_plan_are_rows_of_the_view() -> None:
 def look(**given: Any) -> dict[str, Any]:
     """A row of tensile.progress, of a job in its second epoch of ten."""
     usual = {"state": "running", "reason": None, "phase": "training", "epoch": 2, "epochs": 10, "step": 5, "steps": 20}
-    return usual | {"loss": 0.123456, "samples_per_s": 5000.4} | given
+    return usual | {"loss": 0.123456, "samples_per_s": 5000.4, "time_left_s": None, "least_time_left_s": None} | given
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,18 @@ def test_the_bar_says_how_far_a_job_is(row: dict[str, Any], done: float, told: s
     assert note(row) == told
 
 
+@pytest.mark.parametrize(
+    ("most", "least", "told"), [(None, None, ""), (44.2, 44.2, "44s left"), (270.0, 9.0, "at most 4:30 left")]
+)
+def test_the_bar_says_how_long_a_job_still_takes(most: float | None, least: float | None, told: str) -> None:
+    row = look(time_left_s=most, least_time_left_s=least)
+    assert left(row) == told
+    written = io.StringIO()
+    with Bar("job 5", console=Console(file=written, width=160)) as bar:
+        bar.show(row)
+    assert told in written.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar_ends_with_the_last_state(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -272,7 +284,7 @@ def test_a_narrow_terminal_cuts_the_texts_and_nothing_else() -> None:
     (line,) = written.getvalue().splitlines()
     assert len(line) == 80 and "\x1b" not in line
     assert "job 5 " in line and "waiting: it needs more" in line and line.count("…") == 2
-    assert " 12% -:--:-- " in line
+    assert " 12% " in line
 
 
 def test_no_bar_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,18 +122,27 @@ def test_there_is_no_bound_without_a_plan_or_the_time_for_it(net: Trace) -> None
         assert not any("no plan below" in line for line in render(explanation))
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", True), ("ray:cpu", True), ("cuda:0", False)])
+def test_on_the_cpu_it_says_that_swaps_save_no_memory_of_the_machine(short: Trace, device: str, told: bool) -> None:
+    within = explained(short, device=device, memory_budget=half(short))
+    assert within.memory is not None and within.memory.host_bytes
+    assert ("swaps save none on cpu" in "\n".join(render(within))) == told
+    assert within.to_json()["memory"].get("saves_machine_memory") == (False if told else None)
+    assert "swaps save none" not in "\n".join(render(explained(short, device=device)))  # there are none
+
+
 def test_a_promised_slowdown_is_told_with_the_memory_that_it_needs() -> None:
     net = network(8)
     budget = half(net)
     lost = numbers(net, memory_budget=budget)["time"]["slowdown"]
     (line,) = (line for line in render(explained(net, memory_budget=budget)) if "slowdown" in line)
-    assert f" {lost:.2f}x  any is accepted: option max_slowdown" in line
+    assert f" {lost:.2f}x  by the plan; any is accepted: option max_slowdown" in line
     kept = explained(net, memory_budget=budget, max_slowdown=2 * lost)
     memory = kept.to_json()["memory"]
     assert least_bytes(net) <= memory["promised_bytes"] < budget
     text = "\n".join(render(kept))
     assert f"at most {2 * lost:.4g}x (max_slowdown)" in text
-    assert f"{size(memory['promised_bytes'], True)}  for a slowdown of at most {2 * lost:.4g}x" in text
+    assert f"{size(memory['promised_bytes'], True)}  for a plan that costs at most {2 * lost:.4g}x" in text
     never = explained(net, memory_budget=budget, max_slowdown=1.0)
     assert never.start.when == "never" and "for its max_slowdown of 1, more than its memory_budget" in never.start.why
     small = explained(net, memory_budget=least_bytes(net) - 1, max_slowdown=1.0)
@@ -285,7 +294,7 @@ def test_a_job_waits_beside_running_ones_whose_link_it_would_need() -> None:
     budget = 2 * promised_bytes(short, promise)
     start = beside(short, promise, budget, max_slowdown=promise).start
     assert isinstance(start, LaterStart) and start.wait_s == 60.0
-    assert "job 7 and this job would be slowed down by more than max_slowdown allows" in start.why
+    assert "job 7 and this job would get plans that cost more than max_slowdown allows" in start.why
 
 
 def test_memory_that_flows_is_explained() -> None:

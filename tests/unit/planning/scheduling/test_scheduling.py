@@ -379,7 +379,7 @@ def test_a_job_waits_while_the_link_does_not_suffice_for_all_promises():
     first, second = promised(1, trace, 1.05), promised(2, trace, 1.05)
     schedule = decide(state, first, second)
     assert loss(planned(schedule, 1)) <= 0.05
-    why = "beside the jobs that run, job 1 and this job would be slowed down by more than max_slowdown allows"
+    why = "beside the jobs that run, job 1 and this job would get plans that cost more than max_slowdown allows"
     assert reason(schedule, 2) == why
     (running,) = published(schedule, first)
     assert reason(decide(state, running, second), 2) == why

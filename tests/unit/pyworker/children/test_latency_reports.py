@@ -136,3 +136,30 @@ def test_an_epoch_that_ends_reports_what_there_is_once(job: Job) -> None:
     job.pass_time(2)
     job.reports.report()
     assert len(job.sent) == 1
+
+
+def test_steps_beside_a_quiet_device_are_those_of_the_job_alone(job: Job) -> None:
+    """One that others have kept busy changes nothing of it, however long."""
+    for step_s in (0.25, 0.3, 7.0):
+        job.reports.add_step(step_s)
+    job.pass_time(1)
+    assert job.sent[-1]["alone_us"] == 0.3e6
+    job.load = LOADED
+    job.pass_time(1)
+    for _ in range(20):
+        job.reports.add_step(2.0)
+        job.pass_time(1)
+    assert job.sent[-1]["load"] == LOADED and job.sent[-1]["alone_us"] == 0.3e6
+    job.load = QUIET
+    job.pass_time(1)
+    job.reports.add_step(0.4)
+    job.pass_time(1)
+    assert 0.3e6 < job.sent[-1]["alone_us"] < 0.4e6
+
+
+def test_a_job_that_was_never_alone_does_not_know(job: Job) -> None:
+    job.load = LOADED
+    for _ in range(10):
+        job.reports.add_step(0.3)
+        job.pass_time(1)
+    assert job.sent and all(header["alone_us"] is None for header in job.sent)

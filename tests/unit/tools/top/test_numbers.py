@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -26,33 +25,16 @@ def course(*samples, **always):
     return found
 
 
-def test_eta_is_at_the_pace_of_the_epochs():
-    numbers = {"epochs": 10, "steps": 10}
-    paced = course({"at": 0.0, "epoch": 2, "step": 0}, {"at": 10.0, "epoch": 2, "step": 5}, **numbers)
-    assert paced.eta_s(new_job(epoch=2, step=5, **numbers)) == pytest.approx(8.5 / 0.05)
-    assert paced.eta_s(new_job(epoch=10, step=10, **numbers)) == 0
-    first = course({"at": 0.0, "epoch": 2, "step": 0}, **numbers)
-    assert first.eta_s(new_job(epoch=2, step=5, batch_size=64, samples_per_s=32.0, **numbers)) == 8.5 * 10 * 64 / 32
-    assert first.eta_s(new_job(epoch=2, step=5, samples_per_s=None, **numbers)) is None
-    assert first.eta_s(new_job(**QUEUED)) is None
-    calibration: dict[str, Any] = {"kind": "calibrate", "epoch": None, "epochs": 1, "steps": 100, "samples_per_s": None}
-    measured = course({"at": 0.0, "step": 10}, {"at": 5.0, "step": 20}, **calibration)
-    assert measured.eta_s(new_job(step=20, **calibration)) == pytest.approx(40)
-
-
-def test_eta_is_known_at_once_from_the_epochs_before():
-    job = new_job(epoch=3, step=5, steps=10, epochs=10, heartbeat_at=NOW, samples_per_s=1e6, bytes_swapped=0)
-    before = [Epoch(1.0, 0.9, NOW - 30), Epoch(2.0, 0.6, NOW - 10)]
+def test_rates_are_known_from_the_second_snapshot_of_an_attempt():
+    job = new_job(heartbeat_at=NOW, bytes_swapped=0)
     history = History()
-    history.add(new_snapshot(job), {1: before})
-    assert history.of(job).eta_s(job) == pytest.approx(7.5 / (1.5 / 30))
+    history.add(new_snapshot(job), {1: [Epoch(1.0, 0.9, NOW - 30), Epoch(2.0, 0.6, NOW - 10)]})
     assert history.of(job).swap_bytes_per_s is None
     history.add(new_snapshot(new_job(heartbeat_at=NOW + 1, bytes_swapped=MB)))
     assert history.of(job).swap_bytes_per_s == MB
-    again = new_job(epoch=3, step=5, steps=10, epochs=10, attempts=2, samples_per_s=None)
-    history = History()
-    history.add(new_snapshot(again), {1: before})  # when its attempt began is not known
-    assert history.of(again).eta_s(again) is None
+    again = new_job(heartbeat_at=NOW + 2, bytes_swapped=2 * MB, attempts=2)
+    history.add(new_snapshot(again))  # its counters start from zero
+    assert history.of(again).swap_bytes_per_s is None
 
 
 def test_progress_counts_epochs_and_steps():
@@ -136,7 +118,7 @@ def test_the_document_is_json_with_numbers_in_bytes_and_seconds():
     assert list(found) == ["at", "devices", "jobs", "queue", "drifted", "tunings"]
     first, second = found["jobs"]
     assert (first["job"], first["state"], first["device_bytes"], first["stall_s"]) == (1, "running", 98 * MB, 0.083)
-    assert first["progress"] == 0.325 and first["eta_s"] == pytest.approx(13.5 * 10 * 64 / 1204)
+    assert first["progress"] == 0.325 and (first["eta_s"], first["may_stop_early"]) == (44.0, False)
     assert first["silent_s"] == 0.25 and first["swap_bytes_per_s"] is None
     assert second["progress"] is None and second["reason"] == HOSTILE
     waits = {"job": 2, "model": "model 2", "state": "queued", "reason": HOSTILE}

@@ -105,21 +105,25 @@ def test_at_80_by_24_each_job_has_a_line_and_the_selected_one_every_number():
     assert lines[6].startswith("   2 letter   training") and " 3/20 " in lines[6]
     assert "queue" in lines[7] and lines[9].startswith("   3 sign     waiting") and "needs at least" in lines[9]
     assert lines[19].startswith("── job 1 digit ──")
-    assert lines[20] == "training  epoch 7 of 20  step 5 of 10  loss 0.1134  1.20k samples/s  for 3:20"
+    assert lines[20] == "training  epoch 7 of 20  step 5 of 10  loss 0.1134  1.20k samples/s  44s left"
     assert lines[21] == "planned 101 MB  granted 102 MB  peak 100 MB  kept 98.0 MB  unplanned 118 MB"
-    assert lines[22] == "swapped 4.14 GB  stall 0.08s  plan 3  passive 0  joint  on cpu  of alice"
+    assert lines[22] == "swapped 4.14 GB  stall 0.08s  plan 3 costs 1.02x  measured 1.50x  passive 0"
     assert lines[23].startswith("q quit") and "c cancel" in lines[23]
     waiting = texts(shown(new_snapshot(*jobs), selected=3))
     assert " ".join(waiting[20:23]).strip() == "waiting: " + reason
 
 
 def test_a_wide_terminal_has_all_columns_and_uses_its_width():
-    jobs = new_job(1), new_job(2, owner="bob", device="cuda:0", may_stop_early=True)
+    early = {"least_time_left_s": 9.0, "time_left_s": 270.0, "max_slowdown": 1.05, "measured_slowdown": 2.3}
+    jobs = new_job(1), new_job(2, owner="bob", device="cuda:0", **early)
     lines = texts(shown(new_snapshot(*jobs)), 200, 50)
-    assert set(lines[4].split()) >= {"STEP", "PEAK", "KEPT", "SWAPPED", "SWAP/S", "STALL", "STALL%", "PLAN", "PRIO"}
+    assert set(lines[4].split()) >= {"STEP", "PEAK", "KEPT", "SWAPPED", "SWAP/S", "STALL", "STALL%", "SLOWER", "PRIO"}
     assert {"DEVICE", "OWNER"} <= set(lines[4].split())
     assert max(map(len, lines)) == 200
-    assert "cuda:0" in lines[6] and "bob" in lines[6] and "≤" in lines[6] and "≤" not in lines[5]
+    assert "cuda:0" in lines[6] and "bob" in lines[6] and "≤4:30" in lines[6] and "2.30x" in lines[6]
+    assert " 44s " in lines[5] and "≤" not in lines[5]
+    strip = "\n".join(texts(shown(new_snapshot(*jobs), selected=2), 200, 50))
+    assert "9.0s to 4:30 left" in strip and "costs 1.02x (at most 1.05x)  measured 2.30x" in strip
 
 
 def test_narrow_terminals_lose_the_least_important_columns_first():
