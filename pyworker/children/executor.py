@@ -22,7 +22,7 @@ from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.drift import reference_of
 from pg_tensile.execution.data.fitting import FittedPreprocessing, with_preprocessing
-from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
 from pyworker.children.channel import Channel, Stopped
@@ -164,6 +164,8 @@ class Executor(TrainingRun):
 
     def _warn(self, store: RowStore, fitted: FittedPreprocessing) -> None:
         if fitted.skipped_rows:
-            target = fitted.preprocessing.target.name
-            self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
+            preprocessing = fitted.preprocessing
+            cause = "null or no finite number" if preprocessing.task == Task.REGRESSION else "null"
+            skipped = f"{fitted.skipped_rows} of {store.rows} rows were skipped"
+            self._warnings.append(f'{skipped}: their "{preprocessing.target.name}" is {cause}')
         self._warnings += cautions(store, fitted, Split.of(self._spec), self._spec["options"].get("task"))
