@@ -69,7 +69,7 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     TO tensile_user;
--- The owner of a database may rename, copy and drop it, whether or not he uses the extension.
+-- The owner of a database may rename, copy and drop it, even without being a member of tensile_user.
 GRANT EXECUTE ON FUNCTION @extschema@.release_database(), @extschema@.resume_database() TO pg_database_owner;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
