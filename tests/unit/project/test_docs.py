@@ -173,9 +173,7 @@ def test_names_in_modules_that_documents_name_exist() -> None:
     for document in DOCUMENTS:
         for code in code_of(document):
             for module, name in re.findall(r"(?<![\w.])(?:\w+\.)*?(\w+)\.(\w+)(?![\w.])", code):
-                if (
-                    module in tables | {"pg_tensile", "tensile"} or module not in sources
-                ):
+                if module in tables | {"pg_tensile", "tensile"} or module not in sources:
                     continue
                 if f"{module}.{name}" in ELSEWHERE or name in [*ENDINGS.split("|"), *sources]:
                     continue
