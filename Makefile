@@ -31,7 +31,7 @@ NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint \
 	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-time-left bench-gpu bench-papers soak \
-	install-python uninstall-python installcheck
+	install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 # Debian has pgxs.mk in the server's package already, the headers in another one.
@@ -41,10 +41,14 @@ include $(PGXS)
 
 $(OBJS): $(wildcard pg_tensile/csrc/*.h)
 pg_tensile.so: pg_tensile/csrc/exports.map
-# guc.c holds the default of pg_tensile.python: compiled again when that changes.
-pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
-build/python-%:
-	@mkdir -p build && rm -f build/python-* && touch $@
+# Everything is compiled again for another PostgreSQL, and guc.c, which holds the default of pg_tensile.python, for another
+# interpreter. The files are written when what they say changes; PGXS has make ignore that a file is missing (.SECONDARY).
+$(OBJS): build/server
+pg_tensile/csrc/guc.o: build/interpreter
+build/server: says = $(VERSION)
+build/interpreter: says = $(child_python)
+build/server build/interpreter: always
+	@mkdir -p build && echo '$(says)' | cmp -s - $@ || echo '$(says)' >$@
 
 pg_tensile/csrc/rules.o: build/rules.h
 

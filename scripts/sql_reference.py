@@ -275,7 +275,7 @@ def _functions(described: Iterable[Function]) -> Iterator[str]:
 
 def signature(function: Function) -> str:
     """Format a function's signature as SQL: on one line, or with one argument a line if that is too long."""
-    arguments = re.sub(r"(DEFAULT (?:'[^']*'|NULL))::[a-z ]+", r"\1", function.arguments)
+    arguments = re.sub(r"(DEFAULT (?:'[^']*'|NULL))::[a-z ]+(?:\[\])?", r"\1", function.arguments)
     name = function.qualified
     before, after = ("CALL ", "") if function.result is None else ("", f" → {function.result}")
     whole = f"{before}{name}({arguments}){after}"

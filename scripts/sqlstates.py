@@ -26,6 +26,10 @@ ERRORS = {
         " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile;"
         " export in the format `tensile`.",
     ),
+    "21000": (
+        "Rows of the query of `materialize_predictions` have the same key.",
+        "Add columns to the key until it identifies a row.",
+    ),
     "22000": (
         "The rows cannot be used: no rows, too few for a batch, only one class, or arrays of different lengths.",
         "Change the query as the hint says.",
@@ -36,6 +40,10 @@ ERRORS = {
     ),
     "22004": ("An argument is null that must not be null.", "Pass a value, or leave the argument out."),
     "22008": ("A date is out of range for a timestamp.", "Leave such rows out of the query."),
+    "22021": (
+        "A text in a database with the encoding SQL_ASCII is not in UTF-8.",
+        "Convert the texts, or leave the column out.",
+    ),
     "22023": (
         "An argument, an option or a key is unknown or out of range, or an architecture does not fit the columns.",
         "The hint has the range, the known names, or the nearest one.",
@@ -74,7 +82,10 @@ ERRORS = {
         "The hint says which role can grant it.",
     ),
     "42601": ("The query is empty, is not a single SELECT, or has a syntax error.", "Use one SELECT."),
-    "42701": ("The query returns two columns of the same name.", "Give each column its own name with `AS`."),
+    "42701": (
+        "The query returns two columns of the same name, or a key has the name of a column for predictions.",
+        "Give each column its own name with `AS`.",
+    ),
     "42702": (
         "A row to predict for has two columns with the name of a feature.",
         "Give each column its own name with `AS`.",

@@ -81,12 +81,12 @@
 /* The argument run_once, always true, was removed in 18. */
 #if PG_VERSION_NUM >= 180000
 #define tensile_executor_run(desc, direction, count) ExecutorRun(desc, direction, count)
-#define tensile_portal_run(portal, count, dest, alternative, completion) \
-	PortalRun(portal, count, true, dest, alternative, completion)
+#define tensile_portal_run(portal, count, top_level, dest, alternative, completion) \
+	PortalRun(portal, count, top_level, dest, alternative, completion)
 #else
 #define tensile_executor_run(desc, direction, count) ExecutorRun(desc, direction, count, true)
-#define tensile_portal_run(portal, count, dest, alternative, completion) \
-	PortalRun(portal, count, true, true, dest, alternative, completion)
+#define tensile_portal_run(portal, count, top_level, dest, alternative, completion) \
+	PortalRun(portal, count, top_level, true, dest, alternative, completion)
 #endif
 
 #endif

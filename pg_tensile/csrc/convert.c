@@ -172,6 +172,24 @@ tensile_to_float8(Oid type)
 /* ---- text ---- */
 
 void
+tensile_require_utf8(const char *string, int length)
+{
+	if (GetDatabaseEncoding() == PG_SQL_ASCII && !pg_verify_mbstr(PG_UTF8, string, length, true))
+		ereport(ERROR,
+				(errcode(ERRCODE_CHARACTER_NOT_IN_REPERTOIRE),
+				 errmsg("a text is not in UTF-8"),
+				 errhint("This database has the encoding SQL_ASCII, so pg_tensile takes texts for "
+						 "UTF-8: convert them, or leave the column out.")));
+}
+
+char *
+tensile_to_utf8(const char *string, int length)
+{
+	tensile_require_utf8(string, length);
+	return pg_server_to_any(string, length, PG_UTF8);
+}
+
+void
 text_converter_init(TextConverter *converter, Oid type, MemoryContext context)
 {
 	converter->type = getBaseType(type);
@@ -218,7 +236,7 @@ text_convert(TextConverter *converter, Datum value, int *length)
 			string = OutputFunctionCall(&converter->output, value);
 			*length = strlen(string);
 	}
-	utf8 = pg_server_to_any(string, *length, PG_UTF8);
+	utf8 = tensile_to_utf8(string, *length);
 	if (utf8 != string)
 		*length = strlen(utf8);
 	return utf8;

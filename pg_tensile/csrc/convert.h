@@ -31,6 +31,13 @@ extern ToFloat8 tensile_to_float8(Oid type);
  */
 extern double tensile_numeric_float8(const struct varlena *packed);
 
+/*
+ * A text of this database in UTF-8, terminated if it is a copy.  Raises 22021
+ * for one in a database with SQL_ASCII that is in another encoding.
+ */
+extern char *tensile_to_utf8(const char *string, int length);
+extern void tensile_require_utf8(const char *string, int length);
+
 /* The conversion of values of a type to UTF-8. */
 typedef struct TextConverter
 {

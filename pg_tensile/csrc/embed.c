@@ -28,6 +28,7 @@
 #include "compat.h"
 #include "convert.h"
 #include "dictionary.h"
+#include "error_context.h"
 #include "extension.h"
 #include "model.h"
 #include "models_generation.h"
@@ -75,9 +76,6 @@ typedef struct EmbedReceiver
 	MemoryContext context;
 	MemoryContext scratch;		/* of one row or answer */
 } EmbedReceiver;
-
-PG_FUNCTION_INFO_V1(tensile_embed);
-PG_FUNCTION_INFO_V1(tensile_embed_rows);
 
 /* ---- texts and vectors ---- */
 
@@ -204,8 +202,7 @@ embed_site(FmgrInfo *function, text *name)
  * embed(model, text) -> real[], strict.  A connection that broke between two
  * requests is replaced.
  */
-Datum
-tensile_embed(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_embed)
 {
 	EmbedSite  *site = embed_site(fcinfo->flinfo, PG_GETARG_TEXT_PP(0));
 	PredictClient *client = predict_session_client();
@@ -341,8 +338,7 @@ embed_query(EmbedReceiver *receiver, const char *sql)
 }
 
 /* embed_rows(model, query) -> (row_number, embedding) */
-Datum
-tensile_embed_rows(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_embed_rows)
 {
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	EmbedReceiver receiver = {

@@ -17,6 +17,7 @@
 #include "utils/builtins.h"
 
 #include "convert.h"
+#include "error_context.h"
 #include "evaluation_rows.h"
 #include "extension.h"
 #include "model.h"
@@ -24,10 +25,6 @@
 #include "query.h"
 #include "session_run.h"
 #include "submit.h"
-
-PG_FUNCTION_INFO_V1(tensile_evaluate_model);
-PG_FUNCTION_INFO_V1(tensile_feature_importance);
-PG_FUNCTION_INFO_V1(tensile_schedule_evaluation);
 
 typedef struct Evaluation
 {
@@ -95,8 +92,7 @@ evaluate(FunctionCallInfo fcinfo, const char *function, const char *by, int32 ve
  * evaluate_model(model, query, by, version, memory_budget) -> (group_value,
  * metric, label, predicted, quantile, value)
  */
-Datum
-tensile_evaluate_model(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_evaluate_model)
 {
 	int32		version = PG_ARGISNULL(3) ? 0 : PG_GETARG_INT32(3);
 
@@ -112,8 +108,7 @@ tensile_evaluate_model(PG_FUNCTION_ARGS)
  * feature_importance(model, query, repeats, metric, seed) -> (feature,
  * importance, deviation, metric)
  */
-Datum
-tensile_feature_importance(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_feature_importance)
 {
 	require_argument(fcinfo, 2, "repeats");
 	require_argument(fcinfo, 4, "seed");
@@ -124,8 +119,7 @@ tensile_feature_importance(PG_FUNCTION_ARGS)
  * schedule_evaluation(model, query, every, metric) -> schedule.  The query is
  * checked as the caller.
  */
-Datum
-tensile_schedule_evaluation(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_schedule_evaluation)
 {
 	Oid			type = TEXTOID;
 	NullableDatum search_path = {CStringGetTextDatum(namespace_search_path), false};
@@ -134,6 +128,7 @@ tensile_schedule_evaluation(PG_FUNCTION_ARGS)
 	Query	   *query;
 
 	tensile_require_version();
+	tensile_require_writable(fcinfo);
 	require_argument(fcinfo, 0, "model");
 	require_argument(fcinfo, 1, "query");
 	require_argument(fcinfo, 2, "every");

@@ -197,7 +197,7 @@ static void
 send_frame(Sink *sink, FrameType type, const StringInfo json,
 		   const WireBuffer *buffers, int nbuffers)
 {
-	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
+	char	   *utf8 = tensile_to_utf8(json->data, json->len);
 
 	feed_send_frame(&sink->writer, sink->reader->fd, type, 0, utf8,
 					utf8 == json->data ? json->len : strlen(utf8), buffers, nbuffers);

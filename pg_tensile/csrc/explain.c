@@ -14,11 +14,10 @@
 #include "fmgr.h"
 #include "utils/builtins.h"
 
+#include "error_context.h"
 #include "feed.h"
 #include "session_run.h"
 #include "submit.h"
-
-PG_FUNCTION_INFO_V1(tensile_explain_training);
 
 typedef struct Explanation
 {
@@ -38,8 +37,7 @@ feed_training_query(SessionRun *run, int fd)
  * explain_training(model, query, target, ...), with the arguments of
  * train_model
  */
-Datum
-tensile_explain_training(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_explain_training)
 {
 	Explanation explanation = {.run = {.function = "explain_training",.feed = feed_training_query}};
 	Datum		arrays;

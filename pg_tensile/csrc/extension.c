@@ -34,6 +34,7 @@
 #include "guc.h"
 #include "pg_tensile.h"
 #include "process.h"
+#include "release.h"
 #include "shmem.h"
 #include "slot.h"
 
@@ -229,4 +230,5 @@ tensile_require_database(void)
 				 errhint("Connect to that database, or change pg_tensile.database "
 						 "in postgresql.conf and reload.")));
 	pfree(here);
+	tensile_require_unreleased();
 }

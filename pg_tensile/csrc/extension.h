@@ -29,7 +29,7 @@ extern void tensile_report_version(int elevel); /* that they differ */
 /* Raises 55000 unless the extension has the version of the library. */
 extern void tensile_require_version(void);
 
-/* Raises 55000 unless this database is pg_tensile.database. */
+/* Raises 55000 unless this database is pg_tensile.database, and not released. */
 extern void tensile_require_database(void);
 
 #endif

@@ -34,6 +34,7 @@
 #include "utils/memutils.h"
 
 #include "convert.h"
+#include "error_context.h"
 #include "feed.h"
 #include "guc.h"
 #include "training_rows.h"
@@ -85,7 +86,7 @@ static void
 feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const WireBuffer *buffers,
 		  int nbuffers)
 {
-	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
+	char	   *utf8 = tensile_to_utf8(json->data, json->len);
 	Size		length = utf8 == json->data ? json->len : strlen(utf8);
 
 	receiver->sending = true;
@@ -263,6 +264,7 @@ tensile_feed_in_worker(Jsonb *settings, int64 (*feed) (void *), void *argument)
 	{
 		SetUserIdAndSecContext(user, security);
 		tensile_my_slot->feeding = false;
+		tensile_user_code_failed();
 		LockReleaseSession(USER_LOCKMETHOD);
 	}
 	PG_END_TRY();

@@ -83,6 +83,7 @@ typedef enum Cause
 	CAUSE_NONE,
 	NO_DATABASE,
 	DATABASE_CLOSED,
+	DATABASE_RELEASED,
 	NO_BACKGROUND_WORKER
 } Cause;
 
@@ -131,9 +132,21 @@ scan_databases(const char *name, bool *open)
 	return result;
 }
 
+static bool
+is_released(Oid database)
+{
+	bool		released;
+
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	released = tensile_shared->released == database;
+	LWLockRelease(tensile_shared->lock);
+	return released;
+}
+
 /*
  * The OID of pg_tensile.database, and whether it accepts connections (`open`).
- * Logs once if it does not.
+ * Logs once if it does not.  InvalidOid if it is released (release.c), so that
+ * all processes are elsewhere.
  */
 static Oid
 find_database(bool *open)
@@ -168,6 +181,15 @@ find_database(bool *open)
 							tensile_database),
 					 errhint("Allow connections to it, "
 							 "or change pg_tensile.database and reload.")));
+	}
+	else if (is_released(database))
+	{
+		if (is_news(&last, DATABASE_RELEASED))
+			ereport(LOG,
+					(errmsg("pg_tensile has released database \"%s\"", tensile_database),
+					 errhint("resume_database() there ends that, and so does a restart.")));
+		*open = false;
+		return InvalidOid;
 	}
 	else
 		last = CAUSE_NONE;

@@ -10,24 +10,65 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "tcop/pquery.h"
+#include "tcop/tcopprot.h"
+#include "tcop/utility.h"
 #include "utils/builtins.h"
+
+#include "compat.h"
+#include "error_context.h"
+#include "owner.h"
 
 #define ARGUMENTS 5
 #define COUNTS 3
 
-PG_FUNCTION_INFO_V1(tensile_materialize_predictions);
+PG_FUNCTION_INFO_V1(tensile_run_statement);
+
+/*
+ * tensile._run_statement(statement) -> number of rows: as EXECUTE of PL/pgSQL,
+ * but errors of the statement do not have the whole of it as context.  Unlike
+ * EXECUTE it could end the transaction, so users cannot call it.
+ */
+Datum
+tensile_run_statement(PG_FUNCTION_ARGS)
+{
+	char	   *sql = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	RawStmt    *parsed;
+	QueryCompletion completion = {0};
+	TensileUserCode code;
+	Portal		portal;
+	List	   *plans;
+
+	if (!tensile_in_own_code())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("tensile._run_statement is for materialize_predictions only")));
+	parsed = linitial_node(RawStmt, pg_parse_query(sql));
+	tensile_user_code_begin(&code, NULL, NULL);
+	plans = pg_plan_queries(pg_analyze_and_rewrite_fixedparams(parsed, sql, NULL, 0, NULL), sql,
+							CURSOR_OPT_PARALLEL_OK, NULL);
+	portal = CreateNewPortal();
+	portal->visible = false;
+	PortalDefineQuery(portal, NULL, sql, CreateCommandTag(parsed->stmt), plans, NULL);
+	PortalStart(portal, NULL, 0, InvalidSnapshot);
+	(void) tensile_portal_run(portal, FETCH_ALL, false, None_Receiver, None_Receiver, &completion);
+	PortalDrop(portal, false);
+	CommandCounterIncrement();
+	tensile_user_code_end(&code);
+	PG_RETURN_INT64(completion.nprocessed);
+}
 
 /*
  * materialize_predictions(model, query, into_table, key, memory_budget) ->
  * (predicted, unchanged, removed)
  */
-Datum
-tensile_materialize_predictions(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_materialize_predictions)
 {
 	Oid			types[ARGUMENTS + 1] = {TEXTOID, TEXTOID, TEXTOID, TEXTARRAYOID, TEXTOID, TEXTOID};
 	Datum		values[ARGUMENTS + 1];
@@ -36,6 +77,7 @@ tensile_materialize_predictions(PG_FUNCTION_ARGS)
 	bool		count_nulls[COUNTS] = {0};
 	TupleDesc	desc;
 
+	tensile_require_writable(fcinfo);
 	for (int i = 0; i < ARGUMENTS; i++)
 	{
 		values[i] = PG_ARGISNULL(i) ? (Datum) 0 : PG_GETARG_DATUM(i);

@@ -23,12 +23,10 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 
+#include "error_context.h"
 #include "extension.h"
 #include "owner.h"
 #include "session_run.h"
-
-PG_FUNCTION_INFO_V1(tensile_export_model);
-PG_FUNCTION_INFO_V1(tensile_import_model);
 
 /* Runs the executor for this spec, and returns the values of its result. */
 static Datum *
@@ -83,8 +81,7 @@ decoded(const Datum *values, int nvalues)
 }
 
 /* export_model(model, version, format) -> contents of the file */
-Datum
-tensile_export_model(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_export_model)
 {
 	Datum	   *values;
 	int			nvalues;
@@ -98,8 +95,7 @@ tensile_export_model(PG_FUNCTION_ARGS)
 }
 
 /* import_model(contents, name, like) -> number of the version */
-Datum
-tensile_import_model(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_import_model)
 {
 	Datum	   *values;
 	Datum		spec;
@@ -107,6 +103,7 @@ tensile_import_model(PG_FUNCTION_ARGS)
 
 	tensile_require_no_session_run("import_model");
 	tensile_require_version();
+	tensile_require_writable(fcinfo);
 	spec = tensile_forward_with(fcinfo, 0, NULL, NULL);
 	if (fcinfo->isnull)
 		elog(ERROR, "tensile._import_model returned null");

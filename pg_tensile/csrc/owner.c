@@ -16,7 +16,11 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/namespace.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
@@ -26,16 +30,24 @@
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
+#include "error_context.h"
 #include "owner.h"
 
-PG_FUNCTION_INFO_V1(tensile_forward);
 PG_FUNCTION_INFO_V1(tensile_owned);
 PG_FUNCTION_INFO_V1(tensile_raise);
 
-static List *
-private_name(const char *function)
+/* The private function or procedure with that name and these arguments. */
+static Oid
+private_oid(const char *name, int nargs, const Oid *types)
 {
-	return list_make2(makeString("tensile"), makeString(pstrdup(function)));
+	Oid			found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(name),
+										PointerGetDatum(buildoidvector(types, nargs)),
+										ObjectIdGetDatum(get_namespace_oid("tensile", false)));
+
+	/* Finds no procedures, but has the message. */
+	return OidIsValid(found) ? found :
+		LookupFuncName(list_make2(makeString("tensile"), makeString(pstrdup(name))), nargs, types,
+					   false);
 }
 
 NullableDatum
@@ -46,7 +58,7 @@ tensile_call(const char *name, int nargs, const Oid *types, const NullableDatum 
 	NullableDatum result;
 
 	Assert(nargs <= FUNC_MAX_ARGS);
-	fmgr_info(LookupFuncName(private_name(name), nargs, types, false), &function);
+	fmgr_info(private_oid(name, nargs, types), &function);
 	InitFunctionCallInfoData(*call, &function, nargs, InvalidOid, NULL, NULL);
 	memcpy(call->args, arguments, nargs * sizeof(NullableDatum));
 	result.value = FunctionCallInvoke(call);
@@ -78,9 +90,8 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 			types[1 + nargs + i] = extra_types[i];
 
 		function = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(FmgrInfo));
-		fmgr_info_cxt(LookupFuncName(private_name(psprintf("_%s", name)),
-									 1 + nargs + nextra, types, false),
-					  function, fcinfo->flinfo->fn_mcxt);
+		fmgr_info_cxt(private_oid(psprintf("_%s", name), 1 + nargs + nextra, types), function,
+					  fcinfo->flinfo->fn_mcxt);
 		fcinfo->flinfo->fn_extra = function;
 	}
 	return function;
@@ -92,11 +103,14 @@ tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types
 {
 	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
 	int			nargs = PG_NARGS();
+	Node	   *context = fcinfo->context;
 	Datum		result;
 
 	Assert(1 + nargs + nextra <= FUNC_MAX_ARGS);
+	if (context != NULL && !IsA(context, CallContext))	/* that of a procedure, which may commit */
+		context = NULL;
 	InitFunctionCallInfoData(*call, private_function(fcinfo, nextra, extra_types),
-							 1 + nargs + nextra, InvalidOid, NULL, NULL);
+							 1 + nargs + nextra, InvalidOid, context, NULL);
 	call->args[0].value = ObjectIdGetDatum(GetUserId());
 	call->args[0].isnull = false;
 	memcpy(call->args + 1, fcinfo->args, nargs * sizeof(NullableDatum));
@@ -107,9 +121,30 @@ tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types
 	return result;
 }
 
+void
+tensile_require_writable(FunctionCallInfo fcinfo)
+{
+	if (!XactReadOnly)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+			 errmsg("%s cannot be called in a read-only transaction",
+					get_func_name(fcinfo->flinfo->fn_oid)),
+			 RecoveryInProgress() ?
+			 errhint("It changes tables of pg_tensile, and this server is a standby: "
+					 "call it on the primary.") :
+			 errhint("It changes tables of pg_tensile: call it in a READ WRITE transaction.")));
+}
+
 /* register_model, drop_model, ...: the private function does everything */
-Datum
-tensile_forward(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_forward)
+{
+	tensile_require_writable(fcinfo);
+	return tensile_forward_with(fcinfo, 0, NULL, NULL);
+}
+
+/* wait_for_job, ...: the same for functions that change nothing */
+TENSILE_PUBLIC_FUNCTION(tensile_forward_reading)
 {
 	return tensile_forward_with(fcinfo, 0, NULL, NULL);
 }
@@ -174,6 +209,7 @@ tensile_raise(PG_FUNCTION_ARGS)
 
 	for (int i = 0; i < 4; i++)
 		fields[i] = PG_ARGISNULL(i) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(i));
+	tensile_user_code_failed(); /* this may be about an error that was caught */
 	tensile_raise_error(fields[0], fields[1], fields[2], fields[3]);
 	PG_RETURN_VOID();
 }

@@ -32,6 +32,12 @@ extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid
 								  const NullableDatum *extra);
 
 /*
+ * Raises 25006 in a read-only transaction; for public functions that change
+ * tables.
+ */
+extern void tensile_require_writable(FunctionCallInfo fcinfo);
+
+/*
  * Raises an error whose SQLSTATE comes from a table or a child.  A SQLSTATE
  * that cannot be raised becomes XX000; fields that are NULL are omitted.
  */

@@ -19,6 +19,7 @@
 #include "notify.h"
 #include "pg_tensile.h"
 #include "process.h"
+#include "reports.h"
 #include "shmem.h"
 
 PG_MODULE_MAGIC;
@@ -35,6 +36,7 @@ _PG_init(void)
 		return;
 	tensile_install_shmem_hooks();
 	tensile_install_notify_hooks();
+	tensile_install_report_hook();
 	tensile_watch_invalidations();
 	tensile_register_launcher();
 }

@@ -8,14 +8,8 @@
 #include "fmgr.h"
 #include "utils/builtins.h"
 
+#include "error_context.h"
 #include "predict_site.h"
-
-PG_FUNCTION_INFO_V1(tensile_predict_record);
-PG_FUNCTION_INFO_V1(tensile_predict_array);
-PG_FUNCTION_INFO_V1(tensile_predict_jsonb);
-PG_FUNCTION_INFO_V1(tensile_predict_class_record);
-PG_FUNCTION_INFO_V1(tensile_predict_class_array);
-PG_FUNCTION_INFO_V1(tensile_predict_class_jsonb);
 
 static Datum
 predict_number(FunctionCallInfo fcinfo, CallSite *site)
@@ -68,8 +62,7 @@ label_site(FunctionCallInfo fcinfo)
 
 /* The functions are strict except in memory_budget, the last argument. */
 #define PREDICT_FUNCTION(name, site_of_call, pack, getarg, result) \
-Datum \
-name(PG_FUNCTION_ARGS) \
+TENSILE_PUBLIC_FUNCTION(name) \
 { \
 	CallSite   *site; \
 \

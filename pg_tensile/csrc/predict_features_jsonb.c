@@ -206,7 +206,7 @@ set_json_value(FeatureBatch *batch, int feature, const JsonbValue *value)
 
 		while (type == SQL_BPCHAR && length > 0 && string[length - 1] == ' ')
 			length--;
-		string = pg_server_to_any(pnstrdup(string, length), length, PG_UTF8);
+		string = tensile_to_utf8(pnstrdup(string, length), length);
 		feature_set_string(batch, feature, string, strlen(string));
 	}
 	else if (kind == FEATURE_ARRAY && value->type == jbvBinary &&

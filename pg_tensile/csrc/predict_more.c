@@ -14,14 +14,9 @@
 #include "utils/lsyscache.h"
 #include "utils/tuplestore.h"
 
+#include "error_context.h"
 #include "extension.h"
 #include "predict_site.h"
-
-PG_FUNCTION_INFO_V1(tensile_predict_interval_record);
-PG_FUNCTION_INFO_V1(tensile_predict_interval_array);
-PG_FUNCTION_INFO_V1(tensile_predict_interval_jsonb);
-PG_FUNCTION_INFO_V1(tensile_explain_prediction_record);
-PG_FUNCTION_INFO_V1(tensile_explain_prediction_jsonb);
 
 /* A further buffer of the answer, `count` numbers. */
 static const double *
@@ -73,8 +68,7 @@ predict_interval(FunctionCallInfo fcinfo, CallSite *site)
 
 /* The functions are strict except in memory_budget, the last argument. */
 #define INTERVAL_FUNCTION(name, pack, getarg) \
-Datum \
-name(PG_FUNCTION_ARGS) \
+TENSILE_PUBLIC_FUNCTION(name) \
 { \
 	CallSite   *site; \
 \
@@ -179,8 +173,7 @@ explain_prediction(CallSite *site, Jsonb *object, ReturnSetInfo *result)
 	put_attribution(result, NULL, label ? cstring_to_text(label) : NULL, rest);
 }
 
-Datum
-tensile_explain_prediction_record(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_explain_prediction_record)
 {
 	CallSite   *site;
 
@@ -193,8 +186,7 @@ tensile_explain_prediction_record(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
-Datum
-tensile_explain_prediction_jsonb(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_explain_prediction_jsonb)
 {
 	Jsonb	   *object;
 	CallSite   *site;

@@ -27,6 +27,7 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
+#include "error_context.h"
 #include "extension.h"
 #include "predict_features.h"
 #include "model.h"
@@ -56,9 +57,6 @@ typedef struct RowsReceiver
 	MemoryContext context;
 	MemoryContext scratch;		/* of one chunk */
 } RowsReceiver;
-
-PG_FUNCTION_INFO_V1(tensile_predict_rows);
-PG_FUNCTION_INFO_V1(tensile_predict_rows_of_source);
 
 static void
 put_results(RowsReceiver *receiver, const Predictions *answer)
@@ -219,8 +217,7 @@ predict_rows(FunctionCallInfo fcinfo, const char *query, Oid source)
  * predict_rows(model, query, memory_budget) -> (row_number, prediction, label,
  * probability)
  */
-Datum
-tensile_predict_rows(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_predict_rows)
 {
 	InitMaterializedSRF(fcinfo, 0);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
@@ -229,8 +226,7 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 }
 
 /* predict_rows(model, source, memory_budget); the last two may be null */
-Datum
-tensile_predict_rows_of_source(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_predict_rows_of_source)
 {
 	InitMaterializedSRF(fcinfo, 0);
 	if (PG_ARGISNULL(0))

@@ -154,7 +154,8 @@ tensile_terminated(void)
 
 /*
  * tensile._stop_cause(): the sender of the worker's SIGTERM: the server that
- * stops, the launcher, or pg_terminate_backend
+ * stops, the launcher (after release_database or a change of the setting), or
+ * pg_terminate_backend
  */
 Datum
 tensile_stop_cause(PG_FUNCTION_ARGS)
@@ -163,7 +164,7 @@ tensile_stop_cause(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_WORKER);
 	if (tensile_my_slot->evicted)
-		cause = "launcher";
+		cause = tensile_shared->released == MyDatabaseId ? "release" : "launcher";
 	else if (tensile_terminated())
 		cause = "terminated";
 	PG_RETURN_TEXT_P(cstring_to_text(cause));
@@ -205,7 +206,8 @@ tensile_singleton_attach(TensileProcessKind kind, Oid database)
 	bool		free;
 
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	free = self->pid == 0;
+	free = self->pid == 0 &&
+		(!OidIsValid(database) || database != tensile_shared->released);
 	if (free)
 	{
 		self->pid = MyProcPid;

@@ -20,6 +20,8 @@
 #include "utils/varlena.h"
 
 #include "compat.h"
+#include "convert.h"
+#include "error_context.h"
 #include "query.h"
 
 #define MAX_NAME_LENGTH 255		/* limit of varstr_levenshtein */
@@ -61,10 +63,10 @@ start_position(const char *sql, const RawStmt *statement)
 	return location + strspn(sql + location, " \t\n\r\f\v") + 1;
 }
 
+/* The one statement of `sql`, which has to be a SELECT. */
 static RawStmt *
-parse_one_select(const char *sql, const char *what)
+one_select(List *statements, const char *sql, const char *what)
 {
-	List	   *statements = pg_parse_query(sql);
 	RawStmt    *statement;
 
 	if (statements == NIL)
@@ -77,7 +79,8 @@ parse_one_select(const char *sql, const char *what)
 				(errcode(ERRCODE_SYNTAX_ERROR),
 				 errmsg("the %s has more than one statement", what),
 				 errhint("Give one SELECT, without anything behind it."),
-				 errposition(start_position(sql, lsecond_node(RawStmt, statements)))));
+				 internalerrposition(start_position(sql, lsecond_node(RawStmt, statements))),
+				 internalerrquery(sql)));
 	statement = linitial_node(RawStmt, statements);
 	if (!IsA(statement->stmt, SelectStmt))
 		ereport(ERROR,
@@ -121,13 +124,20 @@ static Query *
 analyze(const char *sql, const char *what)
 {
 	SourceText	source = {sql, what};
-	ErrorContextCallback callback = {error_context_stack, point_into_query, &source};
+	TensileUserCode code;
+	List	   *statements;
+	RawStmt    *statement;
 	Query	   *query;
 
-	error_context_stack = &callback;
-	query = parse_analyze_fixedparams(parse_one_select(sql, what), sql, NULL, 0, NULL);
+	tensile_require_utf8(sql, strlen(sql));	/* supervisors and children get it */
+	tensile_user_code_begin(&code, point_into_query, &source);
+	statements = pg_parse_query(sql);
+	tensile_user_code_end(&code);
+	statement = one_select(statements, sql, what);
+	tensile_user_code_begin(&code, point_into_query, &source);
+	query = parse_analyze_fixedparams(statement, sql, NULL, 0, NULL);
+	tensile_user_code_end(&code);
 	refuse_changes(query, what);
-	error_context_stack = callback.previous;
 	return query;
 }
 
@@ -252,9 +262,12 @@ tensile_dest_receiver(bool (*receive) (TupleTableSlot *, DestReceiver *),
 void
 tensile_run_select(Query *query, const char *sql, DestReceiver *dest)
 {
-	PlannedStmt *plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
+	TensileUserCode code;
+	PlannedStmt *plan;
 	QueryDesc  *desc;
 
+	tensile_user_code_begin(&code, NULL, NULL);
+	plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
 	PushActiveSnapshot(GetTransactionSnapshot());
 	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, dest, NULL, NULL, 0);
 	ExecutorStart(desc, 0);
@@ -263,6 +276,7 @@ tensile_run_select(Query *query, const char *sql, DestReceiver *dest)
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);
 	PopActiveSnapshot();
+	tensile_user_code_end(&code);
 }
 
 const char *

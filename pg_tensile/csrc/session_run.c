@@ -37,6 +37,7 @@
 #include "utils/guc.h"
 #include "utils/tuplestore.h"
 
+#include "error_context.h"
 #include "owner.h"
 #include "pg_tensile.h"
 #include "process.h"
@@ -86,6 +87,16 @@ tensile_session_wait(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
 }
 
+/* Keeps the error as it is: PL/Python would lose its context. */
+static void
+keep_query_error(void)
+{
+	MemoryContext old = MemoryContextSwitchTo(current->context);
+
+	current->query_error = CopyErrorData();
+	MemoryContextSwitchTo(old);
+}
+
 /*
  * tensile._session_feed(fd) -> number of rows: sends the rows of the query
  */
@@ -105,11 +116,15 @@ tensile_session_feed(PG_FUNCTION_ARGS)
 		if (current->feed != NULL)
 			rows = current->feed(current, PG_GETARG_INT32(0));
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
 		current->feeding = false;
+		if (tensile_in_user_code())
+			keep_query_error();
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	current->feeding = false;
 	AtEOXact_GUC(false, nest_level);
 	PG_RETURN_INT64(rows);
 }
@@ -143,21 +158,34 @@ child_context(void *arg)
 	errcontext("%s", (const char *) arg);
 }
 
+/* Raises the error of the query again, as PL/Python has not changed it. */
+static void
+raise_query_error(const SessionRun *run)
+{
+	TensileUserCode code;
+
+	tensile_user_code_begin(&code, NULL, NULL);
+	ReThrowError(run->query_error);
+}
+
 /*
- * Raises the error that the supervisor has returned, if any, with the
- * executor's traceback.
+ * Raises the error that the supervisor has returned, if any: that of the query,
+ * or another one with the executor's traceback, which is of the user's code.
  */
 static void
-raise_error(HeapTupleHeader row)
+raise_error(const SessionRun *run, HeapTupleHeader row)
 {
 	char	   *traceback = text_field(row, "traceback");
-	ErrorContextCallback callback = {error_context_stack, child_context, traceback};
+	char	   *message = text_field(row, "message");
+	TensileUserCode code;
 
-	if (text_field(row, "message") == NULL)
+	if (message == NULL)
 		return;
+	if (run->query_error != NULL && strcmp(run->query_error->message, message) == 0)
+		raise_query_error(run);
 	if (traceback != NULL)
-		error_context_stack = &callback;
-	tensile_raise_error(text_field(row, "sqlstate"), text_field(row, "message"),
+		tensile_user_code_begin(&code, child_context, traceback);
+	tensile_raise_error(text_field(row, "sqlstate"), message,
 						text_field(row, "hint"), text_field(row, "detail"));
 }
 
@@ -216,6 +244,8 @@ tensile_session_values(SessionRun *run, Datum spec)
 
 	tensile_require_no_session_run(run->function);
 	run->search_path = pstrdup(namespace_search_path);
+	run->context = CurrentMemoryContext;
+	run->query_error = NULL;
 	run->feeding = false;
 	tensile_session_slot_take(run->function);
 	current = run;
@@ -223,13 +253,24 @@ tensile_session_values(SessionRun *run, Datum spec)
 	{
 		row = supervise(spec);
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
 		current = NULL;
 		tensile_session_slot_free();
+		tensile_user_code_failed();
+		if (run->query_error != NULL && run->query_error->sqlerrcode == geterrcode())
+		{
+			MemoryContextSwitchTo(run->context);
+			FlushErrorState();
+			raise_query_error(run);
+		}
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	raise_error(row);
+	current = NULL;
+	tensile_session_slot_free();
+	tensile_user_code_failed();	/* if it has, PL/Python has caught it */
+	raise_error(run, row);
 	values = GetAttributeByName(row, "result", &isnull);
 	Assert(!isnull);
 	return values;

@@ -24,6 +24,8 @@ typedef struct SessionRun
 	/* For session_run.c */
 	const char *search_path;
 	bool		feeding;
+	MemoryContext context;
+	ErrorData  *query_error;	/* that has ended the query; NULL: none */
 } SessionRun;
 
 /*

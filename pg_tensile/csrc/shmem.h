@@ -38,6 +38,7 @@ typedef struct TensileShared
 	pg_atomic_uint64 installs;	/* CREATE EXTENSIONs that have committed */
 	pg_atomic_uint64 changes;	/* of jobs */
 	ConditionVariable job_changed;
+	Oid			released;		/* a database without supervisors (release.c) */
 	TensileSingleton singletons[TENSILE_N_SINGLETONS];
 	TensilePredictions predictions[TENSILE_MAX_PREDICTIONS];
 	int			nloaded;

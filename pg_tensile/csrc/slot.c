@@ -73,6 +73,8 @@ tensile_slot_clear(TensileSlot *slot)
 TensileSlot *
 tensile_slot_reserve(int64 job, Oid role)
 {
+	if (job != 0 && tensile_shared->released == MyDatabaseId)
+		return NULL;
 	for (int i = 0; i < tensile_shared->max_jobs; i++)
 	{
 		TensileSlot *slot = &tensile_shared->slots[i];

@@ -75,7 +75,8 @@ extern void tensile_slot_clear(TensileSlot *slot);
 
 /*
  * Reserves a free slot for a job of this database, or (job 0) for a session.
- * NULL if none is free.  Caller holds shared->lock exclusively.
+ * NULL if none is free, or the database of the job is released.  Caller holds
+ * shared->lock exclusively.
  */
 extern TensileSlot *tensile_slot_reserve(int64 job, Oid role);
 

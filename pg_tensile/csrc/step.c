@@ -89,7 +89,7 @@ run_call(const char *sql, DestReceiver *receiver)
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call",
 										ALLOCSET_DEFAULT_SIZES);
-	debug_query_string = sql;
+	debug_query_string = NULL;	/* else the log repeats the statement for each of its lines */
 	pgstat_report_activity(STATE_RUNNING, sql);
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
@@ -99,10 +99,9 @@ run_call(const char *sql, DestReceiver *receiver)
 	portal->visible = false;
 	PortalDefineQuery(portal, NULL, sql, CMDTAG_CALL, plans, NULL);
 	PortalStart(portal, NULL, 0, InvalidSnapshot);
-	(void) tensile_portal_run(portal, FETCH_ALL, receiver, receiver, &completion);
+	(void) tensile_portal_run(portal, FETCH_ALL, true, receiver, receiver, &completion);
 	PortalDrop(portal, false);
 	CommitTransactionCommand();
-	debug_query_string = NULL;
 	MemoryContextReset(context);
 }
 
@@ -110,7 +109,7 @@ run_call(const char *sql, DestReceiver *receiver)
 static void
 run_step(int bits, StepReceiver *receiver)
 {
-	static char sql[64];		/* shown by pg_stat_activity and in errors */
+	static char sql[64];		/* shown by pg_stat_activity */
 
 	snprintf(sql, sizeof(sql), "CALL tensile._step(%d, -1, 0, false)", bits);
 	receiver->last = true;

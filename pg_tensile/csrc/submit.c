@@ -41,17 +41,13 @@
 
 #include "compat.h"
 #include "convert.h"
+#include "error_context.h"
 #include "extension.h"
 #include "notify.h"
 #include "owner.h"
 #include "query.h"
 #include "shmem.h"
 #include "submit.h"
-
-PG_FUNCTION_INFO_V1(tensile_train_model);
-PG_FUNCTION_INFO_V1(tensile_schedule_training);
-PG_FUNCTION_INFO_V1(tensile_tune_model);
-PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
 #define VALIDATION_QUERY_NAME "validation query"
@@ -290,22 +286,22 @@ query_context(void *arg)
 void
 tensile_check_privileges(const char *sql, const char *what)
 {
-	ErrorContextCallback context = {error_context_stack, query_context, unconstify(char *, what)};
+	TensileUserCode code;
 	Query	   *query = tensile_analyze_select(sql, what);
 	PlannedStmt *plan;
 	QueryDesc  *desc;
 
-	error_context_stack = &context;
+	tensile_user_code_begin(&code, query_context, unconstify(char *, what));
 	PushActiveSnapshot(GetTransactionSnapshot());
 	plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
-	refuse_temporary_tables(plan, what);
 	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver,
 						   NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);
 	PopActiveSnapshot();
-	error_context_stack = context.previous;
+	tensile_user_code_end(&code);
+	refuse_temporary_tables(plan, what);
 }
 
 TrainingQuery
@@ -376,12 +372,12 @@ tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays)
 }
 
 /* train_model(model, query, target, ...) -> job */
-Datum
-tensile_train_model(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_train_model)
 {
-	Datum		arrays = tensile_check_submission(fcinfo);
-	int64		job = DatumGetInt64(tensile_forward_submission(fcinfo, arrays));
+	int64		job;
 
+	tensile_require_writable(fcinfo);
+	job = DatumGetInt64(tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo)));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
 }
@@ -390,9 +386,9 @@ tensile_train_model(PG_FUNCTION_ARGS)
  * schedule_training(model, query, target, ..., every, rows, source, drift), with
  * the arguments of train_model first -> schedule
  */
-Datum
-tensile_schedule_training(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_schedule_training)
 {
+	tensile_require_writable(fcinfo);
 	return tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo));
 }
 
@@ -403,14 +399,14 @@ tensile_schedule_training(PG_FUNCTION_ARGS)
  * The checks take those of train_model.  wait_for_tuning asks for the negative
  * number, which no job has (_submitted_here).
  */
-Datum
-tensile_tune_model(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_tune_model)
 {
 	LOCAL_FCINFO(training, TENSILE_N_ARGS);
 	int			own = PG_NARGS() - TENSILE_N_ARGS;
 	Datum		arrays;
 	int64		tuning;
 
+	tensile_require_writable(fcinfo);
 	InitFunctionCallInfoData(*training, fcinfo->flinfo, TENSILE_N_ARGS, InvalidOid, NULL, NULL);
 	for (int i = 0; i < TENSILE_N_ARGS; i++)
 		training->args[i] = fcinfo->args[i <= TENSILE_ARG_TARGET ? i : i + own];
@@ -421,12 +417,12 @@ tensile_tune_model(PG_FUNCTION_ARGS)
 }
 
 /* tensile.calibrate(device_seconds) -> job */
-Datum
-tensile_calibrate(PG_FUNCTION_ARGS)
+TENSILE_PUBLIC_FUNCTION(tensile_calibrate)
 {
 	int64		job;
 
 	tensile_require_preload();
+	tensile_require_writable(fcinfo);
 	job = DatumGetInt64(tensile_forward_with(fcinfo, 0, NULL, NULL));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);

@@ -80,7 +80,7 @@ class ForkServer:
                 )
             except (OSError, ValueError):
                 ours.close()
-                path.unlink()
+                path.unlink(missing_ok=True)  # one that has ended removes it as well
                 self._start_after = time.monotonic() + FAILURE_PAUSE  # the job's own attempt tells what is wrong
             else:
                 self._control = ours

@@ -36,6 +36,7 @@ class Server:
             " (SELECT oid FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile') AS extension"
         )[0]
         self._utf8 = row["encoding"] in ("UTF8", "SQL_ASCII")
+        self._storable: dict[str, bool] = {}  # by character that is not in ASCII, unless all are
         self._library = row["library"]
         self._extension = row["extension"]
 
@@ -173,8 +174,22 @@ class Server:
         """Return a child's text as the server can store it."""
         if value is None:
             return None
-        errors = ("utf-8", "replace") if self._utf8 else ("ascii", "backslashreplace")
-        return value.encode(*errors).decode(errors[0]).replace("\0", "")
+        clean = value.encode("utf-8", "replace").decode().replace("\0", "")
+        if self._utf8 or clean.isascii():
+            return clean
+        return "".join(
+            char if self._is_storable(char) else char.encode("ascii", "backslashreplace").decode() for char in clean
+        )
+
+    def _is_storable(self, char: str) -> bool:
+        """Return whether the encoding of the database has the character."""
+        if not char.isascii() and char not in self._storable:
+            try:
+                self.call("pg_catalog.length(text)", char)
+                self._storable[char] = True
+            except self.plpy.SPIError:
+                self._storable[char] = False
+        return char.isascii() or self._storable[char]
 
     @staticmethod
     def json(value: Any) -> str:

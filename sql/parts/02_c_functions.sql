@@ -26,6 +26,8 @@ CREATE FUNCTION tensile._my_job() RETURNS bigint
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_job';
 CREATE FUNCTION tensile._stop_cause() RETURNS text
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_stop_cause';
+CREATE FUNCTION tensile._is_released() RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_is_released';
 CREATE FUNCTION tensile._take_interrupt() RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_take_interrupt';
 CREATE FUNCTION tensile._worker_end(job bigint, OUT terminated bool, OUT error text) RETURNS record

@@ -115,12 +115,16 @@ BEGIN
 END $$;
 
 CREATE FUNCTION tensile._check_model_name(name text) RETURNS void
-    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF length(name) NOT BETWEEN 1 AND 200 OR name ~ '[[:cntrl:]]' THEN
+    -- Bytes that ISO 8859 and Unicode have for control characters are letters in these encodings.
+    IF length(name) NOT BETWEEN 1 AND 200
+       OR name ~ (CASE WHEN getdatabaseencoding() ~ '^(WIN|KOI8|SQL_ASCII)' THEN '[\x01-\x1F\x7F]' ELSE '[[:cntrl:]]' END) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid model name',
             HINT = 'A name has 1 to 200 characters and no control characters.';
+    ELSIF getdatabaseencoding() = 'SQL_ASCII' THEN
+        PERFORM convert_from(convert_to(name, 'SQL_ASCII'), 'UTF8'); -- raises an error for what is not in UTF-8
     END IF;
 END $$;
 

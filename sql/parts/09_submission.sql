@@ -415,6 +415,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('jobs do not run in database "%s"', current_database()),
             HINT = format('pg_tensile.database is "%s": connect there, or change the setting and reload.', home);
+    ELSIF tensile._is_released() THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('pg_tensile has released database "%s"', home),
+            HINT = 'Its owner or a superuser can call resume_database().';
     ELSIF NOT (SELECT rolcanlogin FROM pg_roles WHERE oid = caller) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('role "%s" is not permitted to log in', pg_get_userbyid(caller)),

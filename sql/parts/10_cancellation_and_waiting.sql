@@ -196,13 +196,12 @@ BEGIN
     RETURN result;
 END $$;
 CREATE FUNCTION @extschema@.wait_for_job(job bigint, timeout interval DEFAULT NULL) RETURNS text
-    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
 COMMENT ON FUNCTION @extschema@.wait_for_job(bigint, interval) IS
     'wait until a job has ended, and return its state; raise the job''s error if it failed';
 
 -- A procedure with SET cannot commit, so every name is qualified instead.
-CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
-                                                    INOUT state text DEFAULT NULL)
+CREATE PROCEDURE tensile._wait_for_job_procedure(caller oid, job bigint, timeout interval, INOUT state text)
     LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -218,5 +217,8 @@ BEGIN
         COMMIT;
     END LOOP;
 END $$;
+CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
+                                                    INOUT state text DEFAULT NULL)
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
 COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS
     'wait like wait_for_job, but commit while waiting, so that no snapshot is held';

@@ -91,6 +91,18 @@ COMMENT ON FUNCTION @extschema@.set_job_priority(bigint, int) IS
     'set a job''s priority: a higher one starts earlier and loses less time to other jobs'' memory; return '
     'false if the job has already ended; for roles that may cancel it';
 
+CREATE FUNCTION @extschema@.release_database() RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_release_database';
+COMMENT ON FUNCTION @extschema@.release_database() IS
+    'end all background processes of pg_tensile in this database, so that it can be renamed, copied or dropped, until '
+    'resume_database() or the next start of the server; return when they have ended; jobs continue afterwards; for the '
+    'owner of the database, and superusers';
+CREATE FUNCTION @extschema@.resume_database() RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_resume_database';
+COMMENT ON FUNCTION @extschema@.resume_database() IS
+    'end what release_database() has begun; return false if the database was not released; for the owner of the '
+    'database, and superusers';
+
 CREATE FUNCTION @extschema@.predict(model text, features record, memory_budget text DEFAULT NULL) RETURNS float8
     LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
 CREATE FUNCTION @extschema@.predict(model text, features float8[], memory_budget text DEFAULT NULL) RETURNS float8

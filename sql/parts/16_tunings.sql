@@ -300,6 +300,6 @@ COMMENT ON FUNCTION @extschema@.cancel_tuning(bigint) IS
     'stop a tuning and its jobs; nothing is deployed; return false if it has already ended; for the tuning''s owner and '
     'members of pg_signal_backend';
 CREATE FUNCTION @extschema@.wait_for_tuning(tuning bigint, timeout interval DEFAULT NULL) RETURNS text
-    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
 COMMENT ON FUNCTION @extschema@.wait_for_tuning(bigint, interval) IS
     'wait until a tuning has ended, and return its state; raise its error if it failed';

@@ -15,7 +15,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._check_sees_changes(text, text), tensile._tuning_result(bigint, timestamptz), tensile._no_such_tuning(bigint),
     tensile._wait_round(timestamptz), tensile._session_feed(int), tensile._session_wait(int, int, bool),
     tensile._session_weights(bigint, int),
-    tensile._materialize_predictions(text, text, text, text[], text, text),
+    tensile._materialize_predictions(text, text, text, text[], text, text), tensile._run_statement(text),
+    tensile._check_unique(regclass, text[], text),
     tensile._explain_latency_models(), tensile._explain_running(), tensile._explain_ray(jsonb),
     tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
@@ -68,6 +69,8 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict_interval(text, jsonb, float8, text),
     @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     TO tensile_user;
+-- The owner of a database may rename, copy and drop it, even without being a member of tensile_user.
+GRANT EXECUTE ON FUNCTION @extschema@.release_database(), @extschema@.resume_database() TO pg_database_owner;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
     @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.rollback_model,
@@ -87,7 +90,8 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.evaluate_model, @extschema@.feature_importance, @extschema@.models_of_table,
     @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
     @extschema@.predict_interval(text, jsonb, float8, text),
-    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
+    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text),
+    @extschema@.release_database, @extschema@.resume_database
     FROM PUBLIC;
 
 -- Wake the launcher when this transaction commits.

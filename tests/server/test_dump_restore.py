@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -175,3 +176,18 @@ def test_a_dump_needs_to_see_every_row(source: Any) -> None:
         conn.execute("ALTER ROLE dumper NOBYPASSRLS")
     with pytest.raises(RuntimeError, match="row-level security"):
         tool(source, "pg_dump", user="dumper")
+
+
+def test_a_dump_and_a_restore_by_several_processes(
+    source: Any, new_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "dump")
+    tool(source, "pg_dump", "--no-owner", "--format=directory", "--jobs=4", f"--file={folder}")
+    cluster = new_cluster(extension=False)
+    try:
+        with cluster.connect() as conn:
+            conn.execute("CREATE ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user; CREATE ROLE bob")
+        tool(cluster, "pg_restore", "--jobs=4", "--exit-on-error", folder)
+        assert catalogue(cluster) == catalogue(source)
+    finally:
+        cluster.end()

@@ -31,7 +31,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
     *("_drift", "_drift_begin", "_drift_limits", "_psi", "_ks"),
-    "_materialize_predictions",
+    *("_materialize_predictions", "_check_unique"),
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
     *("_tell_result", "_next_step", "_rounded"),
@@ -94,6 +94,7 @@ WORKERS_ONLY = {
     "_job_profiles": "",
     "_job_latency_models": "",
     "_calibration_workloads": "",
+    "_run_statement": "'SELECT 1'",
     "_session_feed": "0",
     "_session_wait": "-1, 0, false",
     "_session_weights": "1, 0",

@@ -1,4 +1,4 @@
-"""Implementations of `trainer.Steps`: eagerly, as PyTorch does, or by an executor under a plan.
+"""Implementations of `run_steps.Steps`: eagerly, as PyTorch does, or by an executor under a plan.
 
 On the CPU both give the same results to the last bit, and the state of one can be loaded into the other.
 """

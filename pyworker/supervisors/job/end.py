@@ -6,7 +6,7 @@ cancel_job, pg_cancel_backend          cancelled, and so is a job whose worker p
 the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
 the executor's device has failed       the same
 it has lost its Ray cluster or a rank  the same (an ERROR of class 08)
-server stop, another pg_tensile.database   interrupted, with a checkpoint if the executor makes one in time
+server stop, release_database, another pg_tensile.database   interrupted, with a checkpoint if there is time
 role or extension dropped              nothing is written; the controller does the rest
 """
 
@@ -18,7 +18,11 @@ from pyworker.supervisors.failures import Failure
 from pyworker.supervisors.server import Server
 
 END = "tensile._job_end(text,text,text,text,text,text,text[],text)"
-INTERRUPTED = {"server": "the server was stopped", "launcher": "pg_tensile.database was changed"}
+INTERRUPTED = {
+    "server": "the server was stopped",
+    "launcher": "pg_tensile.database was changed",
+    "release": "its database was released (release_database)",
+}
 TERMINATED = "its worker was terminated (pg_terminate_backend)"
 CANCELLED = "cancelled by pg_cancel_backend"
 
@@ -57,7 +61,7 @@ class JobEnd:
             self.interrupt(INTERRUPTED[cause], retry=False)
 
     def stop_cause(self) -> str:
-        """Return the cause of SIGTERM: server, launcher or terminated."""
+        """Return the cause of SIGTERM: server, launcher, release or terminated."""
         cause = self._server.call("tensile._stop_cause()")
         self._server.commit()
         return str(cause)

@@ -22,7 +22,7 @@ FROM pg_constraint WHERE connamespace = 'tensile'::regnamespace AND contype <> '
 SELECT tablename, indexname FROM pg_indexes WHERE schemaname = 'tensile' ORDER BY 1, 2;
 SELECT tablename, policyname, cmd, roles FROM pg_policies WHERE schemaname = 'tensile' ORDER BY 1, 2;
 SELECT tgrelid::regclass AS "table", tgname FROM pg_trigger
-WHERE tgrelid::regclass::text LIKE 'tensile.%' AND NOT tgisinternal ORDER BY 1::text, 2;
+WHERE tgrelid::regclass::text LIKE 'tensile.%' AND NOT tgisinternal ORDER BY tgrelid::regclass::text COLLATE "C", 2;
 
 -- Privileges: members of tensile_user may use the extension, PUBLIC may not
 SELECT p.oid::regprocedure AS "for PUBLIC, or not for tensile_user"

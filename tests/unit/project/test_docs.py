@@ -21,7 +21,7 @@ from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from scripts.sqlstates import ERRORS, condition
-from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements
+from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements, tokens
 from tests.examples import examples
 from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
@@ -31,6 +31,17 @@ C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
 SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
+# Parts of messages of PostgreSQL, PyTorch and Python
+BY_OTHERS = {
+    *("permission denied for function", "permission denied for function train_model", "for schema tensile"),
+    *("can't allocate memory", "MemoryError", "is being accessed by other users"),
+}
+ENDINGS = "py|c|h|sql|md|sh|cpp|json|toml|css|j2|html"
+# Names of files of the user, of columns of tables, and of other libraries
+ELSEWHERE = {
+    *("file.py", "config.json", "tokenizer.json", "report.html", "trace.json", "training.split", "cuda._use_uvm"),
+    *("pg_tensile/planning/policies/longest.py", "tests/unit/planning/policies/test_longest.py"),
+}
 NEVER_SEEN = {"39P01"}  # raised by a private trigger function that cannot be called
 # SQLSTATEs that are written down as such: five digits or capitals, a digit among them; '' is a quote in a text
 CODE = re.compile(r"""(?<!')["']((?=[A-Z]*[0-9])[0-9A-Z]{5})["']""")
@@ -99,16 +110,83 @@ def test_sqlstates_have_names() -> None:
     assert all(re.fullmatch("[a-z_]+", condition(code)) for code in ERRORS)
 
 
+def said() -> str:
+    """Return the sources of the version in development, with adjacent literals as one and without escapes."""
+    paths = [*C_SOURCES, *SQL_SOURCES, *WORKER_SOURCES, *LIBRARY_SOURCES]
+    sources = [path.read_text() for path in paths if not path.name.startswith("pg_tensile--")]
+    joined = re.sub(r"""(?<!\\)(["'])\n\s*f?\1""", "", "\n".join(sources))
+    return joined.replace("''", "'").replace('\\"', '"').replace("\\'", "'")
+
+
+def missing_parts(message: str, sources: str) -> list[str]:
+    """Return the parts of a message, with … for what varies, that are in no source."""
+    parts = (part.strip() for part in re.split("…|%s|%d", message))
+    return [part for part in parts if part and part not in sources and part not in BY_OTHERS]
+
+
 def test_messages_in_operations_are_those_of_the_sources() -> None:
-    """Return the messages in the first column of the tables, with … for varying parts."""
-    sources = [path.read_text() for path in (*C_SOURCES, *SQL_SOURCES, *WORKER_SOURCES, *LIBRARY_SOURCES)]
-    joined = re.sub(r'(?<!\\)"\n\s*"', "", "\n".join(sources))  # adjacent literals are one
-    said = joined.replace("''", "'").replace('\\"', '"').replace("\\'", "'")
-    messages = re.findall(r"^\| `([^`]+)` \|", OPERATIONS.read_text(), re.MULTILINE)
-    assert len(messages) > 20
-    for message in messages:
-        for part in filter(None, (part.strip() for part in message.split("…"))):
-            assert part in said, f"{message}: {part!r} is in no source"
+    """Check the messages in the first column of the tables, of which a row may have several."""
+    sources = said()
+    cells = re.findall(r"^\| ((?:`[^`]+`(?:, | with |$)?)+[^|]*) \|", OPERATIONS.read_text(), re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 100
+    assert {message: parts for message in messages if (parts := missing_parts(message, sources))} == {}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_messages_that_psql_shows_are_those_of_the_sources(document: Path) -> None:
+    """Check the first part of each, up to the first quoted name or number."""
+    sources = said()
+    for message in re.findall(r"^(?:ERROR|WARNING|NOTICE|HINT|DETAIL): +(.+)$", document.read_text(), re.MULTILINE):
+        first = re.split(r'"|\d', message)[0].strip()
+        assert first in sources or first in BY_OTHERS, f"{document.name}: {message}"
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def definitions() -> dict[str, str]:
+    """Map the name of a module, or of the folder of a package, to the sources of it."""
+    sources: dict[str, str] = {}
+    for folder in ("pg_tensile", "pyworker", "benchmarks", "scripts"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            for name in (path.stem, path.parent.name):
+                sources[name] = sources.get(name, "") + path.read_text()
+    return sources
+
+
+def test_paths_that_documents_name_exist() -> None:
+    """Files may be named by the end of their path."""
+    tracked = [path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.rglob("*.*") if ".venv" not in path.parts]
+    paths = {"/" + path for path in tracked}
+    for document in DOCUMENTS:
+        for named in re.findall(rf"(?<![\w/.-])[\w./-]+\.(?:{ENDINGS})\b", " ".join(code_of(document))):
+            known = named in ELSEWHERE or any(path.endswith("/" + named.lstrip("./")) for path in paths)
+            assert known, f"{document.name}: there is no {named}"
+
+
+def test_names_in_modules_that_documents_name_exist() -> None:
+    """`module.name` in a document is a name that a module of that name defines or imports."""
+    sources = definitions()
+    # Names in the catalogue, and settings, look the same
+    tables = set(re.findall(r"CREATE (?:TABLE|VIEW) tensile\.(\w+)", said()))
+    for document in DOCUMENTS:
+        for code in code_of(document):
+            for module, name in re.findall(r"(?<![\w.])(?:\w+\.)*?(\w+)\.(\w+)(?![\w.])", code):
+                if module in tables | {"pg_tensile", "tensile"} or module not in sources:
+                    continue
+                if f"{module}.{name}" in ELSEWHERE or name in [*ENDINGS.split("|"), *sources]:
+                    continue
+                defined = rf"\b(?:def|class) {name}\b|^ *{name}\b *[:=]|import .*\b{name}\b|^    {name},$"
+                assert re.search(defined, sources[module], re.MULTILINE), f"{document.name}: {module}.py has no {name}"
+
+
+def code_of(document: Path) -> list[str]:
+    """Return what stands between backticks in the text; what changed in the past need not exist."""
+    if document.name == "CHANGELOG.md":
+        return []
+    children = (child for token in tokens(document) for child in token.children or ())
+    return [child.content for child in children if child.type == "code_inline" and "SELECT" not in child.content]
 
 
 # ---- the policy -----------------------------------------------------------------------------------------------------
