@@ -73,6 +73,7 @@ class FrameType(IntEnum):
     SUGGEST = 34
     SUGGESTED = 35
     QUERY = 36
+    LACKING = 37
 
 
 class Frame(NamedTuple):

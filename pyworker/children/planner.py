@@ -16,7 +16,7 @@ comes with each request. The frames (docs/internals.md, "Memory"):
   (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
   `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
-  `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
+  `lacking` and `slowed_bytes` (those of Schedule), `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
   [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
   each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan; then its groups, empty for a
   constant grant. A request that may not be
@@ -183,6 +183,8 @@ class Planner:
             "notes": [note._asdict() for note in schedule.notes],
             "codings": {job: [coding._asdict() for coding in codings] for job, codings in schedule.codings.items()},
             "jobs": answers,
+            "lacking": schedule.lacking,
+            "slowed_bytes": schedule.slowed_bytes,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.job import overhead_bytes
+from pyworker.children.idle_models import IdleModels
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
 from pyworker.children.model_thread import Deliveries, ModelThread, Result, Steps, Wanted, one_at_a_time
@@ -63,6 +65,8 @@ class ServedModels:
         self._deliveries = deliveries
         self._events = events
         self._cache = ModelCache(cache_bytes, self._close)
+        self._computing: Counter[Key] = Counter()  # requests that models' threads have
+        self._idle = IdleModels(self._cache, lambda key: self._computing[key] > 0)
         self._threads: dict[Key, ModelThread] = {}
         self._closing: list[ModelThread] = []
         self._locks: dict[str, threading.Lock] = {}  # by accelerator
@@ -73,7 +77,18 @@ class ServedModels:
 
     def compute(self, key: Key, model: Model, steps: Steps, done: Callable[[Result], None], wanted: Wanted) -> None:
         """Have the thread of a loaded model take the steps; see ModelThread.submit."""
-        self._threads[key].submit(self._in_turn(model.device, steps), done, wanted)
+        self._computing[key] += 1
+
+        def computed(result: Result) -> None:
+            self._computing[key] -= 1
+            self._cache.get(key)  # it was used until now
+            done(result)
+
+        self._threads[key].submit(self._in_turn(model.device, steps), computed, wanted)
+
+    def give_way(self) -> float | None:
+        """Drop idle models that jobs lack the memory of; return the seconds until that is to be tried again."""
+        return self._idle.give_way()
 
     def _in_turn(self, device: str, steps: Steps) -> Steps:
         """Return the steps, of which no two are taken at once on an accelerator.
@@ -99,6 +114,8 @@ class ServedModels:
             self._events.refused(model_key(frame), frame.header["error"])
         elif frame.type == FrameType.DEVICE:
             self._describe(frame.header["name"], frame.header["profiles"])
+        elif frame.type == FrameType.LACKING:
+            self._idle.tell(frame.header)
         elif frame.type == FrameType.DRIFT:
             self._events.sampled(frame.header["rate"])
         elif frame.type == FrameType.MODEL:
