@@ -120,8 +120,8 @@ class ModelCache:
 
     def _close_now(self, _key: Key, model: Model) -> None:
         model.close()
-        self.closed(model)
+        self.closed(model.device, model.nbytes)
 
-    def closed(self, model: Model) -> None:
-        """Count a dropped model no more, which has been closed."""
-        self._closing_bytes[model.device] -= model.nbytes
+    def closed(self, device: str, nbytes: int) -> None:
+        """Count a dropped model no more, which took `nbytes` of the device and has been closed."""
+        self._closing_bytes[device] -= nbytes

@@ -69,6 +69,7 @@ class ServedModels:
         self._idle = IdleModels(self._cache, lambda key: self._computing[key] > 0)
         self._threads: dict[Key, ModelThread] = {}
         self._closing: list[ModelThread] = []
+        self._imported: set[bool] = set()  # whether models without and with a memory budget have been loaded
         self._locks: dict[str, threading.Lock] = {}  # by accelerator
         self._arriving: Arriving | None = None
 
@@ -153,8 +154,7 @@ class ServedModels:
     def _loaded(self, key: Key, result: Result) -> None:
         if result.error is None:
             self._cache.add(key, result.value)
-            gc.collect()
-            gc.freeze()  # models live long: exempts them from later collections
+            self._collect_garbage(bool(key.memory_budget))
             self._report(key)
             self._events.loaded(key)
             return
@@ -164,6 +164,15 @@ class ServedModels:
         self._report(key)
         self._events.refused(key, error)
 
+    def _collect_garbage(self, within_budget: bool) -> None:
+        """Collect what loading has left; the first time, exempt what it has imported from later collections.
+
+        Later models are not exempt: their graphs have cycles, which only a collection frees once they are dropped."""
+        gc.collect()
+        if within_budget not in self._imported:
+            self._imported.add(within_budget)
+            gc.freeze()
+
     # ---- dropping ----
 
     def _close(self, key: Key, model: Model) -> None:
@@ -171,12 +180,13 @@ class ServedModels:
         thread = self._threads.pop(key)
         self._closing.append(thread)
         steps = self._in_turn(model.device, _closing(model))
-        thread.submit(steps, partial(self._closed, thread, model))
+        thread.submit(steps, partial(self._closed, thread, model.device, model.nbytes))
         thread.end()
 
-    def _closed(self, thread: ModelThread, model: Model, _result: Result) -> None:
+    def _closed(self, thread: ModelThread, device: str, nbytes: int, _result: Result) -> None:
         self._closing.remove(thread)
-        self._cache.closed(model)
+        gc.collect()
+        self._cache.closed(device, nbytes)
         self._report()
 
     def _report(self, key: Key | None = None) -> None:

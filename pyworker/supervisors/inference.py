@@ -76,7 +76,7 @@ class Inference:
         self._chosen: dict[str, Chosen] = {}  # by value of pg_tensile.device
         self._described: dict[str, Any] | None = None  # header of the DEVICE frame that has come
         self._drift_rate = 0.0  # that the predictor knows
-        self._lacking: dict[str, int] = {}  # by device: number of the scheduler's decision that the predictor knows
+        self._lacking: dict[str, tuple[int, int]] = {}  # by device: the decision and the setting that it knows
         self._arriving: dict[tuple[int, int], tuple[DeviceMemory, int]] = {}  # device and bytes, while it is loaded
 
     async def run(self) -> None:
@@ -159,15 +159,17 @@ class Inference:
             self._child.queue(FrameType.DRIFT, header={"rate": rate})
 
     def _send_lacking(self) -> None:
-        """Tell the predictor what jobs lack, of devices about which the scheduler has decided anew."""
+        """Tell the predictor what jobs lack, of devices about which the scheduler has decided anew.
+
+        A change of the setting is told as well."""
         rows = self._server.rows(LACKING_QUERY)
+        idle_s = self._server.number("pg_tensile.model_idle")
         self._server.commit()
         for row in rows:
-            device = row["device"]
-            if self._lacking.get(device) == row["number"]:
+            device, decided = row["device"], (row["number"], idle_s)
+            if self._lacking.get(device) == decided:
                 continue
-            self._lacking[device] = row["number"]
-            idle_s = self._server.number("pg_tensile.model_idle")
+            self._lacking[device] = decided
             header = {"device": device, "waiting": row["bytes"], "running": row["slowed_bytes"], "idle_s": idle_s}
             self._child.queue(FrameType.LACKING, header=header)
 

@@ -57,12 +57,13 @@ def admit(state: RoundState) -> list[JobState]:
         if not state.break_promise(job.job for job in admitted):
             break
     free = budget - sum(state.needs(job.job) for job in admitted)
-    for job in [job for job in admitted if job.choosing and job.stuck]:
+    for job in [job for job in admitted if job.choosing and job.stuck] + _deadlocked(state, admitted):
         least = state.least[job.job]
         if free < 0 and not _have_room(state, admitted, budget):
             state.decisions[job.job] = Refused(max(0, least + free), least, job.operator)
             admitted.remove(job)
             free += least
+    state.stuck_bytes = max(0, -free) if any(job.stuck for job in admitted) else 0
     running = len(admitted)
     aged: JobState | None = None
     state.waits.clear()
@@ -92,6 +93,17 @@ def admit(state: RoundState) -> list[JobState]:
                 aged = job
     state.leaves_wanted = _can_leave_wanted(state, admitted)
     return admitted
+
+
+def _deadlocked(state: RoundState, admitted: Sequence[JobState]) -> list[JobState]:
+    """Return the jobs of the policy none if each waits for more memory, which none of them gives back: the least first.
+
+    Their first steps have taken more than was known. As long as another job trains, they wait for its end, and for
+    models to give way."""
+    free = state.budget_bytes() + state.device.inference_bytes - sum(state.needs(job.job) for job in admitted)
+    if free >= 0 or not all(job.stuck and job.trace is None for job in admitted):
+        return []
+    return sorted(admitted, key=lambda job: (job.priority, -job.job))
 
 
 def _can_leave_wanted(state: RoundState, jobs: Sequence[JobState]) -> bool:

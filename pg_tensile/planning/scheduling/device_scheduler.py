@@ -59,6 +59,8 @@ class DeviceScheduler:
         waiting = (job for job in state.lacking if isinstance(decisions[job], Waits))
         waiting = sorted(waiting, key=lambda job: (-state.jobs[job].rank, job))
         lacking = [int(state.lacking[job]) for job in waiting]
+        if state.stuck_bytes:
+            lacking.insert(0, int(state.stuck_bytes))
         slowed_bytes = int(max(state.slowed_bytes, state.vanilla_bytes(admitted) - state.budget_bytes()))
         return Schedule(
             *(decisions, totals_us, state.notes, state.codings, state.brief, needs, tuple(lacking), slowed_bytes)

@@ -74,6 +74,7 @@ class RoundState:
         self.alternatives: dict[int, Waits] = {}  # of jobs admitted because memory may flow, if it cannot after all
         self.lacking: dict[int, int] = {}  # bytes with which jobs would have been admitted, in the order of their rank
         self.slowed_bytes = 0  # that jobs lacked of one that was not admitted, because it would have lost time
+        self.stuck_bytes = 0  # that running jobs lack to go on
         self.leaves_wanted = True  # whether plans leave the memory that a prediction waits for
         self.computing = 0  # jobs that run or are admitted
         self.notes: list[Note] = []

@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.scheduling.decisions import Kept, Planned, Waits
+from pg_tensile.planning.scheduling.decisions import Given, JobState, Kept, Planned, Refused, Waits
 from tests.examples import examples
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import MIB, crowds, decide, device, job, most, planned, published, reason
@@ -74,3 +75,21 @@ def test_a_job_that_came_before_a_prediction_starts_though_that_waits():
     state = device(budget, wanted_bytes=MIB, claimed_bytes=MIB, claimed_s=1.0)
     assert isinstance(decide(state, running, job(2, large, waited_s=2.0)).decisions[2], Planned)
     assert isinstance(decide(state, running, job(2, large, waited_s=0.5)).decisions[2], Waits)
+
+
+def test_jobs_that_turn_out_larger_wait_for_others_and_for_models_unless_that_would_be_for_ever():
+    """Policy none: the first step has taken 60 bytes, which nobody knew."""
+    given = Given(Plan.build([]), 40)
+    first, second, other = (
+        JobState(number, None, least, policy="none", given=given, stuck=least > 40, priority=-float(number))
+        for number, least in ((1, 60), (2, 60), (3, 40))
+    )
+    waits = decide(device(150), first, second, other)
+    assert not any(isinstance(decision, Refused) for decision in waits.decisions.values())
+    assert waits.lacking == (10,)
+    assert decide(device(160), first, second, other).lacking == ()
+    models = decide(device(150, inference_bytes=31), first, second)
+    assert not any(isinstance(decision, Refused) for decision in models.decisions.values())
+    assert models.lacking == (1,)
+    deadlock = decide(device(119), first, second)
+    assert isinstance(deadlock.decisions[2], Refused) and planned(deadlock, 1).granted_bytes == 60
