@@ -124,6 +124,7 @@ class MemoryClient:
         self._compression.learn_codecs(self.listen)
         with self._claimed(grant):
             graphs = self._with_workspaces(graphs, device, grant)
+        probed_bytes = grant.granted_bytes
         # By now libraries have loaded the code of all operators.
         grown = self._measure_overhead(device)
         if self._newest is not None and self._newest is not grant:  # a newer one came meanwhile
@@ -133,6 +134,10 @@ class MemoryClient:
             self._announce(graphs.traces(), self._predicted_load)
             grant = self._await_grant()
             device = self._make_device(grant)
+            if grant.granted_bytes > probed_bytes:  # then operators may fit that did not
+                probed_bytes = grant.granted_bytes
+                with self._claimed(grant):
+                    graphs = self._with_workspaces(graphs, device, grant)
         self._steps = steps
         self._compression.begin(steps)
         self._latencies.begin(steps, graphs.train.trace.latency_us, self._predicted_load)

@@ -17,6 +17,8 @@ from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.trace.trace import Mode
 
 
+# Indices of the arguments that are the elements of all bags, and where each bag begins.
+BAGS = {torch.ops.aten._embedding_bag.default: (1, 2), torch.ops.aten._embedding_bag_backward.default: (1, 2)}
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError)  # of an operator that does not accept random numbers
 
 
@@ -114,6 +116,8 @@ class Alone:
         values = self._captured.values
         made = {slot for slot in slots if values[slot].tensor in self._creators}
         operands = make_operands(self._captured, slots - made)
+        if call.target in BAGS:
+            _share_out(*(operands[call.args[index].index] for index in BAGS[call.target]))
         for creator in {self._creators[values[slot].tensor] for slot in made}:
             results = self.results(creator)
             operands |= {slot: results[slot] for slot in made if slot in results}
@@ -189,6 +193,12 @@ def make_operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         operands[slot] = empty.set_(storages[value.tensor], value.offset, value.shape, value.stride)
     return operands
+
+
+def _share_out(elements: torch.Tensor, starts: torch.Tensor) -> None:
+    """Give all bags as many elements: with zeros for `starts`, one would have all of them, and the others none."""
+    part = len(elements) // max(1, len(starts))
+    starts.copy_(part * torch.arange(len(starts), dtype=starts.dtype, device=starts.device))
 
 
 def randomised(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ def probe(captured: Captured, device: Device, limit_bytes: int) -> Captured:
     The larger of the trace's workspace and the measured one counts. The trace's numbers remain if the operator with the
     tensors that it accesses takes more than `limit_bytes`, or cannot be executed on random numbers; the workspace of
     the output is at least the copies that it returns. Uses as much device memory as the operator that needs the most,
-    or slightly more if it creates a tensor of unknown size, and leaves the random number generators unchanged.
+    besides tensors of unknown size, and leaves the random number generators unchanged.
     """
     with executing(device), device.iteration():
         captured = with_real_sizes(captured, device, limit_bytes)
