@@ -1,4 +1,4 @@
-"""A soak test for growth: many short jobs, a job with a checkpoint every second, a mixed load, under continual sampling.
+"""A soak test for growth: short jobs, a job with a checkpoint every second, a mixed load, under continual sampling.
 
     python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--mixed 60] [--document]
 
@@ -355,7 +355,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description="Does anything of a server grow?")
     parser.add_argument("--jobs", type=int, default=JOBS, help="short jobs")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of checkpoints every second")
-    parser.add_argument("--mixed", type=float, default=MIXED_MINUTES, help="minutes of jobs of two roles and predictions")
+    parser.add_argument("--mixed", type=float, default=MIXED_MINUTES, help="minutes of the mixed load")
     parser.add_argument("--document", action="store_true", help="write the last results into docs/operations.md")
     options = parser.parse_args()
     if options.document:

@@ -7,10 +7,10 @@ device holds the largest job, or all models, and not both.
 
 Watched, and judged:
 
-- **Idle memory.** No job waits for memory that only idle models hold, for longer than GIVEN_S. What it lacks is what its
-  least memory and that of the running jobs (of promised ones the grant) exceed the budget by; idle is a model that this
-  load has not asked for within `pg_tensile.model_idle`. Times in which a prediction waits for memory itself, or has
-  lately, do not count: then a job may wait for it (docs/sharing.md, "Jobs and predictions").
+- **Idle memory.** No job waits for memory that only idle models hold, for longer than GIVEN_S. What it lacks is what
+  its least memory and that of the running jobs (of promised ones the grant) exceed the budget by; idle is a model that
+  this load has not asked for within `pg_tensile.model_idle`. Times in which a prediction waits for memory itself, or
+  has lately, do not count: then a job may wait for it (docs/sharing.md, "Jobs and predictions").
 - **Plans.** The scheduler's first decision about a job of at most OPERATORS operators follows its trace within PLAN_S
   or, where other processes keep the planner from computing, within CPU_TIMES the processor time that the planner took.
 - Every job finishes, and no prediction fails except for lack of memory (53200).

@@ -30,7 +30,8 @@ def build(n_inputs, n_outputs):
     return Model(n_inputs, n_outputs)
 """,
 }
-SEQUENCES = f"SELECT {', '.join(f'cos(i * {k}) AS c{k}' for k in range(1, 41))}, cos(i) AS y FROM generate_series(1, 400) i"
+FEATURES = ", ".join(f"cos(i * {k}) AS c{k}" for k in range(1, 41))
+SEQUENCES = f"SELECT {FEATURES}, cos(i) AS y FROM generate_series(1, 400) i"
 
 
 def granted(conn: Connection) -> int:

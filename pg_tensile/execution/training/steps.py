@@ -48,9 +48,9 @@ from pg_tensile.planning.waterwave.groups import Group
 class EagerSteps:
     """Steps by autograd and torch.optim, with all tensors on the device.
 
-    On an accelerator the process takes at most `budget_bytes` and a margin of it; None means no limit. `claim` is called
-    before the second step, or an evaluation after the first one, with the bytes that the first one took beyond the
-    model's and the optimizer's state; it may wait, and raise StopTraining."""
+    On an accelerator the process takes at most `budget_bytes` and a margin of it; None means no limit. `claim` is
+    called before the second step, or an evaluation after the first one, with the bytes that the first one took beyond
+    the model's and the optimizer's state; it may wait, and raise StopTraining."""
 
     def __init__(
         self,

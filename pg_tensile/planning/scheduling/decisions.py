@@ -23,8 +23,9 @@ class DeviceState:
 
     Of `budget_bytes`, models for prediction occupy `inference_bytes`, and jobs that are ending and need no decision
     occupy `ending_bytes`. A prediction that waits needs `wanted_bytes` for all models, and one that has waited in vain,
-    for the first time `claimed_s` ago, `claimed_bytes`: no job that came later starts before it. `host_bytes` limits the host memory for the copies of all jobs of the device. With
-    `memory_flow`, memory may flow between jobs (flowing.py) instead of being divided among them.
+    for the first time `claimed_s` ago, `claimed_bytes`: no job that came later starts before it. `host_bytes` limits
+    the host memory for the copies of all jobs of the device. With `memory_flow`, memory may flow between jobs
+    (flowing.py) instead of being divided among them.
     """
 
     name: str
@@ -163,7 +164,8 @@ class Schedule(NamedTuple):
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
     `brief`: memory was divided in few passes. `needs` holds the least bytes that each job has to be given, with its
     promised slowdown. `lacking`: bytes that running jobs lack to go on, and each waiting job, those first that start
-    first; `slowed_bytes` are those that the running ones lack so that none loses time: models for prediction that are idle may give way.
+    first; `slowed_bytes` are those that the running ones lack so that none loses time: models for prediction that are
+    idle may give way.
     """
 
     decisions: dict[int, Decision]
