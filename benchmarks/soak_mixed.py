@@ -192,7 +192,9 @@ def mixed_load(cluster: Cluster, conn: Connection, minutes: float) -> dict[str, 
     watch = Watch(cluster, predicting)
     faults: list[str] = []
     end = time.monotonic() + 60 * minutes
-    threads = [threading.Thread(target=train, args=(cluster, role, seed, end, jobs, faults)) for seed, role in enumerate(ROLES)]
+    threads = [
+        threading.Thread(target=train, args=(cluster, role, seed, end, jobs, faults)) for seed, role in enumerate(ROLES)
+    ]
     threads.append(threading.Thread(target=predict, args=(cluster, predicting, end)))
     with sampled(lambda: guarded(watch.look, faults), LOOK_S):
         for thread in threads:

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
-from pyworker.children.job import overhead_bytes
 from pyworker.children.idle_models import IdleModels
+from pyworker.children.job import overhead_bytes
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
 from pyworker.children.model_thread import Deliveries, ModelThread, Result, Steps, Wanted, one_at_a_time

@@ -278,7 +278,7 @@ def test_a_prediction_that_has_waited_in_vain_keeps_its_place(
     assert publish(stage, job, [], 600) == 1
     assert memory(500, 500) is None
     bytes, waited_s = claimed(stage)
-    assert (bytes, 0 <= waited_s) == (500, True)
+    assert (bytes, waited_s >= 0) == (500, True)
     assert memory(100, 100) == 100  # of another model
     assert memory(500, 500) is None
     assert claimed(stage)[0] == 500 and claimed(stage)[1] > waited_s
@@ -317,6 +317,7 @@ def test_what_idle_models_give_up_is_for_the_jobs_that_lack_it(
 
 def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:
     """The last test with an inference process: the next one is not started at once."""
+
     def ask(least: int, wanted: int) -> Any:
         sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
         return stage.order(inference, sql)[0]["bytes"]

@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 from tests.server.explaining import explained
-from tests.server.support import FOREVER, Connection, Row, Wait, ended, reason, register, settle, state, steps, submit, value
+from tests.server.support import (
+    FOREVER,
+    Connection,
+    Row,
+    Wait,
+    ended,
+    reason,
+    register,
+    settle,
+    state,
+    steps,
+    submit,
+    value,
+)
 
 Alter = Callable[[dict[str, object]], None]
 
@@ -47,7 +60,9 @@ def conn(db: Connection, wait_until: Wait) -> Iterator[Connection]:
         db.execute("SELECT wait_for_job(%s, '60 s')", (job,))
 
 
-def test_a_job_of_the_policy_none_has_what_its_first_step_took(conn: Connection, alter: Alter, wait_until: Wait) -> None:
+def test_a_job_of_the_policy_none_has_what_its_first_step_took(
+    conn: Connection, alter: Alter, wait_until: Wait
+) -> None:
     register(conn, "wide", WIDE)
     memory = explained(conn, "wide", query=ROWS, batch_size=960, policy="none")
     peak = memory["memory"]["vanilla_bytes"]

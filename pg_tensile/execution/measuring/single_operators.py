@@ -16,7 +16,6 @@ from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.trace.trace import Mode
 
-
 # Indices of the arguments that are the elements of all bags, and where each bag begins.
 BAGS = {torch.ops.aten._embedding_bag.default: (1, 2), torch.ops.aten._embedding_bag_backward.default: (1, 2)}
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError)  # of an operator that does not accept random numbers

@@ -31,7 +31,9 @@ def probe(captured: Captured, device: Device, limit_bytes: int) -> Captured:
         captured = with_real_sizes(captured, device, limit_bytes)
         alone = Alone(captured, device, limit_bytes)
         peak = alone.iteration(device.allocator())
-    return replace(captured, trace=captured.trace.with_latencies(captured.trace.latency_us, _workspaces(captured, peak)))
+    return replace(
+        captured, trace=captured.trace.with_latencies(captured.trace.latency_us, _workspaces(captured, peak))
+    )
 
 
 def _workspaces(captured: Captured, peak: np.ndarray) -> Int64s:

@@ -9,7 +9,6 @@ streamed through the device is swapped in and then released without a copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np

@@ -98,10 +98,13 @@ def admit(state: RoundState) -> list[JobState]:
 def _deadlocked(state: RoundState, admitted: Sequence[JobState]) -> list[JobState]:
     """Return the jobs of the policy none if each waits for more memory, which none of them gives back: the least first.
 
-    Their first steps have taken more than was known. As long as another job trains, they wait for its end, and for
-    models to give way."""
-    free = state.budget_bytes() + state.device.inference_bytes - sum(state.needs(job.job) for job in admitted)
-    if free >= 0 or not all(job.stuck and job.trace is None for job in admitted):
+    Their first steps have taken more than was known. As long as one job trains, or could, the others wait for its end,
+    and for models to give way."""
+    if not all(job.stuck and job.trace is None for job in admitted):
+        return []
+    held = {job.job: 0 if job.given is None else job.given.granted_bytes for job in admitted}
+    room = state.budget_bytes() + state.device.inference_bytes - sum(held.values())
+    if any(state.needs(number) - bytes <= room for number, bytes in held.items()):
         return []
     return sorted(admitted, key=lambda job: (job.priority, -job.job))
 

@@ -97,7 +97,11 @@ class Bags(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.means, self.maxima, self.last = nn.EmbeddingBag(9, 16), nn.EmbeddingBag(9, 16, mode="max"), nn.Linear(16, 5)
+        self.means, self.maxima, self.last = (
+            nn.EmbeddingBag(9, 16),
+            nn.EmbeddingBag(9, 16, mode="max"),
+            nn.Linear(16, 5),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         words = (x[..., 0] * 9).long()

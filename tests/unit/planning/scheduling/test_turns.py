@@ -91,5 +91,7 @@ def test_jobs_that_turn_out_larger_wait_for_others_and_for_models_unless_that_wo
     models = decide(device(150, inference_bytes=31), first, second)
     assert not any(isinstance(decision, Refused) for decision in models.decisions.values())
     assert models.lacking == (1,)
-    deadlock = decide(device(119), first, second)
+    one_after_the_other = decide(device(100), first, second)
+    assert not any(isinstance(decision, Refused) for decision in one_after_the_other.decisions.values())
+    deadlock = decide(device(99), first, second)
     assert isinstance(deadlock.decisions[2], Refused) and planned(deadlock, 1).granted_bytes == 60
