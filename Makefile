@@ -138,7 +138,7 @@ help:
 	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
 	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
 	@echo 'make bench-busy      plans on a quiet machine and beside busy processes (BENCH as above)'
-	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
+	@echo 'make soak            1,000 short jobs, an hour of checkpoints, one of a mixed load: does anything grow? (SOAK="--jobs 50 --minutes 2 --mixed 5")'
 	@echo 'make clean           remove what was compiled'
 
 # What compiling, installing and the demo need

@@ -1,6 +1,8 @@
-"""A soak test for growth: many short jobs, then one job with a checkpoint every second, under continual sampling.
+"""A soak test for growth: short jobs, a job with a checkpoint every second, a mixed load, under continual sampling.
 
-    python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--document]
+    python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--mixed 60] [--document]
+
+The mixed load is that of soak_mixed.py, which also says what must not happen in it. 0 leaves a phase out.
 
 The server's autovacuum has its default settings, except for a shorter pause between its rounds. The test deletes what a
 user would delete: of ended jobs the newest KEPT stay, of versions the newest KEPT and the deployed one
@@ -16,7 +18,7 @@ if its last third is at most the first times (1 + relative) + absolute of its ki
 that did not exist throughout the phase are counted, not judged.
 
 Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --document only writes
-them into docs/operations.md. The exit status is 1 if something grows.
+them into docs/operations.md. The exit status is 1 if something grows, or if the mixed load has a fault.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from rich.table import Table
 from benchmarks.bench_db import kind_of
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.server.sampling import sampled
+from benchmarks.soak_mixed import mixed_load
 from pg_tensile.tools.bench.report import machine, versions
 from scripts.cluster import REPOSITORY, Cluster
 
@@ -49,7 +52,7 @@ Sample = dict[tuple[str, str], float]  # by kind and name
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "soak-host.json"
 PAGE = REPOSITORY / "docs" / "operations.md"
-JOBS, MINUTES = 1000, 60.0
+JOBS, MINUTES, MIXED_MINUTES = 1000, 60.0, 60.0
 RUNNING = 4
 KEPT = 20
 SAMPLE_S = 2.0
@@ -250,7 +253,8 @@ def slots_left(conn: Connection) -> int:
         time.sleep(0.1)
 
 
-def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[str, Any]:
+def soak(cluster: Cluster, jobs: int, minutes: float, mixed_minutes: float, console: Console) -> dict[str, Any]:
+    """Run the phases, of which those of no jobs or minutes are left out."""
     phases: list[dict[str, Any]] = []
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -259,13 +263,26 @@ def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[
             conn.execute("SELECT register_model(%s, %s)", (f"small {number}", json.dumps(SMALL)))
         conn.execute("SELECT register_model('large', %s)", (json.dumps(LARGE),))
         short_jobs(conn, RUNNING, console)  # starts all processes, the predictor among them
-        with phase(cluster, f"{jobs:,} short jobs, {RUNNING} at once", console, phases):
-            short_jobs(conn, jobs, console)
-        with phase(cluster, f"a checkpoint every second for {minutes:g} minutes", console, phases):
-            written = checkpoints(conn, minutes)
+        if jobs:
+            with phase(cluster, f"{jobs:,} short jobs, {RUNNING} at once", console, phases):
+                short_jobs(conn, jobs, console)
+        if minutes:
+            with phase(cluster, f"a checkpoint every second for {minutes:g} minutes", console, phases):
+                written = checkpoints(conn, minutes)
+            phases[-1]["checkpoints"] = written
+        if mixed_minutes:
+            with phase(cluster, f"jobs of two roles and predictions for {mixed_minutes:g} minutes", console, phases):
+                seen = mixed_load(cluster, conn, mixed_minutes)
+            phases[-1]["mixed"] = seen
+            console.print(json.dumps({key: value for key, value in seen.items() if key != "faults"}))
         in_use = slots_left(conn)
-    phases[-1]["checkpoints"] = written
-    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": in_use}
+    return {
+        "jobs": jobs,
+        "minutes": minutes,
+        "mixed_minutes": mixed_minutes,
+        "phases": phases,
+        "slots_left": in_use,
+    }
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -311,6 +328,9 @@ def section(results: dict[str, Any]) -> str:
     for judged in results["phases"]:
         flat = sum(row["flat"] for row in judged["series"])
         written = f", {judged['checkpoints']:,} checkpoints" if "checkpoints" in judged else ""
+        if "mixed" in judged:
+            seen = judged["mixed"]
+            written = f", {sum(seen['jobs'].values()):,} jobs, {sum(seen['predictions'].values()):,} predictions"
         lines += [
             f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written}):"
             f" {flat} of {len(judged['series'])} series are flat.",
@@ -335,6 +355,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description="Does anything of a server grow?")
     parser.add_argument("--jobs", type=int, default=JOBS, help="short jobs")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of checkpoints every second")
+    parser.add_argument("--mixed", type=float, default=MIXED_MINUTES, help="minutes of the mixed load")
     parser.add_argument("--document", action="store_true", help="write the last results into docs/operations.md")
     options = parser.parse_args()
     if options.document:
@@ -343,18 +364,21 @@ def main() -> int:
     console = Console(width=140, highlight=False)
     with fresh_cluster(SETTINGS) as cluster:
         results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-        results |= soak(cluster, options.jobs, options.minutes, console)
+        results |= soak(cluster, options.jobs, options.minutes, options.mixed, console)
     growing = [row for judged in results["phases"] for row in judged["series"] if not row["flat"]]
     for row in growing:
         console.print(f"grows: {row['kind']} of {row['name']}", style="red")
+    faults = [fault for judged in results["phases"] for fault in judged.get("mixed", {}).get("faults", [])]
+    for fault in faults:
+        console.print(fault, style="red")
     if results["slots_left"]:
         console.print(f"{results['slots_left']} job slots are still in use", style="red")
-    if options.jobs >= JOBS and options.minutes >= MINUTES:
+    if options.jobs >= JOBS and options.minutes >= MINUTES and options.mixed >= MIXED_MINUTES:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         console.print(f"Written: {RESULTS}")
     if not growing and not results["slots_left"]:
         console.print("Nothing grows.")
-    return int(bool(growing or results["slots_left"]))
+    return int(bool(growing or faults or results["slots_left"]))
 
 
 if __name__ == "__main__":

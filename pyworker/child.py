@@ -98,6 +98,7 @@ def group_socket() -> socket.socket | None:
 def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     """Run `body(connection, hello)` in this child, and exit; `hello` is the header of the supervisor's HELLO."""
     faulthandler.enable()
+    die_of_interrupts()
     _die_with_parent()
     _limit_resources()
     threading.Thread(target=_keep_output_short, daemon=True).start()
@@ -117,6 +118,15 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     except SystemExit as end:  # raised by the code of a model
         _exit(end.code if isinstance(end.code, int) else int(end.code is not None))
     _exit(0)
+
+
+def die_of_interrupts() -> None:
+    """Have SIGINT end this process as every other signal does, rather than raise KeyboardInterrupt.
+
+    Where that is raised decides what becomes of it: a handler, an exit status, or nothing. The supervisor has held
+    SIGINT back so far (supervisors/processes.py)."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _take_groups() -> None:

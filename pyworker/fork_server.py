@@ -248,6 +248,7 @@ def preload() -> None:
 
 def main() -> None:
     """Run the fork server on the sockets of the command line."""
+    child.die_of_interrupts()  # and so do the children, from their first moment
     python, path, listener, control = sys.argv[1:]
     mine = os.stat(path)
     try:

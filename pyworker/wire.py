@@ -74,6 +74,7 @@ class FrameType(IntEnum):
     SUGGESTED = 35
     QUERY = 36
     ARCHITECTURE = 37
+    LACKING = 38
 
 
 class Frame(NamedTuple):

@@ -66,6 +66,7 @@ static int	tensile_max_retries = 2;
 static int	tensile_threads = 0;
 static int	tensile_ageing = 300;
 static int	tensile_model_cache = 1024;
+static int	tensile_model_idle = 10;
 static double tensile_update_threshold = 0.2;
 static double tensile_latency_weight = 0.2;
 static int	tensile_host_memory = 0;
@@ -239,6 +240,12 @@ define_resource_settings(void)
 							"The least recently used models are dropped, and loaded again when "
 							"needed.",
 							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
+							NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.model_idle",
+							"Sets how long a model must not have predicted before a job that "
+							"waits for its memory takes it.",
+							"The model is loaded again when it is needed.",
+							&tensile_model_idle, 10, 0, 24 * 60 * 60, PGC_SIGHUP, GUC_UNIT_S, NULL,
 							NULL, NULL);
 }
 

@@ -20,6 +20,12 @@
  * executes code of users.  So numbers that no device can have are an error of
  * that job, and sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
  *
+ * Jobs and predictions take turns.  A waiting job takes the memory of models
+ * that are idle: the scheduler says what jobs lack, and the predictor drops
+ * models (tensile._lack_memory).  A prediction that has waited in vain keeps a
+ * claim for CLAIM_MS: until then the scheduler starts no job that came later
+ * in the memory that it needs.  Jobs that came earlier do not wait for it.
+ *
  * Jobs whose memory flows have no grant.  They have what all this leaves
  * (tensile_ledger_flow_budget), and flow.c divides it.
  *
@@ -31,6 +37,8 @@
 
 #include <unistd.h>
 
+#include "catalog/pg_type.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -45,10 +53,12 @@
 
 PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_inference_memory);
+PG_FUNCTION_INFO_V1(tensile_lack_memory);
 
 #define HOST_DEVICE "cpu"
 #define MAX_RATE 1e15			/* bytes/s; no link is faster */
 #define RESERVED_MS 2000		/* longer than the scheduler's and the predictor's pauses */
+#define CLAIM_MS (60 * 1000)	/* in which a prediction is expected again */
 
 /* ---- grants ---- */
 
@@ -146,8 +156,13 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 {
 	const TensileDevice *device = &tensile_shared->devices[slot->device];
 	int64		growth = granted_bytes - slot->granted_bytes;
-	int64		inference = Max(device->inference_bytes, device->inference_wanted);
-	int64		room = tensile_device_budget(device) - inference - constant_bytes(slot->device);
+	int64		inference = device->inference_bytes;
+	int64		room;
+
+	/* Whether a job starts before the predictor has its memory was decided by the scheduler. */
+	if (slot->granted_bytes > 0)
+		inference = Max(inference, device->inference_wanted);
+	room = tensile_device_budget(device) - inference - constant_bytes(slot->device);
 
 	if (growth <= 0 || slot->flow.ngroups > 0)
 		return true;			/* the larger grant stays until the plan is acknowledged */
@@ -298,6 +313,27 @@ tensile_register_device(PG_FUNCTION_ARGS)
 }
 
 /*
+ * Begins or prolongs the claim of a prediction that waits for `least` bytes,
+ * and ends it when it has them.
+ */
+static void
+renew_claim(TensileDevice *device, int64 least, bool fits)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (fits)
+	{
+		if (least >= device->claimed_bytes)
+			device->claimed_bytes = 0;
+		return;
+	}
+	if (device->claimed_bytes == 0 || now >= device->claimed_until)
+		device->claimed_since = now;
+	device->claimed_bytes = least;
+	device->claimed_until = TimestampTzPlusMilliseconds(now, CLAIM_MS);
+}
+
+/*
  * tensile._inference_memory(device, total_bytes, least, wanted) -> bytes that
  * the predictor may use from now on: as many as fit, up to `wanted`.  Null if
  * `least` does not fit; then nothing changes, but plans of jobs leave that much.
@@ -310,6 +346,7 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	int64		wanted = PG_GETARG_INT64(3);
 	TensileDevice *device;
 	int			number;
+	int64		before;
 	int64		fit_bytes;
 	int64		safe_bytes;
 	int64		room;
@@ -332,11 +369,20 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	number = device - tensile_shared->devices;
 	tensile_flow_needs(number, &fit_bytes, &safe_bytes);
 	room = tensile_device_budget(device) - constant_bytes(number) - Max(fit_bytes, safe_bytes);
+	if (GetCurrentTimestamp() < device->yielded_until)
+		room -= device->yielded_bytes;
+	before = device->inference_bytes;
 	fits = least <= Max(room, device->inference_bytes); /* it keeps what it has */
 	if (fits)
 		device->inference_bytes = Max(least, Min(wanted, room));
+	if (device->nlacking > 0 && device->inference_bytes < before)
+	{
+		device->yielded_bytes += before - device->inference_bytes;
+		device->yielded_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), RESERVED_MS);
+	}
 	/* No iteration begins that would keep `least` from becoming free. */
 	device->inference_wanted = fits ? 0 : least;
+	renew_claim(device, least, fits);
 	tensile_flow_wake(number);
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	wanted = device->inference_bytes;
@@ -353,7 +399,45 @@ tensile_ledger_forget_inference(void)
 	{
 		tensile_shared->devices[i].inference_bytes = 0;
 		tensile_shared->devices[i].inference_wanted = 0;
+		tensile_shared->devices[i].claimed_bytes = 0;
 		tensile_flow_wake(i);
 	}
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
+}
+
+/*
+ * tensile._lack_memory(device, bytes, slowed_bytes): what each waiting job
+ * lacks, those first that start first, and what the running ones lack to lose
+ * no time.  The inference process is told, so that idle models give way.
+ */
+Datum
+tensile_lack_memory(PG_FUNCTION_ARGS)
+{
+	char	   *name = device_name(PG_GETARG_TEXT_PP(0));
+	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(1);
+	int64		slowed_bytes = PG_GETARG_INT64(2);
+	Datum	   *bytes;
+	int			nbytes;
+
+	tensile_require_process(TENSILE_SCHEDULER);
+	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &bytes,
+					  NULL, &nbytes);
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < tensile_shared->max_devices; i++)
+	{
+		TensileDevice *device = &tensile_shared->devices[i];
+
+		if (strcmp(device->name, name) != 0)
+			continue;
+		device->nlacking = Min(nbytes, TENSILE_MAX_LACKING);
+		for (int k = 0; k < device->nlacking; k++)
+			device->lacking[k] = DatumGetInt64(bytes[k]);
+		device->slowed_bytes = slowed_bytes;
+		device->yielded_bytes = 0;	/* by now jobs have it */
+		device->lacking_number++;
+		if (device->inference_bytes > 0)
+			tensile_wake(&tensile_shared->singletons[TENSILE_INFERENCE].wakeup);
+	}
+	LWLockRelease(tensile_shared->lock);
+	PG_RETURN_VOID();
 }

@@ -12,6 +12,9 @@
 /* Devices in use at once, besides one for each job. */
 #define TENSILE_MORE_DEVICES 16
 
+/* Waiting jobs of a device for which idle models may be dropped. */
+#define TENSILE_MAX_LACKING 8
+
 /*
  * Begins the name of a job's device on a Ray cluster, before the job's number.
  * tensile._on_cluster in sql/ and pyworker/cluster_device.py have the same rule.
@@ -26,6 +29,15 @@ typedef struct TensileDevice
 	float8		in_bytes_per_s; /* 0: no job has used the device yet */
 	int64		inference_bytes;	/* taken by the predictor */
 	int64		inference_wanted;	/* that the predictor waits for; 0: nothing */
+	int64		claimed_bytes;	/* that it has waited for in vain, */
+	TimestampTz claimed_since;	/* for the first time and */
+	TimestampTz claimed_until;	/* as long as no later job comes first */
+	int64		yielded_bytes;	/* that idle models have given up for jobs, */
+	TimestampTz yielded_until;	/* and for how long no prediction takes them */
+	int			nlacking;		/* waiting jobs to which idle models may give way, */
+	int64		lacking[TENSILE_MAX_LACKING];	/* what each of them lacks, in bytes, */
+	int64		slowed_bytes;	/* and what running jobs lack to lose no time; */
+	uint64		lacking_number; /* rises with each decision of the scheduler */
 	int64		reserved_bytes; /* for a constant grant that waits until flowing */
 	TimestampTz reserved_until; /* jobs have ended their iterations, and how long */
 } TensileDevice;

@@ -5,8 +5,11 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "funcapi.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
 #include "ledger.h"
@@ -19,6 +22,7 @@
 PG_FUNCTION_INFO_V1(tensile_devices);
 PG_FUNCTION_INFO_V1(tensile_budgets);
 PG_FUNCTION_INFO_V1(tensile_grants);
+PG_FUNCTION_INFO_V1(tensile_lacking_memory);
 
 /* The use of a device by all of its jobs, in all databases. */
 typedef struct DeviceUse
@@ -115,12 +119,15 @@ tensile_devices(PG_FUNCTION_ARGS)
 
 /*
  * tensile._device_memory() -> (device, total_bytes, budget_bytes,
- * inference_bytes) of the devices that jobs have used
+ * inference_bytes, wanted_bytes, claimed_bytes, claimed_s) of the devices that
+ * jobs have used: what the predictor has, what it waits for, and what it has
+ * waited for in vain and for how long
  */
 Datum
 tensile_budgets(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TimestampTz now = GetCurrentTimestamp();
 	TensileDevice *devices;
 	int			ndevices;
 
@@ -132,12 +139,50 @@ tensile_budgets(PG_FUNCTION_ARGS)
 		Datum		values[] = {
 			CStringGetTextDatum(devices[i].name), Int64GetDatum(devices[i].total_bytes),
 			Int64GetDatum(tensile_device_budget(&devices[i])),
-			Int64GetDatum(Max(devices[i].inference_bytes, devices[i].inference_wanted))
+			Int64GetDatum(devices[i].inference_bytes), Int64GetDatum(devices[i].inference_wanted),
+			Int64GetDatum(now < devices[i].claimed_until ? devices[i].claimed_bytes : 0),
+			Float8GetDatum((now - devices[i].claimed_since) / (float8) USECS_PER_SEC)
 		};
 		bool		nulls[lengthof(values)] = {false};
 
 		if (devices[i].total_bytes > 0)
 			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	PG_RETURN_NULL();
+}
+
+/*
+ * tensile._lacking_memory() -> (device, number, bytes, slowed_bytes) of the
+ * devices that the predictor uses and the scheduler has decided about, as
+ * tensile._lack_memory has them; `number` rises with each decision
+ */
+Datum
+tensile_lacking_memory(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TensileDevice *devices;
+	int			ndevices;
+
+	tensile_require_process(TENSILE_INFERENCE);
+	InitMaterializedSRF(fcinfo, 0);
+	ndevices = copy_devices(&devices, NULL);
+	for (int i = 0; i < ndevices; i++)
+	{
+		Datum		bytes[TENSILE_MAX_LACKING];
+		Datum		values[4];
+		bool		nulls[lengthof(values)] = {false};
+
+		if (devices[i].inference_bytes == 0 || devices[i].lacking_number == 0)
+			continue;
+		for (int k = 0; k < devices[i].nlacking; k++)
+			bytes[k] = Int64GetDatum(devices[i].lacking[k]);
+		values[0] = CStringGetTextDatum(devices[i].name);
+		values[1] = Int64GetDatum((int64) devices[i].lacking_number);
+		values[2] = PointerGetDatum(construct_array(bytes, devices[i].nlacking, INT8OID,
+													sizeof(int64), FLOAT8PASSBYVAL,
+													TYPALIGN_DOUBLE));
+		values[3] = Int64GetDatum(devices[i].slowed_bytes);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	PG_RETURN_NULL();
 }

@@ -311,8 +311,7 @@ def _with_workspaces(channel: Channel, graphs: Graphs, profile: DeviceProfile) -
     traces = {}
     with closing(HostDevice(profile)) as host:
         for name, graph in graphs.named().items():
-            workspace = probe(graph, host, profile.memory_bytes // 2)
-            traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
+            traces[name] = probe(graph, host, profile.memory_bytes // 2).trace
             channel.poll_early("measuring")
     return graphs.with_traces(traces)
 

@@ -31,7 +31,7 @@ from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.memory_flow import GroupSocket, claimed
 from pg_tensile.execution.runtime.open_device import open_device
-from pg_tensile.execution.training.graphs import Graphs, rows_of, state_bytes
+from pg_tensile.execution.training.graphs import Graphs, lasting_bytes, rows_of, state_bytes
 from pg_tensile.execution.training.observer import StopTraining
 from pg_tensile.execution.training.steps import DeviceGraphs, Grant, PlannedSteps, needed_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -72,6 +72,7 @@ class MemoryClient:
         self._device: Device | None = None
         self.choosing = False  # while batch sizes are tried: tick measures nothing, a refusal suggests no batch size
         self._revision = 0
+        self._claimed_bytes = 0  # by a job without plans
         self._generation = 0  # of the newest plan that has come
         self._newest: Grant | None = None
         self._rows: dict[str, int] = {}  # of a batch, by graph
@@ -88,10 +89,29 @@ class MemoryClient:
     # ---- before training ----
 
     def claim(self) -> None:
-        """Request the memory of a job without plans, and wait until it is granted."""
-        needed = state_bytes(self.job.model, self.job.settings)
-        sizes = {"persistent_bytes": needed, "vanilla_bytes": None, "operator": None, "fingerprint": None}
-        self._send_trace(sizes | {"load": None, "least_bytes": self._channel.spec["memory_budget"] or needed}, {})
+        """Request the memory of a job without plans, and wait until it is granted.
+
+        That is its `memory_budget` or, without one, what the model's state takes: until the first step, nothing else
+        is known."""
+        self._claim(self._channel.spec["memory_budget"] or state_bytes(self.job.model, self.job.settings))
+
+    def claim_taken(self, taken_bytes: int) -> None:
+        """Request the memory that the first step has taken, beyond what stays from step to step, if that is more.
+
+        Raises StopTraining, and the error that a REFUSE frame means."""
+        needed = lasting_bytes(self.job.model, self.job.settings) + taken_bytes
+        if needed <= self._claimed_bytes:
+            return
+        try:
+            self._claim(needed)
+        except Stopped as stop:
+            raise StopTraining(stop.checkpoint) from None
+
+    def _claim(self, needed: int) -> None:
+        self._claimed_bytes = needed
+        state = state_bytes(self.job.model, self.job.settings)
+        sizes = {"persistent_bytes": state, "vanilla_bytes": None, "operator": None, "fingerprint": None}
+        self._send_trace(sizes | {"load": None, "least_bytes": needed}, {})
         self._await_grant()
 
     def admit(self, graphs: Graphs) -> PlannedSteps:
@@ -104,6 +124,7 @@ class MemoryClient:
         self._compression.learn_codecs(self.listen)
         with self._claimed(grant):
             graphs = self._with_workspaces(graphs, device, grant)
+        probed_bytes = grant.granted_bytes
         # By now libraries have loaded the code of all operators.
         grown = self._measure_overhead(device)
         if self._newest is not None and self._newest is not grant:  # a newer one came meanwhile
@@ -113,6 +134,10 @@ class MemoryClient:
             self._announce(graphs.traces(), self._predicted_load)
             grant = self._await_grant()
             device = self._make_device(grant)
+            if grant.granted_bytes > probed_bytes:  # then operators may fit that did not
+                probed_bytes = grant.granted_bytes
+                with self._claimed(grant):
+                    graphs = self._with_workspaces(graphs, device, grant)
         self._steps = steps
         self._compression.begin(steps)
         self._latencies.begin(steps, graphs.train.trace.latency_us, self._predicted_load)
@@ -172,8 +197,7 @@ class MemoryClient:
     def _with_workspaces(self, graphs: Graphs, device: Device, grant: Grant) -> Graphs:
         traces = {}
         for name, graph in graphs.named().items():
-            workspace = probe(graph, device, grant.granted_bytes)
-            traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
+            traces[name] = probe(graph, device, grant.granted_bytes).trace
             self.listen()
         return graphs.with_traces(traces)
 
@@ -303,14 +327,14 @@ class MemoryClient:
             self._compiling.append((grant.plan.generation, self._steps.offer(grant)))
 
     def renegotiate(self, shortage: OutOfDeviceMemoryError) -> None:
-        """Replace a plan that does not fit with the workspaces that are known now by one made with them.
+        """Replace a plan that does not fit with the workspaces and sizes that are known now by one made with them.
 
         Raises `shortage` if they were sent already, StopTraining, and the error that a REFUSE frame means.
         """
         steps = self._steps
         assert steps is not None
         traces = steps.traces()
-        if not any((trace.workspace_bytes > self._sent[name].workspace_bytes).any() for name, trace in traces.items()):
+        if not any(_is_larger(trace, self._sent[name]) for name, trace in traces.items()):
             raise shortage
         self._announce(traces, self._latencies.average_load)
         while True:
@@ -355,3 +379,10 @@ class MemoryClient:
     def epoch_ended(self) -> None:
         self._latencies.report()
         self._compression.count()
+
+
+def _is_larger(trace: Trace, before: Trace) -> bool:
+    """Return whether an operator or a tensor takes more memory than in the same trace before."""
+    return bool(
+        (trace.workspace_bytes > before.workspace_bytes).any() or (trace.tensor_bytes > before.tensor_bytes).any()
+    )

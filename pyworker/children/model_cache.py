@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,8 +26,15 @@ class ModelCache:
     A model that is being loaded counts with the memory that it is going to take. A model that is dropped is passed to
     `close(key, model)`, and takes memory until `closed` says that it has none any more."""
 
-    def __init__(self, limit_bytes: int, close: Callable[[Key, Model], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        close: Callable[[Key, Model], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit = limit_bytes
+        self._clock = clock
+        self._used_at: dict[Key, float] = {}
         self._close = close or self._close_now
         self._models: OrderedDict[Key, Model] = OrderedDict()
         self._kept_bytes: Counter[str] = Counter()  # by device
@@ -43,7 +51,16 @@ class ModelCache:
         model = self._models.get(key)
         if model is not None:
             self._models.move_to_end(key)
+            self._used_at[key] = self._clock()
         return model
+
+    def on_device(self, device: str) -> list[tuple[Key, int, float]]:
+        """Return the models on the device with their bytes of it and the time of their last use.
+
+        The least recently used come first; those that are dropped already are not among them."""
+        return [
+            (key, model.nbytes, self._used_at[key]) for key, model in self._models.items() if model.device == device
+        ]
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the rows of tensile.loaded_models."""
@@ -72,6 +89,7 @@ class ModelCache:
         """Keep the model, dropping others to make room for it."""
         self._loading.pop(key, None)
         self._models[key] = model
+        self._used_at[key] = self._clock()
         self._kept_bytes[model.device] += model.nbytes
         self._host_bytes += model.host_bytes
         self._make_room(1)
@@ -79,7 +97,7 @@ class ModelCache:
     def _make_room(self, least: int) -> None:
         """Drop models, the least recently used first, until `least` are left or all fit."""
         while self._taken() > self._limit and len(self._models) > least:
-            self._drop(next(iter(self._models)))
+            self.drop(next(iter(self._models)))
 
     def _taken(self) -> int:
         return self._kept_bytes[HOST] + self._host_bytes + sum(self._loading.values())
@@ -89,10 +107,12 @@ class ModelCache:
         for key in [key for key, model in self._models.items() if model.device == device]:
             if self._kept_bytes[device] <= limit_bytes:
                 return
-            self._drop(key)
+            self.drop(key)
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
+        """Drop a loaded model: its thread closes it when it has ended the requests that it has."""
         dropped = self._models.pop(key)
+        del self._used_at[key]
         self._kept_bytes[dropped.device] -= dropped.nbytes
         self._closing_bytes[dropped.device] += dropped.nbytes
         self._host_bytes -= dropped.host_bytes
@@ -100,8 +120,8 @@ class ModelCache:
 
     def _close_now(self, _key: Key, model: Model) -> None:
         model.close()
-        self.closed(model)
+        self.closed(model.device, model.nbytes)
 
-    def closed(self, model: Model) -> None:
-        """Count a dropped model no more, which has been closed."""
-        self._closing_bytes[model.device] -= model.nbytes
+    def closed(self, device: str, nbytes: int) -> None:
+        """Count a dropped model no more, which took `nbytes` of the device and has been closed."""
+        self._closing_bytes[device] -= nbytes

@@ -15,13 +15,12 @@ comes with each request. The frames (docs/internals.md, "Memory"):
   jobs that are not among `jobs` are dropped. Jobs are planned with their latencies under the load now
   (latency/current_load.py).
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `brief` (memory was divided in few passes, as
-  `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}],
-  `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
-  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
-  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan; then its groups, empty for a
-  constant grant. A request that may not be
-  brief is abandoned for a newer one, and after `thorough_s`: then the answer has only `request`, `device` and
-  `abandoned`, "newer" or "time".
+  `may_be_brief` allows where more would take long), `totals_us` {job: µs}, `notes` [{job, reason}], `lacking` and
+  `slowed_bytes` (those of Schedule), `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of
+  jobs with compression, `jobs` [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each
+  plan: rows, its order, then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan;
+  then its groups, empty for a constant grant. A request that may not be brief is abandoned for a newer one, and after
+  `thorough_s`: then the answer has only `request`, `device` and `abandoned`, "newer" or "time".
 
 An error in one job's data (a damaged trace) is a decision about that job, and one in the device's profile about all of
 them; any other ends the process with ERROR.
@@ -183,6 +182,8 @@ class Planner:
             "notes": [note._asdict() for note in schedule.notes],
             "codings": {job: [coding._asdict() for coding in codings] for job, codings in schedule.codings.items()},
             "jobs": answers,
+            "lacking": schedule.lacking,
+            "slowed_bytes": schedule.slowed_bytes,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
 

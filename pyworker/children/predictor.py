@@ -82,6 +82,7 @@ class Predictor:
         self._waiting: dict[Key, list[Session]] = {}  # sessions by the model that they wait for
         self._at_once: deque[tuple[Session, Frame, Model]] = deque()  # requests that the loop computes itself
         self._failure: Exception | None = None  # of an accelerator
+        self._idle_s: float | None = None  # until another model may give way to jobs
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
         for source in (supervisor, listener, self._deliveries):
@@ -106,6 +107,7 @@ class Predictor:
             if self._failure is not None:
                 raise self._failure
             self._drift.report_if_due()
+            self._idle_s = self._models.give_way()
 
     def _events(self) -> list[tuple[int, int]]:
         """Return the next events, or none if there is something to compute.
@@ -121,7 +123,8 @@ class Predictor:
             if events:
                 return events
             os.sched_yield()  # the session may be waiting for this very core
-        events = self._epoll.poll(self._drift.seconds_left())
+        pauses = (self._drift.seconds_left(), self._idle_s)
+        events = self._epoll.poll(min((pause for pause in pauses if pause is not None), default=None))
         self._soon = time.perf_counter_ns() - started < SPIN_NS
         return events
 

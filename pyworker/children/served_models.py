@@ -10,12 +10,14 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
+from pyworker.children.idle_models import IdleModels
 from pyworker.children.job import overhead_bytes
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
@@ -63,8 +65,11 @@ class ServedModels:
         self._deliveries = deliveries
         self._events = events
         self._cache = ModelCache(cache_bytes, self._close)
+        self._computing: Counter[Key] = Counter()  # requests that models' threads have
+        self._idle = IdleModels(self._cache, lambda key: self._computing[key] > 0)
         self._threads: dict[Key, ModelThread] = {}
         self._closing: list[ModelThread] = []
+        self._imported: set[bool] = set()  # whether models without and with a memory budget have been loaded
         self._locks: dict[str, threading.Lock] = {}  # by accelerator
         self._arriving: Arriving | None = None
 
@@ -73,7 +78,18 @@ class ServedModels:
 
     def compute(self, key: Key, model: Model, steps: Steps, done: Callable[[Result], None], wanted: Wanted) -> None:
         """Have the thread of a loaded model take the steps; see ModelThread.submit."""
-        self._threads[key].submit(self._in_turn(model.device, steps), done, wanted)
+        self._computing[key] += 1
+
+        def computed(result: Result) -> None:
+            self._computing[key] -= 1
+            self._cache.get(key)  # it was used until now
+            done(result)
+
+        self._threads[key].submit(self._in_turn(model.device, steps), computed, wanted)
+
+    def give_way(self) -> float | None:
+        """Drop idle models that jobs lack the memory of; return the seconds until that is to be tried again."""
+        return self._idle.give_way()
 
     def _in_turn(self, device: str, steps: Steps) -> Steps:
         """Return the steps, of which no two are taken at once on an accelerator.
@@ -99,6 +115,8 @@ class ServedModels:
             self._events.refused(model_key(frame), frame.header["error"])
         elif frame.type == FrameType.DEVICE:
             self._describe(frame.header["name"], frame.header["profiles"])
+        elif frame.type == FrameType.LACKING:
+            self._idle.tell(frame.header)
         elif frame.type == FrameType.DRIFT:
             self._events.sampled(frame.header["rate"])
         elif frame.type == FrameType.MODEL:
@@ -136,8 +154,7 @@ class ServedModels:
     def _loaded(self, key: Key, result: Result) -> None:
         if result.error is None:
             self._cache.add(key, result.value)
-            gc.collect()
-            gc.freeze()  # models live long: exempts them from later collections
+            self._collect_garbage(bool(key.memory_budget))
             self._report(key)
             self._events.loaded(key)
             return
@@ -147,6 +164,15 @@ class ServedModels:
         self._report(key)
         self._events.refused(key, error)
 
+    def _collect_garbage(self, within_budget: bool) -> None:
+        """Collect what loading has left; the first time, exempt what it has imported from later collections.
+
+        Later models are not exempt: their graphs have cycles, which only a collection frees once they are dropped."""
+        gc.collect()
+        if within_budget not in self._imported:
+            self._imported.add(within_budget)
+            gc.freeze()
+
     # ---- dropping ----
 
     def _close(self, key: Key, model: Model) -> None:
@@ -154,12 +180,13 @@ class ServedModels:
         thread = self._threads.pop(key)
         self._closing.append(thread)
         steps = self._in_turn(model.device, _closing(model))
-        thread.submit(steps, partial(self._closed, thread, model))
+        thread.submit(steps, partial(self._closed, thread, model.device, model.nbytes))
         thread.end()
 
-    def _closed(self, thread: ModelThread, model: Model, _result: Result) -> None:
+    def _closed(self, thread: ModelThread, device: str, nbytes: int, _result: Result) -> None:
         self._closing.remove(thread)
-        self._cache.closed(model)
+        gc.collect()
+        self._cache.closed(device, nbytes)
         self._report()
 
     def _report(self, key: Key | None = None) -> None:

@@ -156,7 +156,9 @@ class TrainingRun:
         if self._spec["policy"] == "none":
             rows = evaluation_rows(*job)
             self._memory.claim()
-            return EagerSteps(job.model, job.settings, job.task, job.device, rows, self._spec["memory_budget"])
+            budget = self._spec["memory_budget"]
+            claim = self._memory.claim_taken if job.settings.ranks == 1 else None  # with ranks, the device is its own
+            return EagerSteps(job.model, job.settings, job.task, job.device, rows, budget, claim)
         self._channel.send(FrameType.PROGRESS, {"phase": "capturing"})
         try:
             graphs = capture_graphs(*job)

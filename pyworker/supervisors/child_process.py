@@ -192,7 +192,7 @@ class Child:
             try:
                 frame = await self.receive(1)
             except ChildDied as death:
-                if (death.code or 0) < 0:
+                if death.code is None or death.code < 0:
                     raise  # killed, which may be temporary
                 raise self._unusable(f'"{self._python}" cannot run the {self._name}: {death.reason}') from death
             if frame is not None:

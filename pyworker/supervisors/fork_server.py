@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pyworker.supervisors.child_environment import child_environment, spool_folder
-from pyworker.supervisors.processes import ForkedProcess, describe_exit
+from pyworker.supervisors.processes import ForkedProcess, describe_exit, interrupts_held
 from pyworker.supervisors.server import Server
 
 SOCKET = "pgsql_tmp.pg_tensile_fork"  # a start of the server removes files with PostgreSQL's prefix
@@ -69,15 +69,16 @@ class ForkServer:
             listener.listen(BACKLOG)
             descriptors = listener.fileno(), theirs.fileno()
             try:
-                self._process = subprocess.Popen(
-                    [python, "-m", "pyworker.fork_server", python, _address(), *map(str, descriptors)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=child_environment(threads=1),
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                )
+                with interrupts_held():
+                    self._process = subprocess.Popen(
+                        [python, "-m", "pyworker.fork_server", python, _address(), *map(str, descriptors)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env=child_environment(threads=1),
+                        pass_fds=descriptors,
+                        start_new_session=True,
+                    )
             except (OSError, ValueError):
                 ours.close()
                 path.unlink(missing_ok=True)  # one that has ended removes it as well

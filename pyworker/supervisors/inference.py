@@ -36,6 +36,7 @@ MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
+LACKING_QUERY = "SELECT * FROM tensile._lacking_memory()"
 SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
 HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
@@ -75,6 +76,7 @@ class Inference:
         self._chosen: dict[str, Chosen] = {}  # by value of pg_tensile.device
         self._described: dict[str, Any] | None = None  # header of the DEVICE frame that has come
         self._drift_rate = 0.0  # that the predictor knows
+        self._lacking: dict[str, tuple[int, int]] = {}  # by device: the decision and the setting that it knows
         self._arriving: dict[tuple[int, int], tuple[DeviceMemory, int]] = {}  # device and bytes, while it is loaded
 
     async def run(self) -> None:
@@ -117,6 +119,7 @@ class Inference:
         self._drift_rate = 0.0
         while not self._server.stopping:
             self._send_drift_rate()
+            self._send_lacking()
             frame = await self._child.receive(IDLE)
             if frame is not None:
                 self._handle(frame)
@@ -154,6 +157,21 @@ class Inference:
         if rate != self._drift_rate:
             self._drift_rate = rate
             self._child.queue(FrameType.DRIFT, header={"rate": rate})
+
+    def _send_lacking(self) -> None:
+        """Tell the predictor what jobs lack, of devices about which the scheduler has decided anew.
+
+        A change of the setting is told as well."""
+        rows = self._server.rows(LACKING_QUERY)
+        idle_s = self._server.number("pg_tensile.model_idle")
+        self._server.commit()
+        for row in rows:
+            device, decided = row["device"], (row["number"], idle_s)
+            if self._lacking.get(device) == decided:
+                continue
+            self._lacking[device] = decided
+            header = {"device": device, "waiting": row["bytes"], "running": row["slowed_bytes"], "idle_s": idle_s}
+            self._child.queue(FrameType.LACKING, header=header)
 
     def _keep_drift(self, frame: Frame) -> None:
         """Store counts of rows. Those that cannot be stored are lost: predictions go on."""
@@ -274,6 +292,7 @@ class Inference:
         for memory in self._memories.values():
             memory.forget()
         self._chosen.clear()
+        self._lacking.clear()
         self._arriving.clear()
         self._requested.clear()
 

@@ -12,9 +12,22 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back from this process, and from those that it starts meanwhile until they are ready for it.
+
+    An interpreter that has just been started would raise KeyboardInterrupt, which ends it with a status, as if it could
+    not run; pyworker/child.py has the signal end it, also one that has come before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Process(Protocol):
@@ -39,15 +52,16 @@ class SpawnedProcess:
         self, command: list[str], environment: Mapping[str, str], connection: int, log: int, *sockets: int
     ) -> None:
         """Start it with `connection` and `sockets` inherited and `log` as its output. Raises OSError, ValueError."""
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            pass_fds=(connection, *sockets),
-            start_new_session=True,  # signals to the supervisor's process group must not reach the child
-        )
+        with interrupts_held():
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(connection, *sockets),
+                start_new_session=True,  # signals to the supervisor's process group must not reach the child
+            )
         self.pid = self._popen.pid
 
     def has_exited(self) -> bool:

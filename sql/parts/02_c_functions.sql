@@ -84,8 +84,14 @@ CREATE FUNCTION tensile._grants(OUT job bigint, OUT device text, OUT granted_byt
                                 OUT plan_granted_bytes bigint, OUT flows bool) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_grants';
 CREATE FUNCTION tensile._device_memory(OUT device text, OUT total_bytes bigint, OUT budget_bytes bigint,
-                                       OUT inference_bytes bigint) RETURNS SETOF record
+                                       OUT inference_bytes bigint, OUT wanted_bytes bigint, OUT claimed_bytes bigint,
+                                       OUT claimed_s float8) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_budgets';
+CREATE FUNCTION tensile._lack_memory(device text, bytes bigint[], slowed_bytes bigint) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_lack_memory';
+CREATE FUNCTION tensile._lacking_memory(OUT device text, OUT number bigint, OUT bytes bigint[],
+                                        OUT slowed_bytes bigint) RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_lacking_memory';
 CREATE FUNCTION tensile._inference_memory(device text, total_bytes bigint, least_bytes bigint,
                                           wanted_bytes bigint) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_inference_memory';

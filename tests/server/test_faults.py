@@ -103,22 +103,39 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+# SIGKILL at each moment, and what Python would make an exception, where that would have different ends.
+@pytest.mark.parametrize(
+    ("number", "moment", "fork_server"),
+    [
+        *product([signal.SIGKILL], MOMENTS, ["on"]),
+        *product([signal.SIGINT], ["starting", "training"], ["on"]),
+        (signal.SIGINT, "starting", "off"),
+    ],
+)
 def test_the_executor_is_killed(
-    impatient_db: Connection, bystander: Connection, wait_until: Wait, job_row: Row, moment: str
+    impatient_db: Connection,
+    bystander: Connection,
+    alter: Alter,
+    wait_until: Wait,
+    job_row: Row,
+    number: signal.Signals,
+    moment: str,
+    fork_server: str,
 ) -> None:
     """A death in loading is noticed when there are rows to send: its query waits for a lock until then."""
+    alter({"pg_tensile.fork_server": fork_server})
     arguments, when = MOMENTS[moment]
     with undisturbed(impatient_db, bystander):
         impatient_db.execute("SELECT pg_advisory_lock(7)")
         job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.2)"), **arguments)
         wait_until(lambda: when(impatient_db, job))
         pid = wait_until(lambda: executor_pid(impatient_db, job))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         impatient_db.execute("SELECT pg_advisory_unlock(7)")
         settle(impatient_db, wait_until, job)
     row = job_row(impatient_db, job)
-    assert (row["state"], row["sqlstate"], row["error"]) == ("failed", "58000", DEATHS["SIGKILL"][1])
+    died = f"executor was killed by signal {number:d} ({number.name})"
+    assert (row["state"], row["sqlstate"], row["error"]) == ("failed", "58000", died)
     assert not alive(pid)
 
 

@@ -6,6 +6,7 @@ Workers and scheduler execute SQL of the tests (stage.py).
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -154,7 +155,7 @@ def test_a_lower_limit_stops_only_growth(stage: Stage, job: int, wait_until: Wai
     limit("64MB")
     try:
         rows = stage.order("scheduler", "SELECT * FROM tensile._device_memory() WHERE device = 'cuda:0'")
-        assert list(rows[0].values()) == ["cuda:0", 1 << 31, 64 << 20, 0]
+        assert list(rows[0].values())[:6] == ["cuda:0", 1 << 31, 64 << 20, 0, 0, 0]
         assert publish(stage, job, [], 101 << 20) is None
         assert publish(stage, job, [], 100 << 20) == 2
         assert publish(stage, job, [], 50 << 20) == 3
@@ -243,13 +244,80 @@ def test_a_device_of_a_cluster_is_none_of_this_machine(stage: Stage, job: int, i
     use_device(stage, job, name, total, overhead=100)
     assert device(stage.alice, name, "budget_bytes, jobs") == (total, 1)
     rows = stage.order("scheduler", f"SELECT * FROM tensile._device_memory() WHERE device = '{name}'")
-    assert list(rows[0].values()) == [name, total, total, 0]
+    assert list(rows[0].values())[:4] == [name, total, total, 0]
     assert publish(stage, job, [], total - 100) == 1
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         stage.order(inference, f"SELECT tensile._inference_memory('{name}', 1000, 1, 1)")
 
 
+@pytest.fixture
+def memory(stage: Stage, inference: str) -> Iterator[Callable[[int, int], Any]]:
+    """`memory(least, wanted)`: what the predictor may take of cuda:0; at the end it takes nothing."""
+
+    def take(least: int, wanted: int) -> Any:
+        sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
+        return stage.order(inference, sql)[0]["bytes"]
+
+    yield take
+    take(0, 0)
+    stage.order("scheduler", "SELECT tensile._lack_memory('cuda:0', '{}', 0)")
+
+
+def claimed(stage: Stage) -> tuple[int, float]:
+    """Return the bytes that a prediction claims, and the seconds since it has come."""
+    (row,) = stage.order("scheduler", "SELECT * FROM tensile._device_memory() WHERE device = 'cuda:0'")
+    return row["claimed_bytes"], row["claimed_s"]
+
+
+def test_a_prediction_that_has_waited_in_vain_keeps_its_place(
+    stage: Stage, job: int, second: int, memory: Callable[[int, int], Any], wait_until: Wait
+) -> None:
+    """Whether a job comes first is decided by the scheduler, so the ledger gives the first grant to any job."""
+    for number in (job, second):
+        use_device(stage, number, "cuda:0", 1000)
+    assert publish(stage, job, [], 600) == 1
+    assert memory(500, 500) is None
+    bytes, waited_s = claimed(stage)
+    assert (bytes, waited_s >= 0) == (500, True)
+    assert memory(100, 100) == 100  # of another model
+    assert memory(500, 500) is None
+    assert claimed(stage)[0] == 500 and claimed(stage)[1] > waited_s
+    assert publish(stage, job, [], 601) is None
+    assert publish(stage, second, [], 300) == 1
+    assert publish(stage, second, [], 301) is None
+    stage.cancel(second)
+    stage.cancel(job)
+    wait_until(lambda: granted(stage, "cuda:0") == 0)
+    assert memory(500, 500) == 500
+    assert claimed(stage)[0] == 0
+
+
+def test_what_idle_models_give_up_is_for_the_jobs_that_lack_it(
+    stage: Stage, job: int, second: int, memory: Callable[[int, int], Any], wait_until: Wait
+) -> None:
+    for number in (job, second):
+        use_device(stage, number, "cuda:0", 1000)
+    assert publish(stage, job, [], 400) == 1
+    assert memory(0, 600) == 600
+    lacking = "SELECT number, bytes, slowed_bytes FROM tensile._lacking_memory() WHERE device = 'cuda:0'"
+    lack = "SELECT tensile._lack_memory('cuda:0', '{%s}', %s)"
+    stage.woken("inference", lambda: stage.order("scheduler", lack % ("500,100", 7)))
+    (before,) = stage.order("inference", lacking)
+    assert (before["bytes"], before["slowed_bytes"]) == ([500, 100], 7)
+    assert memory(100, 100) == 100, "models have been dropped"
+    assert memory(101, 101) is None
+    assert publish(stage, second, [], 500) == 1
+    stage.order("scheduler", lack % (",".join(["1"] * 20), 0))
+    (after,) = stage.order("inference", lacking)
+    assert (after["bytes"], after["slowed_bytes"]) == ([1] * 8, 0) and after["number"] > before["number"]
+    stage.cancel(second)
+    wait_until(lambda: granted(stage, "cuda:0") == 400)
+    assert memory(101, 101) == 101
+
+
 def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:
+    """The last test with an inference process: the next one is not started at once."""
+
     def ask(least: int, wanted: int) -> Any:
         sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
         return stage.order(inference, sql)[0]["bytes"]
@@ -261,8 +329,8 @@ def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inf
     assert publish(stage, job, [], 451) is None
     assert ask(100, 200) == 200
     assert ask(700, 700) is None, "but the rest is reserved for jobs"
-    memory = "SELECT inference_bytes AS i FROM tensile._device_memory() WHERE device = 'cuda:0'"
-    assert stage.order("scheduler", memory) == [{"i": 700}]
+    memory = "SELECT inference_bytes, wanted_bytes FROM tensile._device_memory() WHERE device = 'cuda:0'"
+    assert stage.order("scheduler", memory) == [{"inference_bytes": 200, "wanted_bytes": 700}]
     assert publish(stage, job, [], 451) is None
     assert publish(stage, job, [], 250) == 2
     acknowledge(stage, job, 2)

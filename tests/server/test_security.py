@@ -157,6 +157,8 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._grants()",
         "SELECT tensile._device_memory()",
         "SELECT tensile._inference_memory('cpu', 1, 1, 1)",
+        "SELECT tensile._lack_memory('cpu', '{1}', 1)",
+        "SELECT tensile._lacking_memory()",
         "SELECT tensile._report_loaded('{}', '{}')",
         "SELECT tensile._predictor_socket()",
         "SELECT tensile._schedule_jobs()",

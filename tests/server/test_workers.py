@@ -86,6 +86,8 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         ("scheduler", "SELECT tensile._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)"),
         ("scheduler", "SELECT tensile._register_device('x', 1, 1, 1, 0)"),
         ("scheduler", "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
+        ("scheduler", "SELECT tensile._lacking_memory()"),
+        (job, "SELECT tensile._lack_memory('cpu', '{1}', 1)"),
         ("scheduler", "SELECT tensile._report_loaded('{}', '{}')"),
         ("scheduler", "SELECT tensile._predictor_socket()"),
         ("scheduler", "SELECT tensile._job_refusal()"),

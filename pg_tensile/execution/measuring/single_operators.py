@@ -14,6 +14,11 @@ from pg_tensile.execution.distributed.all_reduce import COLLECTIVES
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
+from pg_tensile.planning.trace.trace import Mode
+
+# Indices of the arguments that are the elements of all bags, and where each bag begins.
+BAGS = {torch.ops.aten._embedding_bag.default: (1, 2), torch.ops.aten._embedding_bag_backward.default: (1, 2)}
+ERRORS = (RuntimeError, ValueError, IndexError, TypeError)  # of an operator that does not accept random numbers
 
 
 @contextlib.contextmanager
@@ -44,17 +49,17 @@ class Alone:
         self._captured, self._device, self._limit_bytes = captured, device, limit_bytes
         self._functions = Functions(captured, device)
         self._values: Values = [None] * self._functions.size
+        self._creators = creators_of(captured)
         trace = captured.trace
         first = {(trace.target[row], trace.signature[row]): row for row in reversed(range(1, trace.operator_count - 1))}
-        self._operators = sorted(row for row in first.values() if self._is_possible(row))
+        self._operators = sorted(row for row in first.values() if self.is_possible(row))
 
-    def _is_possible(self, operator: int) -> bool:
-        """Return whether the operands fit into memory and may have any contents; if not, add the target to `failed`."""
+    def is_possible(self, operator: int) -> bool:
+        """Return whether the operands fit into memory; if not, add the target to `failed`."""
         trace = self._captured.trace
         tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
         needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
-        possible = needed <= self._limit_bytes and not self._captured.unknown_sizes.intersection(tensors.tolist())
-        possible &= trace.target[operator] not in COLLECTIVES
+        possible = needed <= self._limit_bytes and trace.target[operator] not in COLLECTIVES
         if not possible:
             self.failed.add(trace.target[operator])
         return possible
@@ -71,24 +76,96 @@ class Alone:
         return reading
 
     def _execute(self, operator: int, meter: Meter) -> bool:
-        realised = self._captured.operators[operator]
-        assert realised.call is not None
-        slots = set(_slots((realised.call.args, tuple(realised.call.kwargs.values()))))
-        operands = make_operands(self._captured, slots)
-        for slot, operand in operands.items():
+        try:
+            operands = self._operands(operator)
+        except ERRORS:  # of an operator that makes one of them
+            operands = None
+        for slot, operand in (operands or {}).items():
             self._values[slot] = operand
         function = self._functions.plain(operator)
         meter.start()
         try:
-            function(self._values)
-            return True
-        except (RuntimeError, ValueError, IndexError, TypeError):  # it does not accept random numbers
+            if operands is not None:
+                function(self._values)
+            return operands is not None
+        except ERRORS:  # it does not accept random numbers
             return False
         finally:
             meter.stop()
-            results = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
-            for slot in (*operands, *results):
-                self._values[slot] = None
+            self._clear(operator, operands or {})
+
+    def results(self, operator: int) -> dict[int, torch.Tensor]:
+        """Execute a call and return its results by slot. Raises what the operator raises."""
+        operands = self._operands(operator)
+        for slot, operand in operands.items():
+            self._values[slot] = operand
+        try:
+            self._functions.plain(operator)(self._values)
+            return {slot: self._values[slot] for slot in self._result_slots(operator)}
+        finally:
+            self._clear(operator, operands)
+
+    def _operands(self, operator: int) -> dict[int, torch.Tensor]:
+        """Return the operands by slot: random numbers, or what another operator has made of such.
+
+        The latter are those whose size, and so the contents, only the operator's library knows."""
+        call = self._captured.operators[operator].call
+        assert call is not None
+        slots = set(_slots((call.args, tuple(call.kwargs.values()))))
+        values = self._captured.values
+        made = {slot for slot in slots if values[slot].tensor in self._creators}
+        operands = make_operands(self._captured, slots - made)
+        if call.target in BAGS:
+            _share_out(*(operands[call.args[index].index] for index in BAGS[call.target]))
+        for creator in {self._creators[values[slot].tensor] for slot in made}:
+            results = self.results(creator)
+            operands |= {slot: results[slot] for slot in made if slot in results}
+        return operands
+
+    def _result_slots(self, operator: int) -> list[int]:
+        realised = self._captured.operators[operator]
+        calls = [call for call in (realised.call, *realised.views) if call is not None]
+        return [slot for call in calls for slot in call.results if slot is not None]
+
+    def _clear(self, operator: int, operands: dict[int, torch.Tensor]) -> None:
+        for slot in (*operands, *self._result_slots(operator)):
+            self._values[slot] = None
+
+
+def creators_of(captured: Captured) -> dict[int, int]:
+    """Return the operator that creates each tensor of unknown size, by tensor."""
+    trace = captured.trace
+    operators = np.repeat(np.arange(trace.operator_count), np.diff(trace.access_start))
+    creates = np.flatnonzero(trace.access_mode == Mode.CREATE)
+    created = zip(trace.access_tensor[creates].tolist(), operators[creates].tolist(), strict=True)
+    return {tensor: operator for tensor, operator in created if tensor in captured.unknown_sizes}
+
+
+def with_real_sizes(captured: Captured, device: Device, limit_bytes: int) -> Captured:
+    """Return the graph with the sizes that its operators give tensors of unknown size; call it inside `executing`.
+
+    A size stays if the operator does not fit into `limit_bytes` without it, or cannot be executed on random numbers.
+    """
+    alone = Alone(captured, device, limit_bytes)
+    trace, sizes = captured.trace, {}
+    of_call: dict[tuple[str, str], list[int]] = {}  # sizes of all results of a distinct call, by result
+    for operator in sorted(set(creators_of(captured).values())):
+        key = trace.target[operator], trace.signature[operator]
+        call = captured.operators[operator].call
+        assert call is not None
+        if key not in of_call and alone.is_possible(operator):
+            with contextlib.suppress(*ERRORS):
+                results = alone.results(operator)
+                of_call[key] = [0 if slot is None else _bytes(results[slot], device) for slot in call.results]
+        for slot, size in zip(call.results, of_call.get(key, ()), strict=False):
+            if slot is not None and captured.values[slot].tensor in captured.unknown_sizes:
+                sizes[captured.values[slot].tensor] = size
+    return captured.with_tensor_bytes(sizes) if sizes else captured
+
+
+def _bytes(tensor: torch.Tensor, device: Device) -> int:
+    """Return the bytes of the device that a result takes."""
+    return tensor.untyped_storage().nbytes() if tensor.device == device.torch_device else 0
 
 
 def _slots(template: Any) -> Iterator[int]:
@@ -115,6 +192,12 @@ def make_operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         operands[slot] = empty.set_(storages[value.tensor], value.offset, value.shape, value.stride)
     return operands
+
+
+def _share_out(elements: torch.Tensor, starts: torch.Tensor) -> None:
+    """Give all bags as many elements: with zeros for `starts`, one would have all of them, and the others none."""
+    part = len(elements) // max(1, len(starts))
+    starts.copy_(part * torch.arange(len(starts), dtype=starts.dtype, device=starts.device))
 
 
 def randomised(tensor: torch.Tensor) -> torch.Tensor:

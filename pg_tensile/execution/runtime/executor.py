@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from pg_tensile.errors import CheckpointError, ExecutorError
+from pg_tensile.errors import CheckpointError, ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.execution.capture.captured import Captured
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 from pg_tensile.execution.runtime.device import Device, check_budget, iteration_context, quiesce
@@ -251,8 +251,12 @@ class Executor:
                 verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
             samples: list[int] | None = [] if self.recording else None
             in_groups = graph is self._graphs[0] and program is graph.program and verifier is None
-            with self._flow.iteration(self._graphs[0].program, in_groups):
-                self._iterate(graph, program, verifier, samples)
+            try:
+                with self._flow.iteration(self._graphs[0].program, in_groups):
+                    self._iterate(graph, program, verifier, samples)
+            except OutOfDeviceMemoryError:  # the next plan is made with the sizes that were found until then
+                self._correct(graph, {} if verifier is None else verifier.sizes)
+                raise
             returned = values[functions.returned :]
             values[functions.returned :] = [None] * len(returned)
             self._finish(graph, program, samples, started)

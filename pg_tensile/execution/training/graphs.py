@@ -191,6 +191,12 @@ def state_bytes(model: nn.Module, settings: Settings) -> int:
     return tensors + copies * sum(parameter.nbytes for parameter in trained)
 
 
+def lasting_bytes(model: nn.Module, settings: Settings) -> int:
+    """Return the part of `state_bytes` that is there between two steps of a run without a plan: no gradients."""
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return state_bytes(model, settings) - trained
+
+
 def step_spec(settings: Settings, task: Task) -> StepSpec:
     """Return the specification of the training step with these settings."""
     momentum = settings.momentum

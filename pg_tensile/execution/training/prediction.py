@@ -9,7 +9,6 @@ streamed through the device is swapped in and then released without a copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -141,10 +140,10 @@ class Served:
         example = [torch.empty((rows, *shape), dtype=dtype) for shape, dtype in self._row]
         captured = capture_inference(self._model, example, self._device.torch_device)
         _check_output(captured, rows)
-        trace, budget = captured.trace, self._device.budget_bytes
+        budget = self._device.budget_bytes
         # every operator is measured, even those that exceed the budget, so that a refusal states a sufficient budget
-        limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(trace))
-        return replace(captured, trace=trace.with_latencies(trace.latency_us, probe(captured, self._device, limit)))
+        limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(captured.trace))
+        return probe(captured, self._device, limit)
 
     def _take_up(self) -> None:
         for rows, (captured, candidate) in self._planned.items():

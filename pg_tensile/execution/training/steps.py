@@ -29,6 +29,7 @@ from pg_tensile.execution.runtime.memory_flow import Requests
 from pg_tensile.execution.runtime.plan_change import follow
 from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.execution.training.eager_memory import backward_measured
 from pg_tensile.execution.training.graphs import Graphs, micro_batched, rows_of, step_spec, taking_tensors
 from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.run_steps import StepResult, StepsState
@@ -47,7 +48,9 @@ from pg_tensile.planning.waterwave.groups import Group
 class EagerSteps:
     """Steps by autograd and torch.optim, with all tensors on the device.
 
-    On an accelerator the process takes at most `budget_bytes` and a margin of it; None means no limit."""
+    On an accelerator the process takes at most `budget_bytes` and a margin of it; None means no limit. `claim` is
+    called before the second step, or an evaluation after the first one, with the bytes that the first one took beyond
+    the model's and the optimizer's state; it may wait, and raise StopTraining."""
 
     def __init__(
         self,
@@ -57,7 +60,10 @@ class EagerSteps:
         device: torch.device,
         evaluation_rows: int,
         budget_bytes: int | None = None,
+        claim: Callable[[int], None] | None = None,
     ) -> None:
+        self._claim = claim
+        self._taken_bytes: int | None = None  # by the first step, unless it is claimed already
         self._limit = None if device.type == "cpu" or budget_bytes is None else allocator_limit(device)
         if self._limit is not None:
             self._limit.set(id(self), budget_bytes)
@@ -68,6 +74,13 @@ class EagerSteps:
         self._eager = EagerStep(model, self._spec, one_group=True)
 
     def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
+        if self._claim is not None and self._taken_bytes is None:
+            with backward_measured(self._eager.optimizer, self.device, self._keep_taken):
+                return self._train(batch, learning_rate)
+        self._claim_taken()
+        return self._train(batch, learning_rate)
+
+    def _train(self, batch: Batch, learning_rate: float | None) -> StepResult:
         self._switch(True)
         self._eager.spec = micro_batched(self._spec, batch.rows)
         if self._eager.spec.accumulation == 1:
@@ -77,7 +90,16 @@ class EagerSteps:
             loss, parts = self._eager.step(batch.features.flat(), batch.targets, learning_rate, batch.share)
         return StepResult(torch.cat(parts).float(), loss.item())
 
+    def _keep_taken(self, taken_bytes: int) -> None:
+        self._taken_bytes = taken_bytes
+
+    def _claim_taken(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None and self._taken_bytes is not None:
+            claim(self._taken_bytes)
+
     def evaluate(self, batch: Batch) -> StepResult:
+        self._claim_taken()
         self._switch(False)
         with torch.inference_mode(), autocast(self.model, self._spec):
             outputs = self.model(batch.features)

@@ -241,6 +241,8 @@ def explain(
             least = memory.promised_bytes or memory.least_bytes
             told = request if memory.promised_bytes else told
             unplanned = plan.unplanned if isinstance(plan, NoPlan) else None
+        elif request.memory_budget is not None:  # which its first step must not exceed
+            least = max(least, memory.vanilla_bytes)
     prospects = Outlook(admission)
     start = start_of(told, least, admission, largest, unplanned)
     if running and start.when != "never" and request.open_job is None:

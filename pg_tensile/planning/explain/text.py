@@ -153,7 +153,8 @@ def _candidate(candidate: Mapping[str, Any]) -> tuple[str, str]:
 def _memory_lines(explanation: Explanation) -> list[_Line]:
     request, memory = explanation.request, explanation.memory
     if request.policy == "none":
-        source = "parameters, gradients and optimizer state" if request.memory_budget is None else "memory_budget"
+        state = "parameters, gradients and optimizer state; more once the first step has been measured"
+        source = state if request.memory_budget is None else "memory_budget"
         reserved = _Line("Memory", "reserved", size(request.claim_bytes), source)
         if memory is None:
             return [reserved, _Line("", "peak", "", "not known before it runs")]

@@ -22,14 +22,19 @@ class DeviceState:
     """A device and its limits in bytes.
 
     Of `budget_bytes`, models for prediction occupy `inference_bytes`, and jobs that are ending and need no decision
-    occupy `ending_bytes`. `host_bytes` limits the host memory for the copies of all jobs of the device. With
-    `memory_flow`, memory may flow between jobs (flowing.py) instead of being divided among them.
+    occupy `ending_bytes`. A prediction that waits needs `wanted_bytes` for all models, and one that has waited in vain,
+    for the first time `claimed_s` ago, `claimed_bytes`: no job that came later starts before it. `host_bytes` limits
+    the host memory for the copies of all jobs of the device. With `memory_flow`, memory may flow between jobs
+    (flowing.py) instead of being divided among them.
     """
 
     name: str
     profile: DeviceProfile
     budget_bytes: int
     inference_bytes: int = 0
+    wanted_bytes: int = 0
+    claimed_bytes: int = 0
+    claimed_s: float = 0.0
     host_bytes: int = 1 << 62
     most_events: int | None = None
     ageing_s: float = 0.0  # waiting time after which no job may pass a waiting job any more; 0 means never
@@ -158,7 +163,9 @@ class Schedule(NamedTuple):
     `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
     `brief`: memory was divided in few passes. `needs` holds the least bytes that each job has to be given, with its
-    promised slowdown.
+    promised slowdown. `lacking`: bytes that running jobs lack to go on, and each waiting job, those first that start
+    first; `slowed_bytes` are those that the running ones lack so that none loses time: models for prediction that are
+    idle may give way.
     """
 
     decisions: dict[int, Decision]
@@ -167,3 +174,5 @@ class Schedule(NamedTuple):
     codings: dict[int, list[TensorCoding]]
     brief: bool = False
     needs: Mapping[int, int] = MappingProxyType({})
+    lacking: tuple[int, ...] = ()
+    slowed_bytes: int = 0

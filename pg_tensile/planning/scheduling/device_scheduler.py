@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pg_tensile.planning.scheduling.admission import admit, find_least
-from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Schedule
+from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Schedule, Waits
 from pg_tensile.planning.scheduling.keeping import decide
 from pg_tensile.planning.scheduling.plan_caches import PlanCaches
 from pg_tensile.planning.scheduling.planning import plan_jobs
@@ -55,7 +55,16 @@ class DeviceScheduler:
         }
         self.caches.end_round()
         needs = {job: state.needs(job) for job in state.least}
-        return Schedule(state.decisions | state.waits, totals_us, state.notes, state.codings, state.brief, needs)
+        decisions = state.decisions | state.waits
+        waiting = (job for job in state.lacking if isinstance(decisions[job], Waits))
+        waiting = sorted(waiting, key=lambda job: (-state.jobs[job].rank, job))
+        lacking = [int(state.lacking[job]) for job in waiting]
+        if state.stuck_bytes:
+            lacking.insert(0, int(state.stuck_bytes))
+        slowed_bytes = int(max(state.slowed_bytes, state.vanilla_bytes(admitted) - state.budget_bytes()))
+        return Schedule(
+            *(decisions, totals_us, state.notes, state.codings, state.brief, needs, tuple(lacking), slowed_bytes)
+        )
 
     def needs(self, device: DeviceState, jobs: Iterable[JobState]) -> dict[int, int]:
         """Return the least bytes that each job has to be given, with its promised slowdown, as admission counts them.

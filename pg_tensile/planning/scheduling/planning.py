@@ -64,6 +64,7 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
             return None
         promises = [job.job for job in traced if state.most_slowdown(job.job) < math.inf]
         which = " and ".join("this job" if job == newest else f"job {job}" for job in promises)
+        state.lacking[newest] = state.slowed_bytes = max(1, state.vanilla_bytes(admitted) - state.budget_bytes())
         state.decisions[newest] = Waits(
             f"beside the jobs that run, {which} would get plans that cost more than max_slowdown allows"
         )

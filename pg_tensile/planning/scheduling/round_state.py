@@ -72,6 +72,10 @@ class RoundState:
         self.decisions: dict[int, Decision] = {}
         self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
         self.alternatives: dict[int, Waits] = {}  # of jobs admitted because memory may flow, if it cannot after all
+        self.lacking: dict[int, int] = {}  # bytes with which jobs would have been admitted, in the order of their rank
+        self.slowed_bytes = 0  # that jobs lacked of one that was not admitted, because it would have lost time
+        self.stuck_bytes = 0  # that running jobs lack to go on
+        self.leaves_wanted = True  # whether plans leave the memory that a prediction waits for
         self.computing = 0  # jobs that run or are admitted
         self.notes: list[Note] = []
         self.coded: dict[int, Trace] = {}  # traces whose swaps are compressed
@@ -119,7 +123,25 @@ class RoundState:
         held = sum(job.given.granted_bytes for job in unplanned if job.given is not None)
         overheads = sum(job.overhead_bytes for job in self.jobs.values())
         device = self.device
-        return device.budget_bytes - device.inference_bytes - device.ending_bytes - overheads - held
+        inference = device.inference_bytes
+        if self.leaves_wanted:
+            inference = max(inference, device.wanted_bytes)
+        return device.budget_bytes - inference - device.ending_bytes - overheads - held
+
+    def claimed_before(self, job: JobState) -> int:
+        """Return the bytes beyond those of loaded models that a prediction needs that has waited longer than the job.
+
+        It need not wait still: it may have been refused a while ago, and is expected again."""
+        device = self.device
+        return max(0, device.claimed_bytes - device.inference_bytes) if device.claimed_s > job.waited_s else 0
+
+    def vanilla_bytes(self, jobs: Iterable[JobState]) -> int:
+        """Return the bytes with which no plan of these jobs has to save memory, as far as their budgets allow."""
+        taken = 0
+        for job in jobs:
+            most = 0 if job.trace is None else min(self.planner(job.job).vanilla.device_peak_bytes, job.limit_bytes)
+            taken += max(most, self.needs(job.job))
+        return taken
 
     def size(self, job: JobState, plans: Plans) -> int:
         """Return the bytes that the job must be granted."""
@@ -167,11 +189,15 @@ class RoundState:
 
     def could_flow(self, jobs: Sequence[JobState]) -> bool:
         """Return whether the least that these jobs need fits, if the memory of those that can share it flows."""
+        needed = self.flowing_bytes(jobs)
+        return needed is not None and needed <= self.budget_bytes()
+
+    def flowing_bytes(self, jobs: Sequence[JobState]) -> int | None:
+        """Return the least that these jobs need if memory flows; None if it cannot."""
         flowing = {job.job: self.needs(job.job) for job in jobs if self.can_flow(job)}
         if len(flowing) < 2:
-            return False
-        constant = sum(self.needs(job.job) for job in jobs if job.job not in flowing)
-        return constant + self.flow_need_bytes(flowing) <= self.budget_bytes()
+            return None
+        return sum(self.needs(job.job) for job in jobs if job.job not in flowing) + self.flow_need_bytes(flowing)
 
     def can_run(self, plans: Plans) -> bool:
         """Return whether all jobs whose memory flows can run, with the device and host memory that there is.

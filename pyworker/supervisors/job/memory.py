@@ -86,7 +86,7 @@ class JobMemory:
         sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()
-        if self._generation_sent == 0:
+        if self._generation_sent == 0 or not graphs:
             self._waiting.begin_for_memory()
         if self._refused:
             self._refused = False  # the refusal was of an earlier trace

@@ -32,6 +32,9 @@ class Situation(NamedTuple):
 
     budget_bytes: int
     inference_bytes: int
+    wanted_bytes: int  # by a prediction that waits
+    claimed_bytes: int  # by one that has waited in vain,
+    claimed_s: float  # for the first time as long ago; no reason to plan by itself
     ending_bytes: int  # granted to jobs that are not planned any more
     host_bytes: int
     traces: dict[int, tuple[str, bool]]  # by job: when it was captured, and whether the job is pinned
@@ -59,7 +62,8 @@ class Situation(NamedTuple):
             words.append("memory was given back")
         if self.budget_bytes != before.budget_bytes:
             words.append("the budget has changed")
-        if self.inference_bytes != before.inference_bytes:
+        inference = self.inference_bytes, self.wanted_bytes, self.claimed_bytes
+        if inference != (before.inference_bytes, before.wanted_bytes, before.claimed_bytes):
             words.append("models for prediction take another part of the memory")
         if self.host_bytes < before.host_bytes or (self.host_bytes > before.host_bytes and self.queue):
             words.append("the limit of host memory has changed")
@@ -122,8 +126,10 @@ def read_device_views(server: Server, records: JobRecords, searches: Searches) -
         waiting = [row for job, row in jobs.items() if job not in granted or not granted[job]["generation"]]
         waiting.sort(key=lambda row: (-row["priority"], row["job"]))
         situation = Situation(
-            device["budget_bytes"],
-            device["inference_bytes"],
+            *(
+                device[name]
+                for name in ("budget_bytes", "inference_bytes", "wanted_bytes", "claimed_bytes", "claimed_s")
+            ),
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in granted.items() if job not in jobs),
             host_bytes_left(name, host_bytes, records, jobs),
             {job: (row["captured"], records[job].pinned) for job, row in jobs.items()},

@@ -20,6 +20,7 @@ from pyworker.wire import Frame
 
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
+LACK = "tensile._lack_memory(text,int8[],int8)"
 BUFFERS = 6  # of a plan: those of job_records.Plan
 FOOTPRINT = (
     "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,"
@@ -38,6 +39,7 @@ class Publisher:
         self._server = server
         self._records = records
         self._pending: dict[int, Plan] = {}  # by job: not published yet
+        self._lacks: dict[str, bool] = {}  # by device: whether jobs lack memory
         self._tried_ledger: Any = None  # the ledger at the last attempt to publish pending plans
 
     # -- decisions ----------------------------------------------------------------------------------------------------
@@ -77,7 +79,15 @@ class Publisher:
         growth = {job: (0 if plan.groups else plan.granted_bytes) - before[job] for job, plan in plans.items()}
         for job in sorted(plans, key=lambda job: (growth[job], job)):
             self._publish(job, plans[job])
+        self.tell_predictor(view.name, header["lacking"], header["slowed_bytes"])
+        self._server.commit()
         self._tried_ledger = None
+
+    def tell_predictor(self, device: str, lacking: list[int], slowed_bytes: int) -> None:
+        """Tell the predictor what waiting jobs lack, and the running ones to lose no time."""
+        if lacking or slowed_bytes or self._lacks.get(device, True):
+            self._server.call(LACK, device, lacking, slowed_bytes)
+        self._lacks[device] = bool(lacking or slowed_bytes)
 
     def _tell_job(self, device: str, answer: dict[str, Any]) -> None:
         """Record a decision that is no plan in the job's row and in the log."""
@@ -103,7 +113,9 @@ class Publisher:
         Plans of devices in `busy` are not tried: newer ones are coming.
         """
         self._pending = {job: plan for job, plan in self._pending.items() if job in self._records}
-        ledger = [(view.situation.budget_bytes, view.situation.inference_bytes, view.grants) for view in views.values()]
+        situations = [view.situation for view in views.values()]
+        ledger = [(each.budget_bytes, each.inference_bytes, each.wanted_bytes) for each in situations]
+        ledger += [view.grants for view in views.values()]
         flows = any(grant["flows"] for view in views.values() for grant in view.grants.values())
         if not self._pending or (ledger == self._tried_ledger and not flows):
             return

@@ -24,7 +24,7 @@ from pyworker.supervisors.processes import ForkedProcess, SpawnedProcess
 from pyworker.supervisors.server import Server
 from tests.repository import REPOSITORY
 from tests.unit.pyworker.supervisors.plpy import Plpy
-from tests.unit.pyworker.supervisors.test_child_process import drive, until
+from tests.unit.pyworker.supervisors.test_child_process import drive, until, wait_for
 
 
 class Settings(Plpy):
@@ -103,6 +103,27 @@ def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(executor: Ch
     files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
     assert not any("eventpoll" in file for file in files), files  # those of the fork server are closed
     assert sum("socket" in file for file in files) == 1, files  # the connection's, though it has two descriptors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_child_that_a_signal_ends_in_its_first_moment_has_been_killed_and_not_proved_unusable(
+    plpy: Settings, controller: ForkServer, forked: bool, number: signal.Signals
+) -> None:
+    if forked:
+        start(plpy)  # the fork server has imported what takes a while
+    child = Child(Server(plpy), "executor", threads=1, forked=forked)
+    try:
+        starting = child.start()
+        request = starting.send(None)
+        while child._process is None:
+            request = starting.send(wait_for(request))
+        os.kill(child.pid, number)
+        with pytest.raises(ChildDied, match=f"executor was killed by signal {number:d} "):
+            while True:
+                request = starting.send(wait_for(request))
+    finally:
+        drive(child.close())
 
 
 @pytest.mark.parametrize("forked", [True, False])

@@ -228,7 +228,7 @@ def test_collectives_are_not_measured_by_themselves() -> None:
     """There is no process group here, in which they could be executed."""
     captured = step()
     device = HostDevice(FAST)
-    workspaces = probe(captured, device, 1 << 30)
+    workspaces = probe(captured, device, 1 << 30).trace.workspace_bytes
     assert not workspaces[[*places(captured, "all_reduce_"), *places(captured, "wait_")]].any()
     with pytest.raises(MeasurementError, match="a step that waits for other ranks cannot be measured by itself"):
         Calibration([captured], device, 1 << 30)

@@ -381,6 +381,7 @@ def test_a_job_waits_while_the_link_does_not_suffice_for_all_promises():
     assert loss(planned(schedule, 1)) <= 0.05
     why = "beside the jobs that run, job 1 and this job would get plans that cost more than max_slowdown allows"
     assert reason(schedule, 2) == why
+    assert schedule.lacking == (schedule.slowed_bytes,) == (2 * most(trace) - state.budget_bytes,)
     (running,) = published(schedule, first)
     assert reason(decide(state, running, second), 2) == why
     assert isinstance(decide(state, running, replace(second, max_slowdown=4.0)).decisions[2], Planned)

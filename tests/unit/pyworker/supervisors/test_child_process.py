@@ -32,10 +32,15 @@ def drive(coroutine: Coroutine[Request, Wait, Any], bits: Wait = NOTHING) -> Any
             request = coroutine.send(answer)
         except StopIteration as end:
             return end.value
-        assert request.timeout_ms is not None
-        files = [request.fd] if request.fd >= 0 else []
-        readable, _, _ = select.select(files, [], [], request.timeout_ms / 1000)
-        answer = bits | (Wait.READABLE if readable else Wait.TIMEOUT)
+        answer = bits | wait_for(request)
+
+
+def wait_for(request: Request) -> Wait:
+    """Wait as a coroutine of a supervisor asks, and return the answer."""
+    assert request.timeout_ms is not None
+    files = [request.fd] if request.fd >= 0 else []
+    readable, _, _ = select.select(files, [], [], request.timeout_ms / 1000)
+    return Wait.READABLE if readable else Wait.TIMEOUT
 
 
 @pytest.fixture
