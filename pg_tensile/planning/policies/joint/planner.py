@@ -47,11 +47,12 @@ from pg_tensile.planning.trace.trace import Int64s, Trace
 # long planning takes.
 FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
 PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
-OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
+OPERATORS = 19_000  # operators visited by the passes of each kind for one job and budget; at least three are usual ones
 SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
 STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
 STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
 STRETCHED_PASSES = 2  # prices that are tried with each of them, besides CONGESTED
+FEWEST_STRETCHED = 4  # such passes beyond SLOW, even if OPERATORS allows fewer: without them such plans lose a third
 REFINEMENTS = 20  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
@@ -81,6 +82,7 @@ class JobPlanner:
         passes = max(3, OPERATORS // self.trace.operator_count)
         self.tries = min(len(PRICES), max(3, (passes + 1) // 2))
         self.refinements = min(REFINEMENTS, passes - self.tries)
+        self._stretched_passes = passes - self.tries
         self._most_events = most_events
         self._cached_host_bytes = lru_cache(REMEMBERED)(self._host_bytes)
         self._cached_sequence = lru_cache(SEQUENCES)(self._sequence)
@@ -206,7 +208,8 @@ class JobPlanner:
         best = outcomes[0]
         if best.candidate.us <= PERFECT * self.vanilla.us or isinstance(passes, Prices):
             return best.candidate
-        best = (self._cached_refined(budget_bytes) if passes is None else self._stretched(outcomes, budget_bytes))[0]
+        better = self._cached_refined(budget_bytes) if passes is None else self._stretched(outcomes, budget_bytes, 0)
+        best = better[0]
         is_slow = best.candidate.us > SLOW * self.vanilla.us
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
@@ -260,19 +263,19 @@ class JobPlanner:
         """Return the plan with its transfers scheduled and coded."""
         return with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch))
 
-    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> list[Outcome]:
-        """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits."""
+    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int, passes: int) -> list[Outcome]:
+        """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits.
+
+        `passes`: the most to make, at least FEWEST_STRETCHED beyond SLOW."""
         outcomes = list(outcomes)
         slowdown = outcomes[0].candidate.us / self.vanilla.us
         if slowdown < STRETCHED:
             return outcomes
-        passes = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
-        passes += [prices for prices in CONGESTED if prices not in passes]
-        for exponent in STRETCHES:
-            for prices in passes:
-                best = min(outcomes, key=rank)
-                stretched = self._tried(best, budget_bytes, prices._replace(stretch=slowdown**exponent), {})
-                outcomes += [stretched] if stretched else []
+        most = passes if slowdown < SLOW else max(passes, FEWEST_STRETCHED)
+        for prices, exponent in _stretches(outcomes)[:most]:
+            best = min(outcomes, key=rank)
+            stretched = self._tried(best, budget_bytes, prices._replace(stretch=slowdown**exponent), {})
+            outcomes += [stretched] if stretched else []
         return sorted(outcomes, key=rank)
 
     def _refined(self, budget_bytes: int) -> list[Outcome]:
@@ -281,7 +284,7 @@ class JobPlanner:
         if not outcomes:
             return []
         starts = [outcomes[0]]
-        if (stretched := self._stretched(outcomes, budget_bytes)[0]) is not starts[0]:
+        if (stretched := self._stretched(outcomes, budget_bytes, self._stretched_passes)[0]) is not starts[0]:
             starts.append(stretched)
         return sorted([self._refine(start, budget_bytes) for start in starts], key=rank)
 
@@ -408,6 +411,19 @@ class JobPlanner:
         if candidate.stall_us and self.busy_link != self.link:
             candidate = min(candidate, scheduled(self.link), key=lambda candidate: candidate.us)
         return candidate
+
+
+def _stretches(outcomes: Sequence[Outcome]) -> list[tuple[Prices, float]]:
+    """Return prices, and the power of the slowdown to stretch latencies by, of all stretched passes after `outcomes`.
+
+    Those come first that together gain the most where only a few are made (found on the networks of
+    `make bench-prices`, by greedy selection)."""
+    own = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
+    passes = [*own, *(prices for prices in CONGESTED if prices not in own)]
+    first, second = CONGESTED
+    worth = [(first, 0.75), *((prices, 0.5) for prices in own[:1]), (second, 0.75), (first, 0.5)]
+    every = [(prices, exponent) for exponent in STRETCHES for prices in passes]
+    return [*(each for each in worth if each in every), *(each for each in every if each not in worth)]
 
 
 class _Reserving(JobPlanner):
