@@ -282,14 +282,13 @@ def _planned(
     room = device.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)
     memory = replace(memory, budget_bytes=budget, budget_of="device" if budget == room else "memory_budget")
-    schedule = scheduler.schedule(device, [job])
-    decision = schedule.decisions[job.job]
+    decision = scheduler.schedule(device, [job]).decisions[job.job]
     if isinstance(decision, Refused) and decision.max_slowdown is not None:
         memory = replace(memory, promised_bytes=decision.least_bytes)
     if not isinstance(decision, Planned):
         return memory, time, NoPlan(getattr(decision, "reason", None))
     if request.max_slowdown is not None:
-        memory = replace(memory, promised_bytes=schedule.needs[job.job])
+        memory = replace(memory, promised_bytes=scheduler.needs(device, [job])[job.job])
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)

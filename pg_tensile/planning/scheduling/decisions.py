@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -157,8 +156,7 @@ class Schedule(NamedTuple):
 
     `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
-    `brief`: memory was divided in few passes. `needs` holds the least bytes that each job has to be given, with its
-    promised slowdown.
+    `brief`: memory was divided in few passes.
     """
 
     decisions: dict[int, Decision]
@@ -166,4 +164,3 @@ class Schedule(NamedTuple):
     notes: list[Note]
     codings: dict[int, list[TensorCoding]]
     brief: bool = False
-    needs: Mapping[int, int] = MappingProxyType({})

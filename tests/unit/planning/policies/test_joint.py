@@ -31,8 +31,8 @@ from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
 from pg_tensile.planning.policies.joint.contention import WORTH, times_us
-from pg_tensile.planning.policies.joint.part import AbandonedError, Terms, UnplannableError
-from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
+from pg_tensile.planning.policies.joint.part import Terms, UnplannableError
+from pg_tensile.planning.policies.joint.planner import PERFECT, AbandonedError, JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.policies.joint.sweep import sweep
