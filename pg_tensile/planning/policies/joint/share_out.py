@@ -3,7 +3,7 @@
 The link is shared in units, UNITS for each job. A plan that moves nothing needs none of them; a plan that moves much is
 worth more of them than one that recomputes. So each job has plans for several sizes of memory and several parts of the
 link, and one is chosen for each job, together within both. For jobs of thousands of operators that takes a minute, so a
-brief division can be had first: one plan of one pass for each job.
+brief division can be had first: a plan of one pass for each job.
 """
 
 from __future__ import annotations
@@ -59,15 +59,17 @@ def share_out(
 
     `planners` have the whole link. `terms`: conditions by job; a job without an entry has none. Memory left over goes
     to the jobs that lose the most. `host_limit`: bytes of host memory for all of them, kept to if possible; the caller
-    has to check. `brief`: each job saves the same part of what it can, by a plan of one pass. Raises
-    BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason; AbandonedError once
-    `over` returns True.
+    has to check. `brief`: if host memory suffices for that, each job saves the same part of what it can, by a plan of
+    one pass. Raises BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason;
+    AbandonedError once `over` returns True.
     """
     units = UNITS * len(planners)
     parts = {job: Part(job, planner, (terms or {}).get(job, Terms()), units, over) for job, planner in planners.items()}
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
     if brief:
-        return _brief_division(parts, budget_bytes)
+        first = _brief_division(parts, budget_bytes)
+        if host_limit is None or _host_bytes(parts, first.chosen.values()) <= host_limit:
+            return first
     small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
     levels = _levels(parts, budget_bytes, small)
     for part in parts.values():
@@ -119,6 +121,8 @@ def _brief_division(parts: Mapping[int, Part], budget_bytes: int) -> Division:
         if not broken:
             break
         held |= {job: parts[job].brief_saving() for job in broken}
+        if any(held[job].device_peak_bytes > parts[job].top for job in broken):
+            raise SlowdownError(SLOWED_DOWN)
     rungs = {job: Rung(plan, UNITS if plan.transfers else 0) for job, plan in (plans | held).items()}
     return _settled(parts, {job: rungs[job] for job in parts})
 

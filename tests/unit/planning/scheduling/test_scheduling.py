@@ -428,6 +428,15 @@ def test_plans_keep_to_the_host_memory_that_there_is():
     assert host_bytes([(trace, scarce.plan)]) == scarce.host_bytes <= limit
 
 
+def test_few_passes_are_not_enough_where_host_memory_is_short(monkeypatch):
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", 0)
+    trace = network(24, latency_us=2000.0)
+    state = device(middle(trace))
+    plenty = planned(DeviceScheduler().schedule(state, [job(1, trace)], True), 1)
+    scarce = replace(state, host_bytes=plenty.host_bytes * 60 // 100)
+    assert planned(DeviceScheduler().schedule(scarce, [job(1, trace)], True), 1).host_bytes <= scarce.host_bytes
+
+
 def test_a_pinned_job_keeps_what_it_has_and_others_are_planned_into_the_rest():
     trace = network(12, latency_us=20.0)
     budget = most(trace) + middle(trace)
@@ -645,6 +654,8 @@ def test_a_brief_round_keeps_promises_or_leaves_that_to_more_passes(monkeypatch)
     assert alike.brief and min(loss(planned(alike, number)) for number in (1, 2)) > 0.05
     schedule = DeviceScheduler().schedule(state, [promised(1, trace, 1.05), job(2, trace)], True)
     assert schedule.brief and loss(planned(schedule, 1)) <= 0.05 < loss(planned(schedule, 2))
+    limited = replace(promised(1, trace, 1.05), most_bytes=middle(trace, part=0.1))
+    assert isinstance(DeviceScheduler().schedule(state, [limited], True).decisions[1], Refused)
     impossible = DeviceScheduler().schedule(state, [promised(1, trace, 1.01), promised(2, trace, 1.01)], True)
     assert not impossible.brief and isinstance(impossible.decisions[2], Waits)
 
