@@ -30,7 +30,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-time-left bench-gpu bench-papers soak \
+	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-rounds bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-time-left bench-gpu bench-papers soak \
 	install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -129,6 +129,7 @@ help:
 	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
 	@echo 'make bench-gpu      methods on a GPU at sizes that keep it busy (needs PyTorch for CUDA); under ten minutes'
 	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
+	@echo 'make bench-rounds   the processor time of plans, with and without promises'
 	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
 	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
 	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
@@ -237,5 +238,5 @@ soak: venv deploy
 # Need no server. A run that was stopped goes on where it was.
 bench: venv
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-allocator bench-planner bench-prices bench-waterwave bench-flowing bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
+bench-allocator bench-planner bench-rounds bench-prices bench-waterwave bench-flowing bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

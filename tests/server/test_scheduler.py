@@ -369,33 +369,43 @@ def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     assert job.follow(first["generation"])["plan"] != first["plan"]
 
 
+def rounds_of(play) -> list[tuple[str, bool]]:
+    """Return the reason of each round, and whether it was brief."""
+    sql = "SELECT reason, (details->>'brief')::bool FROM tensile.scheduler_log WHERE event = 'scheduled' ORDER BY id"
+    rounds: list[tuple[str, bool]] = play.conn.execute(sql).fetchall()
+    return rounds
+
+
+def thorough_after_brief(play) -> list[tuple[str, bool]]:
+    rounds = rounds_of(play)
+    brief = next((number for number, (_, brief) in enumerate(rounds) if brief), len(rounds))
+    return [line for line in rounds[brief + 1 :] if line == ("the memory was divided in few passes", False)]
+
+
 @pytest.mark.long
-def test_jobs_with_long_traces_get_a_plan_soon_and_a_better_one_later(play):
-    """Long: the memory of two long traces is divided twice."""
-    trace = network(160)
-    play.set("device_memory", f"{(least_bytes(trace) + footprint(trace).device_peak_bytes) // 1024}kB")
-    first_job, second_job = play.job(), play.job()
-    first_job.send_trace(trace)
-    first = first_job.follow()
-    second_job.send_trace(trace)
-    rounds_sql = """
-        SELECT reason, (details->>'brief')::bool FROM tensile.scheduler_log WHERE event = 'scheduled' ORDER BY id
-    """
-    play.wait_until(lambda: any(is_brief for _, is_brief in play.conn.execute(rounds_sql).fetchall()))
+@pytest.mark.parametrize("options", ["{}", '{"max_slowdown": 50}'])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_jobs_with_long_traces_get_a_plan_soon_and_a_better_one_later(play, jobs, options):
+    """Long: the memory of long traces is divided twice. One that binds nothing is promised to the last job."""
+    trace = network(64)  # of more than planning.BRIEF_OPERATORS
+    play.set("device_memory", f"{jobs * (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2048}kB")
+    generation, first_job = 0, None
+    if jobs == 2:
+        first_job = play.job()
+        first_job.send_trace(trace)
+        generation = first_job.follow()["generation"]
+    last_job = play.job(options=options)
+    last_job.send_trace(trace)
+    play.wait_until(lambda: any(brief for _, brief in rounds_of(play)), what=lambda: str(rounds_of(play)))
     pid = play.planner()
     os.kill(pid, signal.SIGSTOP)  # many passes take as long as they like
     try:
-        first_job.follow(first["generation"])
-        second_job.follow()
+        if first_job is not None:
+            first_job.follow(generation)
+        last_job.follow()
     finally:
         os.kill(pid, signal.SIGCONT)
-
-    def later() -> Any:
-        lines = play.conn.execute(rounds_sql).fetchall()
-        brief = next((number for number, (_, is_brief) in enumerate(lines) if is_brief), len(lines))
-        return [line for line in lines[brief + 1 :] if line == ("the memory was divided in few passes", False)]
-
-    play.wait_until(later, what=lambda: str(play.conn.execute(rounds_sql).fetchall()))
+    play.wait_until(lambda: thorough_after_brief(play), what=lambda: str(rounds_of(play)))
     assert play.granted() <= budget(play)
 
 

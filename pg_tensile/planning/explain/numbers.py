@@ -288,14 +288,13 @@ def _planned(
     saves = False if request.device.rpartition(":")[2] == "cpu" else None  # "cpu", or "ray:cpu"
     budget_of = "device" if budget == room else "memory_budget"
     memory = replace(memory, budget_bytes=budget, budget_of=budget_of, saves_machine_memory=saves)
-    schedule = scheduler.schedule(device, [job])
-    decision = schedule.decisions[job.job]
+    decision = scheduler.schedule(device, [job]).decisions[job.job]
     if isinstance(decision, Refused) and decision.max_slowdown is not None:
         memory = replace(memory, promised_bytes=decision.least_bytes)
     if not isinstance(decision, Planned):
         return memory, time, NoPlan(getattr(decision, "reason", None))
     if request.max_slowdown is not None:
-        memory = replace(memory, promised_bytes=schedule.needs[job.job])
+        memory = replace(memory, promised_bytes=scheduler.needs(device, [job])[job.job])
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)

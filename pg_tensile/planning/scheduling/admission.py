@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pg_tensile.planning.policies.joint.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Refused, Waits
 from pg_tensile.planning.scheduling.round_state import RoundState
 from pg_tensile.text import size
@@ -28,7 +29,11 @@ def find_least(state: RoundState, job: JobState) -> None:
             vanilla = planner.vanilla.device_peak_bytes
             least = max(least, vanilla if job.policy == "none" else planner.least_bytes)
             if job.max_slowdown is not None and job.policy != "none":
-                promised = max(least, planner.saving(job.max_slowdown).device_peak_bytes)
+                state.promises[job.job] = job.max_slowdown
+                if state.counts_promises:
+                    promised = max(least, planner.saving(job.max_slowdown).device_peak_bytes)
+        except AbandonedError:
+            raise
         except Exception as error:
             state.decisions[job.job] = Failed(f"{type(error).__name__}: {error}")
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -162,10 +161,9 @@ class Schedule(NamedTuple):
 
     `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
-    `brief`: memory was divided in few passes. `needs` holds the least bytes that each job has to be given, with its
-    promised slowdown. `lacking`: bytes that running jobs lack to go on, and each waiting job, those first that start
-    first; `slowed_bytes` are those that the running ones lack so that none loses time: models for prediction that are
-    idle may give way.
+    `brief`: memory was divided in few passes. `lacking`: bytes that running jobs lack to go on, and each waiting job,
+    those first that start first; `slowed_bytes` are those that the running ones lack so that none loses time: models for
+    prediction that are idle may give way.
     """
 
     decisions: dict[int, Decision]
@@ -173,6 +171,5 @@ class Schedule(NamedTuple):
     notes: list[Note]
     codings: dict[int, list[TensorCoding]]
     brief: bool = False
-    needs: Mapping[int, int] = MappingProxyType({})
     lacking: tuple[int, ...] = ()
     slowed_bytes: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.part import AbandonedError
+from pg_tensile.planning.policies.joint.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
@@ -146,7 +146,10 @@ def _chosen(state: RoundState, terms: _Terms, size: int, passes: int | None) -> 
         budget = min(most, max(terms.least[job], size))
         if state.over():
             return None
-        candidate = state.planner(job, terms.share).best(budget, passes)
+        try:
+            candidate = state.planner(job, terms.share).best(budget, passes)
+        except AbandonedError:
+            return None
         if not isinstance(candidate, Candidate):
             return None
         chosen[job] = candidate

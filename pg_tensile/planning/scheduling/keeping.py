@@ -82,10 +82,7 @@ def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | 
     fits &= all(granted[job] == state.size(state.jobs[job], plans) for job in flowing)
     if not fits or rest < 0 or not state.can_run(plans):
         return None
-    for number, us in state.planned_us(plans).items():
-        if us > (1 + GAIN) * state.most_slowdown(number) * state.planner(number).vanilla.us:
-            return None
-    return plans
+    return plans if state.keeps_promises(plans, GAIN) else None
 
 
 def _swaps(plan: Plan) -> bool:

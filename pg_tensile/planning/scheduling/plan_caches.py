@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -23,6 +23,10 @@ ITERATIONS = 9  # of each job that are simulated; the first three do not count
 MOST_GROUPS_SIMULATED = 2000  # of all jobs in one simulation: some 0.1 s
 
 
+def _never() -> bool:
+    return False
+
+
 class PlanCaches:
     """Caches of one device: they save time and change nothing."""
 
@@ -32,13 +36,16 @@ class PlanCaches:
         self._groups: dict[Hashable, tuple[Group, ...]] = {}
         self._flows: dict[Hashable, Flow | None] = {}
         self._used: set[Hashable] = set()
+        self._over = _never
 
     def planner(self, trace: Trace, device: DeviceState, share: float = 1.0) -> JobPlanner:
         """Return the cached planner of a trace that owns `share` of the link."""
         key = identity(trace), device.profile, device.most_events
         self._used.add(key)
         if key not in self._planners:
-            self._planners[key] = JobPlanner(trace, device.profile, most_events=device.most_events)
+            self._planners[key] = JobPlanner(
+                trace, device.profile, most_events=device.most_events, over=lambda: self._over()
+            )
         return self._planners[key].sharing(share)
 
     def tensile_plans(
@@ -84,9 +91,12 @@ class PlanCaches:
             self._flows[key] = simulate_flow(jobs, budget_bytes, contention, ITERATIONS, beside, MOST_GROUPS_SIMULATED)
         return self._flows[key]
 
-    def begin_round(self) -> None:
+    def begin_round(self, over: Callable[[], bool] = _never) -> None:
+        """Begin a round, in which planners raise AbandonedError once `over` returns True."""
         self._used.clear()
+        self._over = over
 
     def end_round(self) -> None:
         """Drop the planners that the round has not used."""
+        self._over = _never
         self._planners = {key: planner for key, planner in self._planners.items() if key in self._used}

@@ -26,15 +26,17 @@ from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tens
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.text import size
 
-# Of all jobs, beyond which memory is divided in few passes while a job waits: about one second of planning otherwise.
-BRIEF_OPERATORS = 1000
+# Of all jobs, beyond which few passes are made while a job waits: about one second of planning otherwise.
+BRIEF_OPERATORS = 200
 # Part of the speed of jobs that train one after the other, at which they train at once instead: each of them gets on.
 LEAST_SPEED = 0.8
 NO_FLOW = "beside the jobs that run, its memory does not suffice, and no plans let memory flow between them"
 
 
 def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
-    """Return the plans with the least total loss, or None if jobs were decided here, so that fewer are admitted."""
+    """Return the plans with the least total loss, or None if jobs were decided here, so that fewer are admitted.
+
+    Raises SlowdownError if a brief division would break a promise although promises do not count."""
     state.coded, state.codings = {}, {}
     holding = (job for job in state.jobs.values() if job.given is not None and job.job in state.decisions)
     state.computing = len(admitted) + sum(isinstance(state.decisions[job.job], Failed | Kept) for job in holding)
@@ -56,6 +58,8 @@ def plan_jobs(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
         state.decisions[error.job] = Failed(f"no plan can be made: {error}")
         return None
     except SlowdownError:
+        if not state.counts_promises:
+            raise
         flowing = _with_flow(state, admitted, None)
         if flowing is not None:
             return flowing
@@ -143,7 +147,8 @@ def _plans_in_budget(
 ) -> Plans:
     """Return plans for all traced jobs within the budget, less the reserved bytes.
 
-    Raises UnplannableError and BudgetError."""
+    Promises that do not count are kept if few passes are made. Raises UnplannableError, BudgetError and SlowdownError.
+    """
     budget = state.budget_bytes() - reserved_bytes
     budget -= sum(state.least[job.job] for job in admitted if job.trace is None)
     budget = max(budget, sum(state.least[job.job] for job in traced))  # a lowered setting: as close as possible
@@ -155,14 +160,13 @@ def _plans_in_budget(
     if together is not None:
         return together
     planners = {job.job: state.planner(job.job) for job in traced}
+    bound = any(state.most_slowdown(job.job) < math.inf for job in traced)
+    brief = state.may_be_brief and sum(map(_operators, traced)) > BRIEF_OPERATORS and not bound
     terms = {}
     for job in traced:
         least = state.least[job.job]
-        slowdown = state.most_slowdown(job.job)
+        slowdown = state.promises.get(job.job, math.inf) if brief else state.most_slowdown(job.job)
         terms[job.job] = Terms(max(least, job.limit_bytes), least, state.weights[job.job], slowdown)
-    operators = sum(planner.trace.operator_count for planner in planners.values())
-    promised = any(term.most_slowdown < math.inf for term in terms.values())
-    brief = state.may_be_brief and len(planners) > 1 and operators > BRIEF_OPERATORS and not promised
     state.brief |= brief
     plans = Plans(*share_out(planners, budget, terms, state.device.host_bytes, brief, state.over))
     tensile_jobs = [job for job in traced if job.policy == "tensile"]

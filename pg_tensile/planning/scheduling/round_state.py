@@ -60,7 +60,10 @@ class RoundState:
         jobs: Iterable[JobState],
         may_be_brief: bool = False,
         over: Callable[[], bool] = lambda: False,
+        counts_promises: bool = True,
     ) -> None:
+        """Begin a round; with `counts_promises` jobs are admitted and planned with what was promised."""
+        self.counts_promises = counts_promises
         self.may_be_brief = may_be_brief
         self.over = over
         self.brief = False  # whether memory was divided in few passes
@@ -68,7 +71,8 @@ class RoundState:
         self.device = device
         self.jobs = {job.job: job for job in sorted(jobs, key=lambda job: job.job)}
         self.least: dict[int, int] = {}  # least device memory in bytes, of jobs that can be planned
-        self.promised: dict[int, int] = {}  # least device memory in bytes with which jobs can keep their max_slowdown
+        self.promises: dict[int, float] = {}  # the max_slowdown of jobs, if it is to be kept
+        self.promised: dict[int, int] = {}  # least device memory in bytes that promises take, if they count
         self.decisions: dict[int, Decision] = {}
         self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
         self.alternatives: dict[int, Waits] = {}  # of jobs admitted because memory may flow, if it cannot after all
@@ -96,19 +100,25 @@ class RoundState:
         return self.promised.get(job, self.least[job])
 
     def most_slowdown(self, job: int) -> float:
-        """Return the promised factor on the job's time without a plan; infinite without a promise."""
-        promise = self.jobs[job].max_slowdown
-        return promise if promise is not None and job in self.promised else math.inf
+        """Return the factor on the job's time without a plan that plans may reach: if promises count, the promised."""
+        return self.promises.get(job, math.inf) if self.counts_promises else math.inf
+
+    def keeps_promises(self, plans: Plans, tolerance: float = 0.0) -> bool:
+        """Return whether the plans slow no job down by more than was promised, and by the factor 1 + `tolerance`."""
+        return all(
+            us <= (1 + tolerance) * self.promises.get(job, math.inf) * self.planner(job).vanilla.us
+            for job, us in self.planned_us(plans).items()
+        )
 
     def break_promise(self, jobs: Iterable[int]) -> bool:
-        """Plan the job of the lowest priority without its promise; return False if none of the jobs has one.
+        """Plan the job of the lowest priority without its promise; return False if no promise of the jobs counts.
 
         Jobs that have no promise are not touched; of equal ones it is the newest."""
-        promised = [self.jobs[job] for job in jobs if job in self.promised]
-        if not promised:
+        promised = [self.jobs[job] for job in jobs if job in self.promises]
+        if not promised or not self.counts_promises:
             return False
         broken = min(promised, key=lambda job: (job.priority, -job.job))
-        del self.promised[broken.job]
+        del self.promises[broken.job], self.promised[broken.job]
         reason = "the memory and the link that it can have do not suffice"
         self.add_note(broken.job, f"its max_slowdown of {broken.max_slowdown:g} cannot be kept: {reason}")
         return True

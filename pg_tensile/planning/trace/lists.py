@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +71,29 @@ class Columns:
                 self.writes[tensor].append(operator)
             if mode == stats:
                 self.statistics.add(tensor)
+
+    @cached_property
+    def leaving(self) -> list[list[int]]:
+        """[n]: tensors that an operator uses and the next one does not, but a later one, or one of the next iteration.
+
+        So an interval in which they may be off the device begins there."""
+        leaving: list[list[int]] = [[] for _ in range(self.operators)]
+        for tensor, accesses in enumerate(self.accesses):
+            for sooner, later in pairwise(accesses):
+                if later > sooner + 1:
+                    leaving[sooner].append(tensor)
+            if accesses and self.persistent[tensor]:
+                leaving[accesses[-1]].append(tensor)
+        return leaving
+
+    @cached_property
+    def changed(self) -> list[list[int]]:
+        """[n]: tensors that an operator changes in place."""
+        changed: list[list[int]] = [[] for _ in range(self.operators)]
+        for tensor, writes in enumerate(self.writes):
+            for operator in writes:
+                changed[operator].append(tensor)
+        return changed
 
     def version_before(self, tensor: int, operator: int) -> int:
         """Return the version that the tensor has when `operator` begins."""

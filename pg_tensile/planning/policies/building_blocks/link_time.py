@@ -38,14 +38,19 @@ class Lane:
         """
         if first > last:
             return Booking(0.0, first, first - 1)
-        booked_us, begin, end, operator = 0.0, first, first - 1, self._next(first)
-        while operator <= last and booked_us < us:
-            part_us = min(self._free_us[operator], us - booked_us)
+        free_us, later = self._free_us, self._later
+        booked_us, begin, end, operator = 0.0, first, first - 1, first
+        while booked_us < us:
+            if later[operator] != operator:
+                operator = _find(later, operator)
+            if operator > last:
+                break
+            part_us = min(free_us[operator], us - booked_us)
             begin = begin if booked_us else operator
             booked_us, end = booked_us + part_us, operator
             if book:
                 self._take(operator, part_us)
-            operator = self._next(operator + 1)
+            operator += 1
         return Booking(booked_us, begin, end)
 
     def latest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
@@ -55,14 +60,19 @@ class Lane:
         """
         if first > last:
             return Booking(0.0, last + 1, last)
-        booked_us, begin, end, operator = 0.0, last + 1, last, self._previous(last)
-        while operator >= first and booked_us < us:
-            part_us = min(self._free_us[operator], us - booked_us)
+        free_us, earlier = self._free_us, self._earlier
+        booked_us, begin, end, operator = 0.0, last + 1, last, last
+        while booked_us < us:
+            if earlier[operator + 1] != operator + 1:
+                operator = _find(earlier, operator + 1) - 1
+            if operator < first:
+                break
+            part_us = min(free_us[operator], us - booked_us)
             end = end if booked_us else operator
             booked_us, begin = booked_us + part_us, operator
             if book:
                 self._take(operator, part_us)
-            operator = self._previous(operator - 1)
+            operator -= 1
         return Booking(booked_us, begin, end)
 
     def _take(self, operator: int, us: float) -> None:
@@ -71,12 +81,6 @@ class Lane:
             self._free_us[operator] = 0.0
             self._later[operator] = operator + 1
             self._earlier[operator + 1] = operator
-
-    def _next(self, operator: int) -> int:
-        return _find(self._later, operator)
-
-    def _previous(self, operator: int) -> int:
-        return _find(self._earlier, operator + 1) - 1
 
 
 def _find(parent: list[int], operator: int) -> int:

@@ -39,6 +39,7 @@ class OffDeviceTensors:
         self.idle = IdleIntervals(columns)
         self.last = [positions[-1] if positions else -1 for positions in columns.positions]  # [m]: last use
         self.read_before: dict[int, list[int]] = {}  # operator → tensors that recomputations before it read
+        self.extended: dict[int, list[int]] = {}  # operator → tensors whose last use it was, until one was added
         self.tensors: dict[int, OffDevice] = {}
         self._dependents: dict[int, set[int]] = {}  # tensor → tensors that were to be recomputed from it
 
@@ -48,7 +49,11 @@ class OffDeviceTensors:
         if not self.idle.is_used(tensor, position):
             self.idle.add_use(tensor, position)
             self.read_before.setdefault(operator, []).append(tensor)
-            self.last[tensor] = max(self.last[tensor], position)
+            last = self.last[tensor]
+            if position > last:
+                if last % 2 == 0:
+                    self.extended.setdefault(last // 2, []).append(tensor)
+                self.last[tensor] = position
 
     def take(self, off: OffDevice) -> None:
         self.tensors[off.interval.tensor] = off

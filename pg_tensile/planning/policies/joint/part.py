@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.prices import Prices
+from pg_tensile.planning.policies.joint.planner import AbandonedError, JobPlanner
+from pg_tensile.planning.policies.joint.prices import PRICES, Prices
 from pg_tensile.planning.policies.joint.sweep import Shortage
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).
 LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
 UNITS = 2  # of the link for each of several jobs
+TOO_MANY_EVENTS = "every plan has more events than a plan may have"
+
+
+T = TypeVar("T")
 
 
 class Terms(NamedTuple):
@@ -43,10 +47,6 @@ class UnplannableError(PlanError):
     def __init__(self, job: int, message: str) -> None:
         super().__init__(message)
         self.job = job
-
-
-class AbandonedError(PlanError):
-    """Raised if the caller wants no plans any more."""
 
 
 class SlowdownError(PlanError):
@@ -90,30 +90,54 @@ class Part:
         saved = math.ceil((self.top - self.planner.least_bytes) * (level / LEVELS))
         return max(self.top - saved, self.terms.least_bytes)
 
+    def keeps_promise(self, candidate: Candidate) -> bool:
+        return candidate.us <= self.terms.most_slowdown * self.planner.vanilla.us
+
     def plan(self, share: float, room_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         """Return the best plan within so much memory with a part of the link. Raises AbandonedError."""
         return self._best(self.planner.sharing(share), room_bytes, passes)
 
+    def brief_plan(self, level: float) -> Candidate:
+        """Return the plan of one pass for the budget of a level, with an equal part of the link.
+
+        Raises UnplannableError and AbandonedError."""
+        planner, budget = self.planner.sharing(UNITS / self.units), self.level_bytes(level)
+        found = self._guarded(lambda: self._best(planner, budget, PRICES[0]))
+        if isinstance(found, Shortage):  # more passes may find a plan
+            found = self._guarded(lambda: self._best(planner, budget, None))
+        if isinstance(found, Shortage):
+            raise UnplannableError(self.job, TOO_MANY_EVENTS)
+        return found
+
+    def brief_saving(self) -> Candidate:
+        """Return the plan with the least memory, of plans of one pass, that slows the job down as little as promised.
+
+        It has an equal part of the link. Raises UnplannableError and AbandonedError."""
+        planner = self.planner.sharing(UNITS / self.units)
+        return self._guarded(lambda: planner.saving(self.terms.most_slowdown, PRICES[0]))
+
     def climb(self, budgets: Iterable[int], passes: int | Prices | None, units: int = UNITS) -> None:
         """Add the best plan for each of these budgets with a part of the link; `passes` as in `JobPlanner.best`.
 
-        Raises UnplannableError and AbandonedError."""
+        With a promise also the plan is added that just keeps it. Raises UnplannableError and AbandonedError."""
         planner = self.planner.sharing(units / self.units)
+        found = self._guarded(lambda: [self._best(planner, budget, passes) for budget in budgets])
+        rungs = [candidate for candidate in found if isinstance(candidate, Candidate)]
+        if self.terms.most_slowdown < math.inf:
+            rungs.append(self._guarded(lambda: planner.saving(self.terms.most_slowdown)))
+        if not rungs and not self.ladder:
+            raise UnplannableError(self.job, TOO_MANY_EVENTS)
+        for candidate in rungs:
+            if self.keeps_promise(candidate) and candidate.device_peak_bytes <= self.top:
+                self.ladder.append(Rung(candidate, units if candidate.transfers else 0))
+
+    def _guarded(self, plan: Callable[[], T]) -> T:
         try:
-            found = [self._best(planner, budget, passes) for budget in budgets]
-            if self.terms.most_slowdown < math.inf:
-                found.append(planner.saving(self.terms.most_slowdown))
+            return plan()
         except AbandonedError:
             raise
         except Exception as error:
             raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
-        rungs = [candidate for candidate in found if isinstance(candidate, Candidate)]
-        if not rungs and not self.ladder:
-            raise UnplannableError(self.job, "every plan has more events than a plan may have")
-        slowest_us = self.terms.most_slowdown * self.planner.vanilla.us
-        for candidate in rungs:
-            if candidate.us <= slowest_us and candidate.device_peak_bytes <= self.top:
-                self.ladder.append(Rung(candidate, units if candidate.transfers else 0))
 
     def _best(self, planner: JobPlanner, budget: int, passes: int | Prices | None) -> Candidate | Shortage:
         if self._over():

@@ -10,14 +10,14 @@ the most expensive decisions cost extra.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError
+from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
@@ -52,6 +52,7 @@ SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alon
 STRETCHED = 1.1  # factor on the time without a plan: beyond it, passes count on the time in which the job waits
 STRETCHES = (0.25, 0.5, 0.75)  # powers of the slowdown so far, by which the link has more time
 STRETCHED_PASSES = 2  # prices that are tried with each of them, besides CONGESTED
+FEW_STRETCHED = 4  # such passes beyond SLOW where the usual ones are few
 REFINEMENTS = 20  # most passes that refine the best plan so far
 REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
 RESERVED = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # parts of the free memory left to the allocator
@@ -67,21 +68,33 @@ def identity(trace: Trace) -> Hashable:
     return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding
 
 
+class AbandonedError(PlanError):
+    """Raised if the caller wants no plans any more."""
+
+
 class JobPlanner:
     """Planner for one job that owns `share` of the link, with at most `most_events` events per plan.
 
-    Results are cached.
+    Results are cached. Before each pass, `over` is asked whether plans are still wanted; if it returns True,
+    AbandonedError is raised.
     """
 
     def __init__(
-        self, trace: Trace, profile: DeviceProfile, share: float = 1.0, most_events: int | None = None
+        self,
+        trace: Trace,
+        profile: DeviceProfile,
+        share: float = 1.0,
+        most_events: int | None = None,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.trace = roofline.timed(trace, profile)
         self.profile = profile
         passes = max(3, OPERATORS // self.trace.operator_count)
         self.tries = min(len(PRICES), max(3, (passes + 1) // 2))
         self.refinements = min(REFINEMENTS, passes - self.tries)
+        self._spare_passes = passes - self.tries
         self._most_events = most_events
+        self._over = over
         self._cached_host_bytes = lru_cache(REMEMBERED)(self._host_bytes)
         self._cached_sequence = lru_cache(SEQUENCES)(self._sequence)
         self._cached_scheduled = lru_cache(SEQUENCES)(self._scheduled)
@@ -206,7 +219,9 @@ class JobPlanner:
         best = outcomes[0]
         if best.candidate.us <= PERFECT * self.vanilla.us or isinstance(passes, Prices):
             return best.candidate
-        best = (self._cached_refined(budget_bytes) if passes is None else self._stretched(outcomes, budget_bytes))[0]
+        best = (
+            self._cached_refined(budget_bytes) if passes is None else self._stretched(outcomes, budget_bytes, passes)
+        )[0]
         is_slow = best.candidate.us > SLOW * self.vanilla.us
         swapping = self._swap_all(budget_bytes) if is_slow else None
         return swapping if swapping and swapping.us < best.candidate.us else best.candidate
@@ -260,19 +275,24 @@ class JobPlanner:
         """Return the plan with its transfers scheduled and coded."""
         return with_codecs(self.trace, schedule(sequence, link, budget_bytes, stretch))
 
-    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int) -> list[Outcome]:
-        """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits."""
+    def _stretched(self, outcomes: Sequence[Outcome], budget_bytes: int, passes: int | None) -> list[Outcome]:
+        """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits.
+
+        Beyond SLOW they gain up to a third of the time, and are made whatever OPERATORS allows; before it up to half a
+        per cent (measured on the networks of `make bench-prices`). `passes`: as in `best`."""
         outcomes = list(outcomes)
         slowdown = outcomes[0].candidate.us / self.vanilla.us
         if slowdown < STRETCHED:
             return outcomes
-        passes = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
-        passes += [prices for prices in CONGESTED if prices not in passes]
-        for exponent in STRETCHES:
-            for prices in passes:
-                best = min(outcomes, key=rank)
-                stretched = self._tried(best, budget_bytes, prices._replace(stretch=slowdown**exponent), {})
-                outcomes += [stretched] if stretched else []
+        most: int | None
+        if slowdown < SLOW:
+            most = self._spare_passes if passes is None else 0
+        else:
+            most = None if passes is None else FEW_STRETCHED
+        for prices, exponent in _stretches(outcomes, most):
+            best = min(outcomes, key=rank)
+            stretched = self._tried(best, budget_bytes, prices._replace(stretch=slowdown**exponent), {})
+            outcomes += [stretched] if stretched else []
         return sorted(outcomes, key=rank)
 
     def _refined(self, budget_bytes: int) -> list[Outcome]:
@@ -281,7 +301,7 @@ class JobPlanner:
         if not outcomes:
             return []
         starts = [outcomes[0]]
-        if (stretched := self._stretched(outcomes, budget_bytes)[0]) is not starts[0]:
+        if (stretched := self._stretched(outcomes, budget_bytes, None)[0]) is not starts[0]:
             starts.append(stretched)
         return sorted([self._refine(start, budget_bytes) for start in starts], key=rank)
 
@@ -336,14 +356,15 @@ class JobPlanner:
             raise BudgetError(budget_bytes, self.least_bytes, self.largest_operator())
         return best
 
-    def saving(self, slowdown: float = FREE) -> Candidate:
+    def saving(self, slowdown: float = FREE, passes: Prices | None = None) -> Candidate:
         """Return the plan that takes the least memory, found by bisection, of those that slow the job down no more.
 
-        `slowdown`: a factor on the time without a plan; the default is hardly any."""
+        `slowdown`: a factor on the time without a plan; the default is hardly any. `passes`: the prices of a single
+        one for each plan; None means half of the usual ones."""
         low, best = floor_bytes(self.trace), self.vanilla
         for _ in range(6):
             middle = (low + best.device_peak_bytes) // 2
-            candidate = self.best(middle, max(1, self.tries // 2))
+            candidate = self.best(middle, passes or max(1, self.tries // 2))
             if isinstance(candidate, Shortage) or candidate.us > slowdown * self.vanilla.us:
                 low = middle
             else:
@@ -360,6 +381,8 @@ class JobPlanner:
         """Return the outcome of one pass, run again with a smaller limit while its plan exceeds the budget."""
         limit = budget_bytes
         for _ in range(REPAIRS):
+            if self._over():
+                raise AbandonedError("the plans are not wanted any more")
             outcome = sweep(self.columns, self.link, limit, prices, extra_costs)
             if outcome.shortage is not None:
                 return outcome.shortage
@@ -410,6 +433,21 @@ class JobPlanner:
         return candidate
 
 
+def _stretches(outcomes: Sequence[Outcome], most: int | None) -> list[tuple[Prices, float]]:
+    """Return prices, and the power of the slowdown to stretch latencies by, of stretched passes after `outcomes`.
+
+    Of more than `most` those are left that together gain the most, found on the same networks by greedy selection.
+    None means no limit."""
+    own = list(dict.fromkeys(outcome.prices for outcome in outcomes))[:STRETCHED_PASSES]
+    passes = [*own, *(prices for prices in CONGESTED if prices not in own)]
+    every = [(prices, exponent) for exponent in STRETCHES for prices in passes]
+    if most is None or len(every) <= most:
+        return every
+    first, second = CONGESTED
+    best = [(first, 0.75), *((prices, 0.5) for prices in own[:1]), (second, 0.75), (first, 0.5)]
+    return [*(each for each in best if each in every), *(each for each in every if each not in best)][:most]
+
+
 class _Reserving(JobPlanner):
     """Planner for plans of the planner `job` that leave `reserved` bytes free at each operator.
 
@@ -418,7 +456,7 @@ class _Reserving(JobPlanner):
 
     def __init__(self, job: JobPlanner, budget_bytes: int, reserved: Int64s) -> None:
         trace = replace(job.trace, workspace_bytes=job.trace.workspace_bytes + reserved)
-        super().__init__(trace, job.profile, job.share, job._most_events)
+        super().__init__(trace, job.profile, job.share, job._most_events, job._over)
         self._job = job
         self._budget_bytes = budget_bytes
 

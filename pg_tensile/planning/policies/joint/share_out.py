@@ -3,7 +3,7 @@
 The link is shared in units, UNITS for each job. A plan that moves nothing needs none of them; a plan that moves much is
 worth more of them than one that recomputes. So each job has plans for several sizes of memory and several parts of the
 link, and one is chosen for each job, together within both. For jobs of thousands of operators that takes a minute, so a
-brief division can be had first: one plan of one pass for each job.
+brief division can be had first: a plan of one pass for each job.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from pg_tensile.planning.policies.joint.part import (
     Rung,
     SlowdownError,
     Terms,
-    UnplannableError,
 )
 from pg_tensile.planning.policies.joint.planner import OPERATORS, JobPlanner
-from pg_tensile.planning.policies.joint.prices import PRICES, THRIFTY
+from pg_tensile.planning.policies.joint.prices import THRIFTY
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).
@@ -35,6 +34,7 @@ OTHER_UNITS = (1, 3, 4)  # that a job of small traces may have instead, with hal
 WORTH_ANOTHER = 0.02  # fraction of a budget that is worth another attempt if it is left over
 SPLITS = 512  # most ways to share a budget that are kept
 FEWEST_SPLITS = 32  # of them for each number of units, even if that makes more than SPLITS
+SLOWED_DOWN = "no plans slow all jobs down by as little as they were promised"
 HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory that is allowed, in relative losses
 
 
@@ -59,15 +59,17 @@ def share_out(
 
     `planners` have the whole link. `terms`: conditions by job; a job without an entry has none. Memory left over goes
     to the jobs that lose the most. `host_limit`: bytes of host memory for all of them, kept to if possible; the caller
-    has to check. `brief`: each of several jobs has the same part of what it can save, by a plan of one pass. Raises
-    BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason; AbandonedError once
-    `over` returns True.
+    has to check. `brief`: if host memory suffices for that, each job saves the same part of what it can, by a plan of
+    one pass. Raises BudgetError, SlowdownError, or UnplannableError for a job without a plan for another reason;
+    AbandonedError once `over` returns True.
     """
     units = UNITS * len(planners)
     parts = {job: Part(job, planner, (terms or {}).get(job, Terms()), units, over) for job, planner in planners.items()}
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
-    if brief and len(parts) > 1:
-        return _brief_division(parts, budget_bytes)
+    if brief:
+        first = _brief_division(parts, budget_bytes)
+        if host_limit is None or _host_bytes(parts, first.chosen.values()) <= host_limit:
+            return first
     small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
     levels = _levels(parts, budget_bytes, small)
     for part in parts.values():
@@ -82,7 +84,7 @@ def share_out(
                 part.climb(map(part.level_bytes, levels[::2]), 1, other)
         division = min((division, _division(parts, budget_bytes, small)), key=lambda each: _total_loss(parts, each))
     if division is None:
-        raise SlowdownError("no plans slow all jobs down by as little as they were promised")
+        raise SlowdownError(SLOWED_DOWN)
     if host_limit is not None and _host_bytes(parts, division.chosen.values()) > host_limit:
         division = _thrifty(parts, budget_bytes, levels, host_limit)
     return with_slack(parts, division, budget_bytes, host_limit)
@@ -103,16 +105,26 @@ def _thrifty(parts: Mapping[int, Part], budget_bytes: int, levels: Iterable[floa
 
 
 def _brief_division(parts: Mapping[int, Part], budget_bytes: int) -> Division:
-    level = _common_level(parts, budget_bytes)
-    for part in parts.values():
-        try:
-            part.climb([part.level_bytes(level)], PRICES[0])
-        except UnplannableError:  # one pass may find no plan
-            part.climb([part.level_bytes(level)], None)
-    rungs = _cheapest(parts, budget_bytes)
-    if rungs is None:
-        raise SlowdownError("no plans slow all jobs down by as little as they were promised")
-    return _settled(parts, rungs)
+    """Return a division by plans of one pass: each job saves the same part of what it can.
+
+    A job which that would slow down by more than it was promised has the memory that its promise takes, and the others
+    share the rest. Raises SlowdownError if that does not suffice."""
+    held: dict[int, Candidate] = {}  # plans that just keep a promise
+    while True:
+        rest = budget_bytes - sum(parts[job].bytes(candidate) for job, candidate in held.items())
+        others = {job: part for job, part in parts.items() if job not in held}
+        if sum(part.level_bytes(LEVELS) for part in others.values()) > rest:
+            raise SlowdownError(SLOWED_DOWN)
+        level = _common_level(others, rest)
+        plans = {job: part.brief_plan(level) for job, part in others.items()}
+        broken = [job for job, plan in plans.items() if not parts[job].keeps_promise(plan)]
+        if not broken:
+            break
+        held |= {job: parts[job].brief_saving() for job in broken}
+        if any(held[job].device_peak_bytes > parts[job].top for job in broken):
+            raise SlowdownError(SLOWED_DOWN)
+    rungs = {job: Rung(plan, UNITS if plan.transfers else 0) for job, plan in (plans | held).items()}
+    return _settled(parts, {job: rungs[job] for job in parts})
 
 
 def _division(parts: Mapping[int, Part], budget_bytes: int, small: bool) -> Division | None:

@@ -22,7 +22,6 @@ from pg_tensile.planning.policies.joint.prices import ExtraCosts, Price, Prices,
 from pg_tensile.planning.policies.joint.recomputed_gap import RecomputedGap
 from pg_tensile.planning.policies.joint.swap_slots import SwapSlots
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Mode
 
 # How these two were found is not recorded; see PRICES in prices.py for the command that measures their effect.
 SMALLEST = 1 / 20_000  # fraction of the peak; smaller tensors stay where they are
@@ -85,7 +84,7 @@ class _Sweep:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        columns, read = self.columns, Mode.READ.value
+        columns = self.columns
         for tensor, accesses in enumerate(columns.accesses):
             if columns.persistent[tensor] and accesses and accesses[0] > 1:
                 self._offer(tensor, 2 * (accesses[-1] - self.count))
@@ -99,9 +98,12 @@ class _Sweep:
             fits = columns.memory[operator] + self.level + columns.workspace[operator] <= self.budget
             if (self.recomputed.scratch_bytes or not fits) and not self._make_room():
                 return self.outcome
-            for tensor, mode, _ in columns.uses[operator]:
-                if mode != read:
-                    self.slots.copied.discard(tensor)
+            for tensor in columns.changed[operator]:
+                self.slots.copied.discard(tensor)
+            for tensor in columns.leaving[operator]:
+                if not self.stays[tensor]:
+                    self._offer(tensor, 2 * operator)
+            for tensor in self.off.extended.get(operator, ()):
                 self._offer(tensor, 2 * operator)
             for tensor in self.off.read_before.get(operator, ()):
                 self._offer(tensor, 2 * operator - 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,8 @@ from pg_tensile.planning.policies.joint import planner, policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
 from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
 from pg_tensile.planning.policies.joint.contention import WORTH, times_us
-from pg_tensile.planning.policies.joint.part import AbandonedError, Terms, UnplannableError
-from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
+from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, UnplannableError
+from pg_tensile.planning.policies.joint.planner import PERFECT, AbandonedError, JobPlanner
 from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.policies.joint.sweep import sweep
@@ -489,6 +491,54 @@ def test_a_brief_division_fits_and_loses_little():
     assert sum(share for job, share in brief.shares.items() if brief.chosen[job].transfers) <= 1 + 1e-9
     thorough = share_out(planners, budget)
     assert lost(planners, thorough.chosen) <= lost(planners, brief.chosen) < 3 * lost(planners, thorough.chosen)
+
+
+def test_a_brief_division_keeps_promises():
+    trace = network(12)
+    link = RTX_A6000.with_link(2e9)
+    planners = {job: JobPlanner(trace, link) for job in range(2)}
+    budget = JobPlanner(trace, link, 0.5).saving(1.05).device_peak_bytes + budget_of(trace, 0.2)
+
+    def slowdowns(terms: dict[int, Terms]) -> list[float]:
+        division = share_out(planners, budget, terms, brief=True)
+        assert sum(candidate.device_peak_bytes for candidate in division.chosen.values()) <= budget
+        return [division.chosen[job].us / planners[job].vanilla.us for job in planners]
+
+    assert min(slowdowns({})) > 1.05
+    kept, other = slowdowns({0: Terms(most_slowdown=1.05)})
+    assert kept <= 1.05 < other
+    with pytest.raises(SlowdownError):
+        share_out(planners, budget, dict.fromkeys(planners, Terms(most_slowdown=1.05)), brief=True)
+
+
+def test_passes_that_count_on_waiting_are_few_unless_the_job_waits_much(monkeypatch):
+    """Traces of many operators get few passes, in which those for slow iterations count, too."""
+    monkeypatch.setattr(sys.modules[JobPlanner.__module__], "OPERATORS", 1)
+    made = []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return sweep(*arguments)
+
+    monkeypatch.setattr(sys.modules[JobPlanner.__module__], "sweep", counted)
+    trace = network(16)
+    slowdowns = []
+    for bytes_per_s in (5e9, 1e9):
+        joint = JobPlanner(trace, RTX_A6000.with_link(bytes_per_s))
+        for passes, most in ((1, 1), (None, 3)):
+            made.clear()
+            best = joint.best(budget_of(trace, 0.4), passes)
+            assert isinstance(best, Candidate)
+            slowdowns.append(best.us / joint.vanilla.us)
+            prices = {arguments[3] for arguments in made}
+            stretched = sum(each.stretch > 1 for each in prices)
+            assert len(prices) - stretched == most
+            if slowdowns[-1] > planner.SLOW:
+                assert stretched >= planner.FEW_STRETCHED
+            else:
+                assert stretched == 0
+    assert any(planner.STRETCHED < slowdown < planner.SLOW for slowdown in slowdowns), slowdowns
+    assert max(slowdowns) > planner.SLOW
 
 
 @pytest.mark.parametrize("calls", [0, 5])

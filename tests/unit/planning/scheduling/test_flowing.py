@@ -18,8 +18,7 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.part import AbandonedError
-from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.joint.planner import AbandonedError, JobPlanner
 from pg_tensile.planning.scheduling import plan_caches
 from pg_tensile.planning.scheduling.decisions import (
     DeviceState,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.policies.joint.planner import AbandonedError, JobPlanner
+from pg_tensile.planning.policies.joint.sweep import Outcome, sweep
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.scheduling import planning
 from pg_tensile.planning.scheduling.decisions import (
@@ -427,6 +429,15 @@ def test_plans_keep_to_the_host_memory_that_there_is():
     assert host_bytes([(trace, scarce.plan)]) == scarce.host_bytes <= limit
 
 
+def test_few_passes_are_not_enough_where_host_memory_is_short(monkeypatch):
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", 0)
+    trace = network(24, latency_us=2000.0)
+    state = device(middle(trace))
+    plenty = planned(DeviceScheduler().schedule(state, [job(1, trace)], True), 1)
+    scarce = replace(state, host_bytes=plenty.host_bytes * 60 // 100)
+    assert planned(DeviceScheduler().schedule(scarce, [job(1, trace)], True), 1).host_bytes <= scarce.host_bytes
+
+
 def test_a_pinned_job_keeps_what_it_has_and_others_are_planned_into_the_rest():
     trace = network(12, latency_us=20.0)
     budget = most(trace) + middle(trace)
@@ -628,7 +639,81 @@ def test_rounds_are_brief_only_where_that_is_wanted_and_traces_are_long(monkeypa
         return DeviceScheduler().schedule(state, jobs, may_be_brief).brief
 
     assert not is_brief(True)
-    monkeypatch.setattr(planning, "BRIEF_OPERATORS", trace.operator_count)
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", trace.operator_count - 1)
     assert is_brief(True) and not is_brief(False)
-    jobs[0] = job(1, trace, max_slowdown=2.0)
-    assert not is_brief(True)  # few passes could miss the plan that keeps a promise
+    jobs[0] = job(1, trace, max_slowdown=3.0)
+    assert is_brief(True)  # the promise binds nothing
+    jobs, state = [job(1, trace)], device(middle(trace))
+    assert is_brief(True) and not is_brief(False)
+
+
+def test_a_brief_round_keeps_promises_or_leaves_that_to_more_passes(monkeypatch):
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", 0)
+    trace = network(12)
+    state = replace(device(with_promise(trace, 0.5) + middle(trace, part=0.2)), profile=SLOW)
+    alike = DeviceScheduler().schedule(state, [job(1, trace), job(2, trace)], True)
+    assert alike.brief and min(loss(planned(alike, number)) for number in (1, 2)) > 0.05
+    schedule = DeviceScheduler().schedule(state, [promised(1, trace, 1.05), job(2, trace)], True)
+    assert schedule.brief and loss(planned(schedule, 1)) <= 0.05 < loss(planned(schedule, 2))
+    limited = replace(promised(1, trace, 1.05), most_bytes=middle(trace, part=0.1))
+    assert isinstance(DeviceScheduler().schedule(state, [limited], True).decisions[1], Refused)
+    impossible = DeviceScheduler().schedule(state, [promised(1, trace, 1.01), promised(2, trace, 1.01)], True)
+    assert not impossible.brief and isinstance(impossible.decisions[2], Waits)
+
+
+# ---- the number of passes ----
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the first element count the passes that are made."""
+    made, module = [0], sys.modules[JobPlanner.__module__]
+
+    def counted(*arguments: Any) -> Outcome:
+        made[0] += 1
+        return sweep(*arguments)
+
+    monkeypatch.setattr(module, "sweep", counted)
+    return made
+
+
+@pytest.mark.parametrize("may_be_brief", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.usefixtures("many_divisions")
+def test_a_promise_that_binds_nothing_costs_no_pass(monkeypatch, passes, count, may_be_brief):
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", 0)
+    traces = [network(5 + number) for number in range(count)]
+    state = device(middle(*traces))
+    rounds = []
+    for promise in (None, 10.0):
+        passes[0] = 0
+        jobs = [job(number, trace, max_slowdown=promise) for number, trace in enumerate(traces)]
+        schedule = DeviceScheduler().schedule(state, jobs, may_be_brief)
+        rounds.append(([planned(schedule, number).plan for number in range(count)], passes[0]))
+    assert rounds[0] == rounds[1] and rounds[0][1] > 0
+
+
+def test_a_first_plan_takes_one_pass_for_each_job(monkeypatch, passes):
+    monkeypatch.setattr(planning, "BRIEF_OPERATORS", 0)
+    traces = [network(12, latency_us=latency_us) for latency_us in (20.0, 30.0, 40.0)]
+    for count in (1, 3):
+        passes[0] = 0
+        jobs = [job(number, trace) for number, trace in enumerate(traces[:count])]
+        DeviceScheduler().schedule(device(middle(*traces[:count])), jobs, True)
+        assert passes[0] <= 4 * count  # a pass whose plan takes more than estimated is repeated
+
+
+def test_a_promise_that_cannot_be_kept_is_refused_also_while_the_job_waits():
+    trace = network(12)
+    state = replace(device(middle(trace, part=0.1)), profile=SLOW)
+    running = published(decide(state, job(1, trace)), job(1, trace))
+    assert isinstance(decide(state, *running, job(2, trace)).decisions[2], Waits)
+    assert isinstance(decide(state, *running, promised(2, trace, 1.01)).decisions[2], Refused)
+
+
+def test_a_round_ends_before_the_next_pass_when_it_is_not_wanted_any_more(passes):
+    trace = network(12)
+    state = replace(device(middle(trace, part=0.2)), profile=SLOW)
+    with pytest.raises(AbandonedError):
+        DeviceScheduler().schedule(state, [job(1, trace)], over=lambda: passes[0] >= 2)
+    assert passes[0] == 2

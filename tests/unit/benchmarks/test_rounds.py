@@ -1,0 +1,37 @@
+"""The processor time of plans, as ratios of measurements that take turns, so that a busy machine does not count."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from benchmarks.bench_rounds import PROMISE, medians, page_part, policy_s, round_s
+from pg_tensile.tools.bench.report import machine, versions
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_joint_takes_about_as_long_as_tensile_for_large_traces(jobs: int) -> None:
+    """Long: five thousand operators. Passes without a limit made `joint` four times as slow, or more."""
+    taken = medians({policy: partial(policy_s, policy, jobs, 5_000) for policy in ("joint", "tensile")})
+    assert taken["joint"] < 2.5 * taken["tensile"], taken
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("jobs", "operators"), [(1, 500), (2, 93), (4, 93)])
+@pytest.mark.parametrize("may_be_brief", [False, True])
+def test_a_promise_that_binds_nothing_takes_no_time(jobs: int, operators: int, may_be_brief: bool) -> None:
+    """Long: rounds of many passes. Memory for a promise was searched for by hundreds more, five times as many."""
+    promises = {"none": None, "promised": PROMISE}
+    taken = medians({name: partial(round_s, jobs, operators, each, may_be_brief) for name, each in promises.items()})
+    assert taken["promised"] < 1.8 * taken["none"], taken
+
+
+def test_the_page_has_a_row_for_each_case() -> None:
+    row = {"jobs": 2, "operators": 1_000, "joint": 0.5, "tensile": 0.25}
+    row |= {"first": 0.11, "first_promised": 0.12, "thorough": 1.5, "thorough_promised": 1.6}
+    results = {"machine": machine(None), "versions": versions(), "policies": [row], "rounds": [row]}
+    part = page_part(results)
+    assert "| 2 | 1,000 | 0.50 | 0.25 | 2.00 |" in part
+    assert "| 2 | 1,000 | 0.11 | 0.12 | 1.50 | 1.60 |" in part
