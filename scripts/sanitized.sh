@@ -7,7 +7,7 @@
 # for Valgrind (valgrind/ below makes its requests AddressSanitizer's). The extension has UndefinedBehaviorSanitizer
 # besides. A process that errs ends with SIGABRT, and a report is printed at the end, whatever the tests made of it.
 #
-# The server is built once, in minutes, and kept in /var/cache/pg_tensile (PG_TENSILE_CACHE), 0.2 GB. Needs Debian 12, and
+# The server is built once, in minutes, and kept in /var/cache/pg_tensile (PG_TENSILE_CACHE), 150 MB. Needs Debian 12, and
 # root or sudo for the compiler's packages.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."

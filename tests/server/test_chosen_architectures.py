@@ -159,7 +159,7 @@ def test_an_unregistered_model_is_trained_and_keeps_its_architecture(
     first = submit(db, "late")
     finish(db, first)
     finish(db, submit(db, "late", query=f"SELECT *, ARRAY[1, 2] AS tokens FROM ({ROWS}) r"))
-    assert sum("registered" in notice for notice in notices) == 1
+    assert sum("is registered" in notice for notice in notices) == 1
     assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE name = 'late'") == TABLE
     assert job_row(db, first)["version"] == 1
     with db.transaction(force_rollback=True):  # chosen again

@@ -65,16 +65,17 @@ def fit(outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any]
         return None
     outputs, labels, weights = usable
     rows = len(outputs)
+    many = rows >= MANY_ROWS  # of the folds as well: they are to judge what is kept
     # Folds of neighbours keep equal rows together, so that none is fitted to and judged.
     folds = np.array_split(np.arange(rows), min(FOLDS, rows))
     loss = 0.0
     for fold in folds:
         others = np.ones(rows, np.bool_)
         others[fold] = False
-        calibration = _minimum(outputs[others], labels[others], weights[others])
+        calibration = _minimum(outputs[others], labels[others], weights[others], many)
         loss += float(log_losses(calibration.apply(outputs[fold]), labels[fold]) @ weights[fold])
     before = float(log_losses(outputs, labels) @ weights)
-    return Fit(_minimum(outputs, labels, weights), rows, before / rows, loss / rows)
+    return Fit(_minimum(outputs, labels, weights, many), rows, before / rows, loss / rows)
 
 
 def least_log_loss(
@@ -87,7 +88,7 @@ def least_log_loss(
     if rows is None:
         return None
     outputs, labels, weights = rows
-    calibrated = _minimum(outputs, labels, weights).apply(outputs)
+    calibrated = _minimum(outputs, labels, weights, len(outputs) >= MANY_ROWS).apply(outputs)
     return float(log_losses(calibrated, labels) @ weights) / len(labels)
 
 
@@ -110,8 +111,11 @@ def log_losses(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArr
     return losses
 
 
-def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]) -> Calibration:
-    """Return the calibration with the least log loss, rows counting by `weights`.
+def _minimum(
+    outputs: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64], many: bool
+) -> Calibration:
+    """Return the calibration with the least log loss, rows counting by `weights`; unless `many`, one that lowers
+    confidence only.
 
     Half an error more than was seen is expected (Jeffreys' rule): otherwise the best scale for rows without an error
     would be infinite."""
@@ -122,7 +126,6 @@ def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64], weights: N
     error = 0.5 / (rows + 1)
     target = np.full(logits.shape, error / (count - 1))
     target[np.arange(rows), labels] = 1.0 - error
-    many = rows >= MANY_ROWS
     shifted = many and outputs.shape[1] == 1
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.execution.data import calibration
 from pg_tensile.execution.data.calibration import LEAST_ROWS, MANY_ROWS, Calibration, fit, least_log_loss, log_losses
+from tests.examples import examples
 
 
 def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +62,14 @@ def test_probabilities_that_are_right_stay_nearly_as_they_are() -> None:
     assert result.calibration.scale == pytest.approx(1.0, abs=0.1) and abs(result.calibration.shift) < 0.1
 
 
+def test_folds_are_fitted_as_all_rows_are() -> None:
+    logits, target = sample(MANY_ROWS, 2, 5)
+    result = fit(logits * 0.3 + 2.0, target)
+    assert result is not None and result.kept
+    assert result.calibration.scale > 1.0 and result.calibration.shift < -1.0
+    assert result.calibrated_log_loss == pytest.approx(log_losses(logits, target).mean(), abs=0.05)
+
+
 def test_rows_without_an_error_have_a_finite_scale() -> None:
     target = np.arange(1000) % 2
     result = fit(np.where(target, 3.0, -3.0)[:, None], target)
@@ -89,6 +98,7 @@ def test_few_rows_without_an_error_do_not_make_a_model_sure(rows: int, labels: i
     assert least_log_loss(logits, target) == pytest.approx(losses.mean())
 
 
+@examples(25, long=200)
 @given(st.integers(0, 1000), st.sampled_from([2, 3]), st.integers(LEAST_ROWS, MANY_ROWS - 1), st.floats(0.1, 10.0))
 def test_few_rows_lower_the_confidence_only(seed: int, labels: int, rows: int, scale: float) -> None:
     logits, target = sample(rows, labels, seed)
@@ -98,7 +108,7 @@ def test_few_rows_lower_the_confidence_only(seed: int, labels: int, rows: int, s
 
 
 def test_a_calibration_that_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_minimum", lambda outputs, labels, weights: Calibration(-1.0))
+    monkeypatch.setattr(calibration, "_minimum", lambda *arguments: Calibration(-1.0))
     result = fit(*sample(400, 2, 0))
     assert result is not None and not result.kept and result.to_json()["kept"] is False
 
