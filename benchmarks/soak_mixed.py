@@ -157,13 +157,16 @@ class Watch:
             if job not in self._come and operators <= OPERATORS:
                 self._come[job] = captured_at
         for job, captured_at in self._come.items():
-            decided = self._conn.execute(DECIDED, (job,)).fetchone()
-            until = decided[0] if decided and decided[0] else time.time()
-            if captured_at < 0 or (until - captured_at <= self._limit_s(captured_at, until) and not decided[0]):
+            if captured_at < 0:
+                continue
+            (decided_at,) = self._conn.execute(DECIDED, (job,)).fetchone() or (None,)
+            until = decided_at or time.time()
+            late = until - captured_at > self._limit_s(captured_at, until)
+            if decided_at is None and not late:
                 continue
             self._come[job] = -1.0  # judged
             self.delays_s.append(until - captured_at)
-            if until - captured_at > self._limit_s(captured_at, until):
+            if late:
                 self.faults.append(f"job {job} had no decision {until - captured_at:.1f} s after its trace")
 
     def _limit_s(self, start: float, end: float) -> float:

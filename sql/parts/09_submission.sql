@@ -201,8 +201,8 @@ BEGIN
             tensile._check_ranks(batch_size, options), tensile._check_gate(m, options, validation_query),
             tensile._check_can_start(caller);
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
-        m.architecture := '{"type": "tabular"}';
-        m.architecture_reason := 'no column is an array';
+        m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}, '
+                                       '"architecture_reason": "no column is an array"}');
     END IF;
     RETURN m;
 END $$;

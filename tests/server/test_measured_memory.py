@@ -105,7 +105,7 @@ def test_a_budget_that_an_explanation_calls_sufficient_suffices_for_a_recurrent_
 ) -> None:
     """What the layer keeps for its backward pass is its library's affair, and several times what is known of it."""
     register(conn, "recurrent", RECURRENT)
-    arguments = {"query": SEQUENCES, "target": "y", "batch_size": 300}
+    arguments: dict[str, Any] = {"query": SEQUENCES, "target": "y", "batch_size": 300}
     memory = explained(conn, "recurrent", **arguments)["memory"]
     budget = f"{memory['least_bytes'] + 4096} B"
     assert explained(conn, "recurrent", **arguments, memory_budget=budget)["start"]["when"] == "now"

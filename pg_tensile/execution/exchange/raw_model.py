@@ -189,9 +189,9 @@ def _array(feature: Feature, x: Tensor) -> Tensor:
     if feature.means is None:
         x = torch.where(x.isfinite(), x, _float64(feature.mean))
         return _standardise(x, feature.scaling).to(torch.float32)
-    unit, center, scale = (None if field is None else torch.from_numpy(field) for field in feature.scaling)
-    x = torch.where(x.isfinite(), x, torch.from_numpy(np.asarray(feature.fill)))
-    x = (x * (_float64(1.0) if unit is None else unit) - center) / scale
+    scaling = feature.scaling._replace(unit=1.0 if feature.scaling.unit is None else feature.scaling.unit)
+    unit, center, scale, fill = (torch.from_numpy(np.asarray(field)) for field in (*scaling, feature.fill))
+    x = (torch.where(x.isfinite(), x, fill) * unit - center) / scale
     return _clamped(x, -LIMIT, LIMIT).to(torch.float32)
 
 

@@ -225,7 +225,13 @@ def explain(
     is left out if `over` returns True while they are planned. `memory_flow`: memory may flow between them.
     """
     scheduler = DeviceScheduler()
-    alone = DeviceState(request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events)
+    alone = DeviceState(
+        request.device,
+        profile,
+        admission.budget_bytes,
+        host_bytes=admission.host_bytes,
+        most_events=admission.most_events,
+    )
     graph = memory = time = plan = largest = unplanned = None
     job = _eager(request)
     least, told = request.claim_bytes, request._replace(max_slowdown=None)

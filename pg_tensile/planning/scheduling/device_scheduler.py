@@ -60,8 +60,8 @@ class DeviceScheduler:
         }
         self.caches.end_round()
         decisions = state.decisions | state.waits
-        waiting = (job for job in state.lacking if isinstance(decisions[job], Waits))
-        waiting = sorted(waiting, key=lambda job: (-state.jobs[job].rank, job))
+        waiting = [job for job in state.lacking if isinstance(decisions[job], Waits)]
+        waiting.sort(key=lambda job: (-state.jobs[job].rank, job))
         lacking = [int(state.lacking[job]) for job in waiting]
         if state.stuck_bytes:
             lacking.insert(0, int(state.stuck_bytes))

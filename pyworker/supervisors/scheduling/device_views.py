@@ -126,10 +126,11 @@ def read_device_views(server: Server, records: JobRecords, searches: Searches) -
         waiting = [row for job, row in jobs.items() if job not in granted or not granted[job]["generation"]]
         waiting.sort(key=lambda row: (-row["priority"], row["job"]))
         situation = Situation(
-            *(
-                device[name]
-                for name in ("budget_bytes", "inference_bytes", "wanted_bytes", "claimed_bytes", "claimed_s")
-            ),
+            device["budget_bytes"],
+            device["inference_bytes"],
+            device["wanted_bytes"],
+            device["claimed_bytes"],
+            device["claimed_s"],
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in granted.items() if job not in jobs),
             host_bytes_left(name, host_bytes, records, jobs),
             {job: (row["captured"], records[job].pinned) for job, row in jobs.items()},

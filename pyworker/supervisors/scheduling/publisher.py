@@ -113,9 +113,7 @@ class Publisher:
         Plans of devices in `busy` are not tried: newer ones are coming.
         """
         self._pending = {job: plan for job, plan in self._pending.items() if job in self._records}
-        situations = [view.situation for view in views.values()]
-        ledger = [(each.budget_bytes, each.inference_bytes, each.wanted_bytes) for each in situations]
-        ledger += [view.grants for view in views.values()]
+        ledger = [(*view.situation[:3], view.grants) for view in views.values()]
         flows = any(grant["flows"] for view in views.values() for grant in view.grants.values())
         if not self._pending or (ledger == self._tried_ledger and not flows):
             return

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import Given, JobState, Kept, Planned, Refused, Waits
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from tests.examples import examples
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import MIB, crowds, decide, device, job, most, planned, published, reason
@@ -39,7 +40,7 @@ def test_running_jobs_lack_what_their_plans_save():
     assert decide(replace(state, inference_bytes=60), job(1, trace)).slowed_bytes == 0
     assert decide(state, job(1, trace, most_bytes=least_bytes(trace))).slowed_bytes == 0, "its own budget"
     promised = job(1, trace, max_slowdown=1.0)
-    needs = decide(state, promised).needs[1]
+    needs = DeviceScheduler().needs(state, [promised])[1]
     waits = decide(device(needs + 60, inference_bytes=61), promised)
     assert isinstance(waits.decisions[1], Waits) and waits.lacking == (1,)
 
