@@ -22,7 +22,8 @@ fi
 # pgspot: unsafe search_path use and the like in the extension script. Exceptions, each with its reason:
 exceptions=(
     # a procedure with SET search_path can't commit; every name in it is qualified
-    --proc-without-search-path 'extschema.wait_for_job_procedure(job bigint,timeout interval,INOUT state text)'
+    --proc-without-search-path 'tensile._wait_for_job_procedure(caller oid,job bigint,timeout interval,INOUT state text)'
+    --proc-without-search-path 'extschema.wait_for_job_procedure(job bigint,timeout interval,INOUT state text)' # 0.1.0
     # pgspot reads SQL and PL/pgSQL only; these procedures import their module and call it
     --ignore-lang plpython3u
 )
