@@ -17,8 +17,9 @@ of a process is judged by its anonymous part, because shared memory counts as th
 if its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes
 that did not exist throughout the phase are counted, not judged.
 
-Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --document only writes
-them into docs/operations.md. The exit status is 1 if something grows, or if the mixed load has a fault.
+Results go to benchmarks/results/soak-host.json, unless a phase is shorter than the default one; phases that are left
+out keep their earlier results. --document only writes them into docs/operations.md. The exit status is 1 if something
+grows, or if the mixed load has a fault.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, 
     rows = soak.judged()
     seconds = round(time.monotonic() - started)
     judged = {"name": name, "seconds": seconds, "samples": len(soak.samples), "processes": soak.kinds, "series": rows}
-    phases.append(judged)
+    phases.append(judged | {"revision": versions()["revision"]})
     show(judged, console)
 
 
@@ -216,8 +217,7 @@ def short_jobs(conn: Connection, count: int, console: Console) -> None:
             if state != ("finished",):
                 raise SystemExit(f"job {job}: {state}")
             conn.execute("SELECT sum(predict(%s, p)) FROM points p", (model,))
-            for statement in DELETE:
-                conn.execute(statement, {"kept": KEPT})
+            delete_old(conn)
         if number < count:
             model = f"small {number % RUNNING}"
             row = conn.execute(
@@ -227,6 +227,12 @@ def short_jobs(conn: Connection, count: int, console: Console) -> None:
             open_jobs.append((row[0], model))
         if number % 50 == 0:
             console.print(f"{min(number, count)} of {count} jobs", style="dim")
+
+
+def delete_old(conn: Connection) -> None:
+    """Delete old jobs and versions."""
+    for statement in DELETE:
+        conn.execute(statement, {"kept": KEPT})
 
 
 def checkpoints(conn: Connection, minutes: float) -> int:
@@ -272,17 +278,11 @@ def soak(cluster: Cluster, jobs: int, minutes: float, mixed_minutes: float, cons
             phases[-1]["checkpoints"] = written
         if mixed_minutes:
             with phase(cluster, f"jobs of two roles and predictions for {mixed_minutes:g} minutes", console, phases):
-                seen = mixed_load(cluster, conn, mixed_minutes)
+                seen = mixed_load(cluster, conn, mixed_minutes, delete_old)
             phases[-1]["mixed"] = seen
             console.print(json.dumps({key: value for key, value in seen.items() if key != "faults"}))
         in_use = slots_left(conn)
-    return {
-        "jobs": jobs,
-        "minutes": minutes,
-        "mixed_minutes": mixed_minutes,
-        "phases": phases,
-        "slots_left": in_use,
-    }
+    return {"phases": phases, "slots_left": in_use}
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -320,11 +320,7 @@ BEGIN, END = "<!-- soak-host: begin, written by benchmarks/soak.py -->", "<!-- s
 
 def section(results: dict[str, Any]) -> str:
     """Return the figures for docs/operations.md."""
-    lines = [
-        f"On {results['machine']['cores']} cores of {results['machine']['cpu']},"
-        f" revision {results['versions']['revision']}:",
-        "",
-    ]
+    lines = [f"On {results['machine']['cores']} cores of {results['machine']['cpu']}:", ""]
     for judged in results["phases"]:
         flat = sum(row["flat"] for row in judged["series"])
         written = f", {judged['checkpoints']:,} checkpoints" if "checkpoints" in judged else ""
@@ -332,9 +328,18 @@ def section(results: dict[str, Any]) -> str:
             seen = judged["mixed"]
             written = f", {sum(seen['jobs'].values()):,} jobs, {sum(seen['predictions'].values()):,} predictions"
         lines += [
-            f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written}):"
-            f" {flat} of {len(judged['series'])} series are flat.",
+            f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written},"
+            f" revision {judged['revision']}): {flat} of {len(judged['series'])} series are flat.",
             "",
+        ]
+        if "mixed" in judged:
+            lines += [
+                f"The scheduler decided about each of {seen['plans']:,} jobs within {seen['longest_plan_s']:.2f} s of"
+                f" its coming; no job lacked memory that only idle models held for more than"
+                f" {seen['longest_starved_s']:.1f} s.",
+                "",
+            ]
+        lines += [
             "| what | which | first third | last third | flat up to | |",
             "| --- | --- | ---: | ---: | ---: | --- |",
         ]
@@ -343,6 +348,13 @@ def section(results: dict[str, Any]) -> str:
             lines.append(f"| {row['kind']} | {row['name']} | {values} | {'flat' if row['flat'] else '**grows**'} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def with_earlier(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with the stored ones of phases that were left out."""
+    earlier = json.loads(RESULTS.read_text())["phases"] if RESULTS.exists() else []
+    phases = {judged["name"]: judged for judged in [*earlier, *results["phases"]]}
+    return results | {"phases": list(phases.values())}
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -373,8 +385,9 @@ def main() -> int:
         console.print(fault, style="red")
     if results["slots_left"]:
         console.print(f"{results['slots_left']} job slots are still in use", style="red")
-    if options.jobs >= JOBS and options.minutes >= MINUTES and options.mixed >= MIXED_MINUTES:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    sizes = ((options.jobs, JOBS), (options.minutes, MINUTES), (options.mixed, MIXED_MINUTES))
+    if all(size >= default or not size for size, default in sizes):
+        RESULTS.write_text(json.dumps(with_earlier(results), indent=1) + "\n")
         console.print(f"Written: {RESULTS}")
     if not growing and not results["slots_left"]:
         console.print("Nothing grows.")

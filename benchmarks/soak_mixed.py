@@ -188,7 +188,9 @@ class Watch:
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def mixed_load(cluster: Cluster, conn: Connection, minutes: float) -> dict[str, Any]:
+def mixed_load(
+    cluster: Cluster, conn: Connection, minutes: float, delete_old: Callable[[Connection], None]
+) -> dict[str, Any]:
     """Run the load for so many minutes, and return what was seen; `faults` says what must not be."""
     prepare(cluster, conn)
     predicting, jobs = Predicting(), Counter[str]()
@@ -198,7 +200,7 @@ def mixed_load(cluster: Cluster, conn: Connection, minutes: float) -> dict[str, 
     threads = [
         threading.Thread(target=train, args=(cluster, role, seed, end, jobs, faults)) for seed, role in enumerate(ROLES)
     ]
-    threads.append(threading.Thread(target=predict, args=(cluster, predicting, end)))
+    threads.append(threading.Thread(target=predict, args=(cluster, predicting, end, delete_old)))
     with sampled(lambda: guarded(watch.look, faults), LOOK_S):
         for thread in threads:
             thread.start()
@@ -251,7 +253,7 @@ def train(cluster: Cluster, role: str, seed: int, end: float, jobs: Counter[str]
                 faults.append(f"job {job} of {role} ({kind}): {error}")
 
 
-def predict(cluster: Cluster, predicting: Predicting, end: float) -> None:
+def predict(cluster: Cluster, predicting: Predicting, end: float, delete_old: Callable[[Connection], None]) -> None:
     """Predict with one model for a while, then with another one after a pause."""
     choose = random.Random(7)
     with cluster.connect() as conn:
@@ -260,6 +262,7 @@ def predict(cluster: Cluster, predicting: Predicting, end: float) -> None:
             for _ in range(choose.randrange(1, 20)):
                 predicting.ask(conn, model)
                 time.sleep(choose.choice((0.01, 0.1, 0.5)))
+            delete_old(conn)
             time.sleep(choose.choice((0.0, 1.0, 2 * IDLE_S, 5 * IDLE_S)))
 
 

@@ -122,11 +122,13 @@ class Channel:
         return _checked(frame, expected)
 
     def wait_for_frame(self, phase: str, expected: Collection[FrameType]) -> Frame:
-        """Return the next frame, sending signs of life until it comes. Raises Stopped."""
+        """Return the next frame, sending signs of life until it comes. Raises Stopped.
+
+        SAVED, which confirms that a checkpoint is stored, is handled here."""
         while True:
             self._report_phase(phase)
             frame = self._connection.recv(SILENCE_S)
-            if frame is not None:
+            if frame is not None and not self._takes_note(frame):
                 return _checked(frame, expected)
 
     def poll_early(self, phase: str, expected: Collection[FrameType] = ()) -> Frame | None:
@@ -142,13 +144,20 @@ class Channel:
 
         SAVED, which confirms that a checkpoint is stored, is handled here.
         """
-        while (frame := self._connection.poll()) is not None and frame.type == FrameType.SAVED:
-            if self.checkpoint_stored is None:
-                raise ProtocolError("a SAVED frame came without a checkpoint")
-            self.checkpoint_stored(frame.header["at"])
+        while (frame := self._connection.poll()) is not None and self._takes_note(frame):
+            pass
         if frame is None and self._connection.closed:
             raise EOFError("the supervisor closed the connection")
         return None if frame is None else _checked(frame, expected)
+
+    def _takes_note(self, frame: Frame) -> bool:
+        """Process a SAVED frame; return whether the frame is one."""
+        if frame.type != FrameType.SAVED:
+            return False
+        if self.checkpoint_stored is None:
+            raise ProtocolError("a SAVED frame came without a checkpoint")
+        self.checkpoint_stored(frame.header["at"])
+        return True
 
     def poll_any(self) -> Frame | None:
         """Return the next frame of any type if one came, else None; never block. Raises Stopped."""

@@ -147,7 +147,8 @@ BEGIN
 END $$;
 
 -- Undo what a training that ended before its first epoch has done to its model by being submitted: the choice of an
--- architecture and, unless something else refers to the model, its registration.
+-- architecture and, unless something else refers to the model, its registration. A transaction that goes on may be about
+-- to refer to it, so its lock counts as a reference.
 CREATE FUNCTION tensile._undo_submission(model bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -160,9 +161,9 @@ BEGIN
     END IF;
     UPDATE tensile.models m SET architecture = NULL, architecture_reason = NULL, updated_at = clock_timestamp()
         WHERE m.id = $1 AND m.architecture_reason IS NOT NULL;
-    IF EXISTS (SELECT FROM tensile.models m WHERE m.id = $1 AND m.auto_registered AND m.memory_budget IS NULL
-               AND m.keep_versions IS NULL)
-       AND NOT EXISTS (SELECT FROM tensile.model_grants g WHERE g.model = $1)
+    PERFORM FROM tensile.models m WHERE m.id = $1 AND m.auto_registered AND m.memory_budget IS NULL
+            AND m.keep_versions IS NULL FOR UPDATE SKIP LOCKED;
+    IF FOUND AND NOT EXISTS (SELECT FROM tensile.model_grants g WHERE g.model = $1)
        AND NOT EXISTS (SELECT FROM tensile.schedules s WHERE s.model = $1)
        AND NOT EXISTS (SELECT FROM tensile.evaluation_schedules s WHERE s.model = $1) THEN
         DELETE FROM tensile.checkpoints c USING tensile.jobs j WHERE c.job = j.id AND j.model = $1;

@@ -17,11 +17,12 @@ BEGIN
     RETURN m;
 END $$;
 
--- Lock the model of a job. Whoever changes the job's state does that before, as drop_model does.
+-- Lock the model of a job. Whoever changes the job's state does that before, as drop_model does. Transactions that have
+-- only referred to the model, such as one that has submitted a job, hold nobody up.
 CREATE FUNCTION tensile._lock_model(job bigint) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = $1 FOR UPDATE OF m
+    SELECT FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
 $$;
 
 -- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state. The failure

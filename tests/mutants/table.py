@@ -85,7 +85,7 @@ MUTANTS = [
            "promised = max(least, planner.saving(job.max_slowdown).device_peak_bytes)", "promised = least",
            UNIT + "planning/scheduling/test_scheduling.py", "promises_can_be_kept"),
     Mutant("budget-that-fits-exactly-refused", PLANNING + "scheduling/admission.py",
-           "if needs > free:", "if needs >= free:",
+           "if needs > free - claimed:", "if needs >= free - claimed:",
            UNIT + "planning/scheduling/test_scheduling.py", "larger_than_the_device"),
     # ---- execution
     Mutant("two-runs-not-compared", EXECUTION + "capture/capture.py",

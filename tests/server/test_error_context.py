@@ -175,7 +175,8 @@ CALLS_WITH_A_QUERY = [
 @pytest.fixture
 def line(trained: Connection, db: Connection, wait_until: Wait) -> Connection:
     """The same with a version; `db` deletes models after each test."""
-    job = submit(trained, "line", {"type": "mlp", "hidden": [4]}, query="SELECT x, y FROM points", target="y", epochs=1)
+    arguments = {"query": "SELECT x, y FROM points", "target": "y", "epochs": 1, "batch_size": 10}
+    job = submit(trained, "line", {"type": "mlp", "hidden": [4]}, **arguments)
     finish(trained, job)
     return trained
 

@@ -76,10 +76,10 @@ def test_a_job_goes_through_its_states_and_phases(db: Connection, wait_until: Wa
         return states[-1] == "finished"
 
     wait_until(finished)
-    order = ["queued", "starting", "running", "waiting", "running", "finished"]
+    order = ["queued", "starting", *("running", "waiting", "running") * 2, "finished"]  # waits twice for memory
     assert states[-2:] == ["running", "finished"] and is_part(states, order)
-    order = ["starting", "loading", "preparing", "building", "waiting", "training", "validating", "saving"]
-    assert phases == [name for name in order if name in phases]
+    order = ["starting", "loading", "preparing", "building", *("waiting", "training") * 2, "validating", "saving"]
+    assert is_part(phases, order)
     assert {"loading", "training", "validating"} <= set(phases)
 
 

@@ -29,11 +29,13 @@ def test_progress_is_live_and_null_leaves_a_number_as_it_is(stage: Stage, job: i
     assert progress(stage.alice, job) == NOTHING
     report(stage, job, phase="'training'", epoch=1, epochs=10, step=2, steps=20, loss=0.5, samples_per_s=1000)
     report(stage, job, device_bytes=4096, device_peak_bytes=8192, passive_swap_ins=3, utilisation=0.25)
-    assert progress(stage.alice, job) == ("training", 1, 10, 2, 20, 0.5, 1000, 4096, 8192, None, None, 3, 0.25, None)
+    live = "training", 1, 10, 2, 20, 0.5, 1000, 4096, 8192, None, None, 3, 0.25, None, None, None
+    assert progress(stage.alice, job) == live
     report(stage, job, step=3, loss="'NaN'", device_bytes=0, bytes_swapped=7, stall_us=8, raw_bytes_swapped=9)
+    report(stage, job, time_left_s=60, least_time_left_s=30)
     row = progress(stage.alice, job)
     assert row[:5] == ("training", 1, 10, 3, 20) and row[5] != row[5]
-    assert row[6:] == (1000, 0, 8192, 7, 8, 3, 0.25, 9)
+    assert row[6:] == (1000, 0, 8192, 7, 8, 3, 0.25, 9, 60, 30)
     report(stage, job, phase=f"'{'ä' * 100}'")
     assert progress(stage.alice, job)[0] == "ä" * 15, "cut to 31 bytes, never within a character"
 

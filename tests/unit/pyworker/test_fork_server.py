@@ -22,9 +22,10 @@ from pyworker.supervisors.failures import ChildDied
 from pyworker.supervisors.fork_server import ForkServer
 from pyworker.supervisors.processes import ForkedProcess, SpawnedProcess
 from pyworker.supervisors.server import Server
+from pyworker.wire import Frame
 from tests.repository import REPOSITORY
 from tests.unit.pyworker.supervisors.plpy import Plpy
-from tests.unit.pyworker.supervisors.test_child_process import drive, until, wait_for
+from tests.unit.pyworker.supervisors.test_child_process import drive, until
 
 
 class Settings(Plpy):
@@ -108,20 +109,27 @@ def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(executor: Ch
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("forked", [True, False])
 def test_a_child_that_a_signal_ends_in_its_first_moment_has_been_killed_and_not_proved_unusable(
-    plpy: Settings, controller: ForkServer, forked: bool, number: signal.Signals
+    plpy: Settings,
+    controller: ForkServer,
+    monkeypatch: pytest.MonkeyPatch,
+    forked: bool,
+    number: signal.Signals,
 ) -> None:
     if forked:
         start(plpy)  # the fork server has imported what takes a while
     child = Child(Server(plpy), "executor", threads=1, forked=forked)
-    try:
-        starting = child.start()
-        request = starting.send(None)
-        while child._process is None:
-            request = starting.send(wait_for(request))
+    receive_first = child._first_frame
+
+    async def end_and_receive_first() -> Frame:
         os.kill(child.pid, number)
+        return await receive_first()
+
+    monkeypatch.setattr(child, "_first_frame", end_and_receive_first)
+    try:
         with pytest.raises(ChildDied, match=f"executor was killed by signal {number:d} "):
-            while True:
-                request = starting.send(wait_for(request))
+            drive(child.start())
+            while True:  # it has sent its first frame before
+                drive(child.receive(1))
     finally:
         drive(child.close())
 

@@ -174,12 +174,20 @@ def finish(child: Child) -> dict[str, Any]:
     return done
 
 
-def eager_run(start: Callable[..., Child], **spec: Any) -> Child:
-    child = start(**{**spec, "policy": "none"})
+def grant_claim(child: Child, generation: int) -> int:
+    """Grant what a job of the policy none claims, and return the bytes."""
     trace = child.until(FrameType.TRACE).header
     assert (trace["graphs"], trace["vanilla_bytes"], trace["policy"]) == ([], None, "none")
-    plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
+    claimed = int(trace["least_bytes"])
+    plan = {"generation": generation, "planned_bytes": 0, "granted_bytes": claimed, "link_share": 1.0}
     child.send(FrameType.PLAN, plan, [b"", b"", b""])
+    return claimed
+
+
+def eager_run(start: Callable[..., Child], **spec: Any) -> Child:
+    child = start(**{**spec, "policy": "none"})
+    state = grant_claim(child, 1)
+    assert grant_claim(child, 2) > state  # with what the first step has taken
     assert not finish(child)["stopped"]
     return child
 
@@ -252,10 +260,10 @@ def test_a_resumed_job_keeps_its_recipe(start: Callable[..., Child], monkeypatch
     spec = {"batch_size": None, "learning_rate": None, "epochs": 6, "policy": "none"}
     expected = eager_run(start, **spec)
     child = start(**spec, checkpoint_interval_s=1e-9)
-    plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": 1 << 30, "link_share": 1.0}
-    child.until(FrameType.TRACE)
-    child.send(FrameType.PLAN, plan, [b"", b"", b""])
+    grant_claim(child, 1)
     state = child.until(FrameType.STATE)
+    child.send(FrameType.SAVED, {"at": time.monotonic()})  # while it waits for the second grant
+    grant_claim(child, 2)
     child.send(FrameType.STOP, {"checkpoint": False})
     assert finish(child)["stopped"]
     monkeypatch.setattr(recipe, "LEARNING_RATES", {"mlp": 0.5})
