@@ -38,10 +38,7 @@ tensile_date_to_timestamp(DateADT date, int64 *microseconds)
 {
 	if (DATE_NOT_FINITE(date))
 		return false;
-	if (date >= TIMESTAMP_END_JULIAN - POSTGRES_EPOCH_JDATE)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
-				 errmsg("date out of range for timestamp")));
+	date = Min(date, TIMESTAMP_END_JULIAN - POSTGRES_EPOCH_JDATE - 1);
 	*microseconds = date * USECS_PER_DAY;
 	return true;
 }

@@ -52,7 +52,7 @@ extern const char *text_convert(TextConverter *converter, Datum value, int *leng
 
 /*
  * Converts a date to microseconds since 2000-01-01; false for infinite dates.
- * Raises 22008 for dates out of the range of timestamps.
+ * A date behind the last timestamp becomes the day of that.
  */
 extern bool tensile_date_to_timestamp(DateADT date, int64 *microseconds);
 

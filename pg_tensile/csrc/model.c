@@ -141,7 +141,8 @@ static SqlType
 sql_type_of(JsonbContainer *feature)
 {
 	static const char *const names[] = {
-		"", "real", "real[]", "time without time zone", "interval", "timestamp with time zone", "character"
+		"", "real", "real[]", "time without time zone", "interval", "timestamp with time zone", "date",
+		"character"
 	};
 	const char *name = tensile_text_key(feature, "sql_type");
 

@@ -43,6 +43,7 @@ typedef enum SqlType
 	SQL_TIME,
 	SQL_INTERVAL,
 	SQL_TIMESTAMPTZ,
+	SQL_DATE,
 	SQL_BPCHAR
 } SqlType;
 

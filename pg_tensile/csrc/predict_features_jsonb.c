@@ -52,16 +52,19 @@ parse(PGFunction input, const char *string)
  * is converted to UTC, like a column of type timestamptz.  One without is taken
  * as it is, like a column of type timestamp; but if the feature was trained
  * with a timestamptz, it is a time in the session's zone, as everywhere in SQL.
+ * A feature that was trained with dates has days.
  */
 static double
-parse_timestamp(const char *string, bool is_timestamptz)
+parse_timestamp(const char *string, SqlType type)
 {
 	pg_tz	   *saved = session_timezone;
 	TimestampTz timestamp;
 
+	if (type == SQL_DATE)
+		return tensile_to_float8(DATEOID) (parse(date_in, string));
 	PG_TRY();
 	{
-		if (!is_timestamptz)
+		if (type != SQL_TIMESTAMPTZ)
 			session_timezone = pg_tzset("UTC");
 		timestamp = DatumGetTimestampTz(parse(timestamptz_in, string));
 	}
@@ -199,7 +202,7 @@ set_json_value(FeatureBatch *batch, int feature, const JsonbValue *value)
 	else if (kind == FEATURE_NUMERIC && value->type == jbvBool)
 		feature_set_number(batch, feature, value->val.boolean ? 1.0 : 0.0);
 	else if (kind == FEATURE_TIMESTAMP && value->type == jbvString)
-		feature_set_number(batch, feature, parse_timestamp(json_scalar_text(value), type == SQL_TIMESTAMPTZ));
+		feature_set_number(batch, feature, parse_timestamp(json_scalar_text(value), type));
 	else if (kind == FEATURE_CATEGORY && (string = json_scalar_text(value)) != NULL)
 	{
 		int			length = strlen(string);

@@ -191,9 +191,10 @@ class Server:
                 self._storable[char] = False
         return char.isascii() or self._storable[char]
 
-    @staticmethod
-    def json(value: Any) -> str:
-        """Return JSON that jsonb takes: strings without NUL and lone surrogates."""
+    def json(self, value: Any) -> str:
+        """Return JSON that jsonb takes: strings without NUL and lone surrogates.
+
+        A database without encoding (SQL_ASCII) cannot convert escapes; one with another than UTF-8 needs them."""
 
         def clean(item: Any) -> Any:
             if isinstance(item, str):
@@ -202,4 +203,4 @@ class Server:
                 return {clean(key): clean(part) for key, part in item.items()}
             return [clean(part) for part in item] if isinstance(item, (list, tuple)) else item
 
-        return json.dumps(clean(value))
+        return json.dumps(clean(value), ensure_ascii=not self._utf8)

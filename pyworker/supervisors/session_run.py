@@ -87,7 +87,7 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
 
 def _text(server: Server, value: Any) -> str | None:
     """Return a value of the result as SQL's input functions take it."""
-    return server.text(value if value is None or isinstance(value, str) else json.dumps(value))
+    return server.text(value if value is None or isinstance(value, str) else server.json(value))
 
 
 def _error(server: Server, failure: Failure) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from tests.server.refusals import refused
-from tests.server.support import Connection, finish, value
+from tests.server.support import Connection, value
 
 # Letters of each encoding: two values, and a name
 LETTERS = {
@@ -49,9 +49,10 @@ def enter(server: Any) -> Iterator[Callable[[str], Connection]]:
 
     yield make
     for conn in opened:
+        conn.execute("SELECT release_database()")
         conn.close()
         with server.connect() as admin:
-            admin.execute("DROP DATABASE encoded WITH (FORCE)")
+            admin.execute("DROP DATABASE encoded")
 
 
 def text(conn: Connection, query: str) -> str:
@@ -76,7 +77,7 @@ def test_letters_of_the_encoding(enter: Callable[[str], Connection], encoding: s
     )
     query = f"""SELECT * FROM "{name}" """
     train = f"SELECT train_model('{name}', '{query}', 'y {name}', epochs => 5, policy => 'none')"
-    finish(conn, int(text(conn, train)))
+    assert text(conn, f"SELECT wait_for_job({text(conn, train)}, '90 s')") == "finished"
     assert f'"f {name}" is enough to predict' in text(conn, "SELECT warnings[1] FROM tensile.jobs")
     row = f"""{{"f {name}": "{one}", "x": 0}}"""
     assert text(conn, f"SELECT predict_class('{name}', '{row}'::jsonb)") == f"y {one}"

@@ -124,14 +124,12 @@ def nice(pid: int) -> int:
 
 
 @pytest.mark.long
-def test_training_gives_way_to_the_server(db: Connection, alter: Alter, wait_until: Wait) -> None:
-    alter({"pg_tensile.nice": 5})
-    db.execute("SELECT pg_terminate_backend(%s)", (inference_pid(db),))  # if there is one, which has an earlier setting
+def test_training_gives_way_to_the_server(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", MLP, epochs=FOREVER)
     wait_until(lambda: steps(db, job) > 0)
     worker, executor = worker_pid(db, job), executor_pid(db, job)
     assert worker is not None and executor is not None
-    assert nice(executor) == nice(worker) + 5
+    assert nice(executor) == nice(worker) + 10, "the default of pg_tensile.nice"
     db.execute("SELECT cancel_job(%s)", (job,))
     job = submit(db, "quick", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"

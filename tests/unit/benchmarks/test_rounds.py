@@ -11,11 +11,13 @@ from pg_tensile.tools.bench.report import machine, versions
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("jobs", [1, 4])
-def test_joint_takes_about_as_long_as_tensile_for_large_traces(jobs: int) -> None:
-    """Long: five thousand operators. Passes without a limit made `joint` four times as slow, or more."""
+@pytest.mark.parametrize(("jobs", "ratio"), [(1, 1.8), (4, 0.5)])
+def test_joint_takes_no_longer_than_it_did_for_large_traces(jobs: int, ratio: float) -> None:
+    """Long: five thousand operators. It takes as long as `tensile` for one job and a quarter of that for four.
+
+    Passes without a limit made `joint` four times as slow, or more."""
     taken = medians({policy: partial(policy_s, policy, jobs, 5_000) for policy in ("joint", "tensile")})
-    assert taken["joint"] < 2.5 * taken["tensile"], taken
+    assert taken["joint"] < ratio * taken["tensile"], taken
 
 
 @pytest.mark.long
