@@ -42,7 +42,7 @@ LARGE = ((1, 5_000), (4, 5_000))  # (jobs, operators of each)
 ROUNDS = tuple((jobs, operators) for operators in (93, 500, 1_000) for jobs in (1, 2, 4))
 PROMISE = 3.0  # factor on the time without a plan: no plan for these budgets is as slow
 REPEATS = 3
-REPEATED_S = 1.0  # rounds that take longer are measured once
+REPEATED_S = 10.0  # rounds that take longer are measured once
 POLICY_HEADINGS = ("jobs", "operators of each", "`joint`, s", "`tensile`, s", "ratio")
 ROUND_HEADINGS = ("jobs", "operators of each", "first plan, s", "with promises", "thorough round, s", "with promises")
 
