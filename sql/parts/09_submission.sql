@@ -72,12 +72,14 @@ AS $$
     SELECT least(extract(epoch FROM f.ended_at - f.started_at)::float8
                      * CASE f.stopped WHEN 'early_stopping' THEN least(j.epochs, d.epochs) ELSE j.epochs END / d.epochs,
                  extract(epoch FROM j.max_time)::float8)
-    FROM tensile.jobs j
+    FROM tensile.jobs j JOIN tensile.models m ON m.id = j.model
          JOIN tensile.jobs f ON f.model = j.model AND f.kind = 'train' AND f.state = 'finished' AND f.attempts = 1
              AND f.query = j.query AND f.target = j.target AND f.options = j.options AND f.validation = j.validation
-             AND (f.batch_size, f.validation_query, f.max_time, f.policy, f.memory_budget, f.architecture)
+             AND (f.batch_size, f.validation_query, f.max_time, f.policy, f.memory_budget,
+                  coalesce(f.architecture, m.architecture))
                  IS NOT DISTINCT FROM
-                 (j.batch_size, j.validation_query, j.max_time, j.policy, j.memory_budget, j.architecture)
+                 (j.batch_size, j.validation_query, j.max_time, j.policy, j.memory_budget,
+                  coalesce(j.architecture, m.architecture))
          CROSS JOIN LATERAL (SELECT max(e.epoch)::float8 AS epochs FROM tensile.epochs e WHERE e.job = f.id) d
     WHERE j.id = $2 AND d.epochs > 0
       AND (tensile._acts_for($1, f.owner, f.owner_name) OR pg_has_role($1, 'pg_read_all_stats', 'USAGE'))

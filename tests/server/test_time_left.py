@@ -105,6 +105,16 @@ def test_only_the_last_undisturbed_training_counts(
     assert submitted(flights, told) == "about 4 minutes"
 
 
+def test_one_that_has_chosen_the_architecture_counts_and_a_trial_of_another_one_does_not(
+    flights: Connection, told: list[str], former: Callable[..., int]
+) -> None:
+    chosen = value(flights, "SELECT architecture FROM tensile.models WHERE name = 'late'")
+    former(architecture=Jsonb({"type": "mlp", "hidden": [3]}))
+    assert submitted(flights, told) is None
+    former(architecture=Jsonb(chosen), architecture_reason="its arrays are numbers")
+    assert submitted(flights, told) == "about 4 minutes"
+
+
 def test_one_that_stopped_early_is_expected_to_stop_again(
     flights: Connection, told: list[str], former: Callable[..., int]
 ) -> None:
