@@ -7,7 +7,7 @@ python=.venv/bin/python
 $python -m ruff check -q .
 $python -m ruff format -q --check . || { $python -m ruff format --diff . | head -40; exit 1; }
 # A worker of mypy has three seconds to start, which a busy machine may not give it: mypy ends with 2 then.
-$python -m mypy --no-error-summary --num-workers "$(nproc)" || { [ $? = 2 ] && $python -m mypy --no-error-summary; }
+$python -m mypy --no-error-summary --num-workers "$(nproc)" || { [ $? = 2 ] || exit 1; $python -m mypy --no-error-summary; }
 # Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
 if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] sql/upgrade.sql sql/parts/*.sql; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1

@@ -41,7 +41,7 @@ TYPES = {
     "bool[]": '"{t,NULL}", "{f,f}"',
 }
 REFUSED = {"money", "timetz"}  # 0A000, with a hint
-TRAINING = {"target": "y", "epochs": 1, "batch_size": 8}
+TRAINING: dict[str, Any] = {"target": "y", "epochs": 1, "batch_size": 8}
 NEARLY_ALL = " WHERE i <= 40"
 
 
