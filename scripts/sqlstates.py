@@ -39,7 +39,6 @@ ERRORS = {
         "Lower `learning_rate`, set the option `clip`, or look for extreme values in the data.",
     ),
     "22004": ("An argument is null that must not be null.", "Pass a value, or leave the argument out."),
-    "22008": ("A date is out of range for a timestamp.", "Leave such rows out of the query."),
     "22021": (
         "A text in a database with the encoding SQL_ASCII is not in UTF-8.",
         "Convert the texts, or leave the column out.",
