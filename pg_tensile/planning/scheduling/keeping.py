@@ -47,7 +47,8 @@ def decide(state: RoundState, admitted: Sequence[JobState], plans: Plans) -> Non
 def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     """Return the plans in force, or None if a job has none yet or they no longer fit.
 
-    Nor are there any if memory flows that only one job is left to share."""
+    Nor are there any if memory flows that only one job is left to share, or that suffices for all of them at once:
+    requests for it cost more than a change of plan, however little the jobs wait."""
     granted: dict[int, int] = {}
     in_force: dict[int, Plan] = {}
     flowing: dict[int, bytes] = {}
@@ -65,7 +66,7 @@ def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | 
             flowing[job.job] = job.given.groups
         granted[job.job] = job.given.granted_bytes
     shares = {job.job: job.given.link_share for job in admitted if job.given is not None and job.job in in_force}
-    if len(flowing) == 1:
+    if len(flowing) == 1 or (flowing and state.vanilla_bytes(admitted) <= state.budget_bytes()):
         return None
     whole = sum(shares[job] for job, plan in in_force.items() if _swaps(plan))
     if whole > 1 + EXACT:

@@ -354,6 +354,16 @@ def test_a_flow_ends_when_it_is_not_wanted_any_more_or_takes_other_memory():
     assert planned(decide(state, claimed, both[1]), 1).granted_bytes == grant.granted_bytes
 
 
+def test_a_flow_ends_when_memory_suffices_for_all_even_if_it_costs_hardly_anything(monkeypatch):
+    state = host(1.1 * most(WAVE))
+    both = flowing(state, job(1, WAVE), job(2, WAVE))
+    monkeypatch.setattr("pg_tensile.planning.scheduling.keeping.GAIN", 1.0)  # nothing is clearly better
+    assert set(decide(host(1.2 * most(WAVE)), *both).decisions.values()) == {Kept()}
+    schedule = decide(host(2.2 * most(WAVE)), *both)
+    assert flows(schedule.decisions.values()) == [False, False]
+    assert [planned(schedule, number).planned_bytes for number in (1, 2)] == [most(WAVE)] * 2
+
+
 def test_a_constant_plan_that_is_hardly_worse_stays(monkeypatch):
     """And a flow that is hardly worse than constant plans does, so that nothing changes back and forth."""
     state, jobs = host(1.1 * most(WAVE)), (job(1, WAVE), job(2, WAVE))
