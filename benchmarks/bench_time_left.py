@@ -33,7 +33,7 @@ from benchmarks.tables import table
 from pg_tensile.tools.bench.report import machine, versions
 
 RESULTS = FOLDER / "time_left-host.json"
-MOST_RATIO, LEAST_JOBS = 1.5, 8  # goals: so many of the jobs within that ratio
+MOST_RATIO, LEAST_JOBS = 1.5, 8  # goals: a number of the jobs within a ratio
 INTERVAL_S = 0.05
 ALL_EPOCHS = {"options": {"keep": "last"}}
 DEPARTURES = "SELECT * FROM departures WHERE time_hour < '2013-02-01'"

@@ -115,7 +115,7 @@ class Predicting:
 
 
 class Watch:
-    """What is watched from outside: waiting jobs beside idle models, and the time to the first decision about a job."""
+    """Monitor of waiting jobs beside idle models, and of the time to the first decision about a job."""
 
     def __init__(self, cluster: Cluster, predicting: Predicting) -> None:
         self._cluster = cluster
@@ -191,7 +191,7 @@ class Watch:
 def mixed_load(
     cluster: Cluster, conn: Connection, minutes: float, delete_old: Callable[[Connection], None]
 ) -> dict[str, Any]:
-    """Run the load for so many minutes, and return what was seen; `faults` says what must not be."""
+    """Run the load for a number of minutes; return counts, longest times, and `faults`, a list of sentences."""
     prepare(cluster, conn)
     predicting, jobs = Predicting(), Counter[str]()
     watch = Watch(cluster, predicting)

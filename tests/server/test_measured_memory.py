@@ -1,4 +1,4 @@
-"""What jobs take that is known only when something is executed: measured, booked, and planned anew."""
+"""Memory of jobs that is known only when something is executed: measured, booked, and planned anew."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_memory_budget_is_a_limit_of_jobs_without_plans_too(conn: Connection, 
 def test_a_budget_that_an_explanation_calls_sufficient_suffices_for_a_recurrent_layer(
     conn: Connection, wait_until: Wait, job_row: Row
 ) -> None:
-    """What the layer keeps for its backward pass is its library's affair, and several times what is known of it."""
+    """Its library decides what the layer keeps for its backward pass: several times what capturing tells."""
     register(conn, "recurrent", RECURRENT)
     arguments: dict[str, Any] = {"query": SEQUENCES, "target": "y", "batch_size": 300}
     memory = explained(conn, "recurrent", **arguments)["memory"]

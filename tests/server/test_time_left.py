@@ -1,4 +1,4 @@
-"""How long a job takes: what train_model expects of it, and the columns of tensile.progress about time and speed."""
+"""Durations of jobs: the time that train_model expects, and the columns of tensile.progress about time and speed."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _choice(arrays: Sequence[ArrayNumbers]) -> Choice:
 
 
 class ArrayNumbers:
-    """What the values of an array column have in common."""
+    """Statistics of an array column, which tell an image and tokens from other numbers."""
 
     def __init__(self, column: Column) -> None:
         self.name = column.name
@@ -146,7 +146,7 @@ class ArrayNumbers:
 
 
 def _difference(sample: NDArray[np.float64], distance: int) -> float:
-    """Return the mean absolute difference of two elements of a row with this distance; 0 if there are none."""
+    """Return the mean absolute difference of two elements of a row with this distance, or 0 for shorter rows."""
     differences = np.abs(sample[:, distance:] - sample[:, :-distance])
     differences = differences[np.isfinite(differences)]
     return float(differences.mean()) if len(differences) else 0.0

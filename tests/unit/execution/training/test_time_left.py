@@ -140,7 +140,7 @@ def run(prepared: Prepared, clock: Clock, slower_from: float | None = None, **se
 
 
 class Told(NamedTuple):
-    """What was told at a time of the clock: seconds at most and at least, and what the run did."""
+    """An estimate at a time of the clock: seconds at most and at least, and the phase of the run."""
 
     at: float
     most_s: float

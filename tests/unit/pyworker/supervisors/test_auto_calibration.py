@@ -1,4 +1,4 @@
-"""When the controller begins and stops a calibration by itself: by the machine's load, the clock, and what runs."""
+"""Begin and end of automatic calibrations, by the machine's load, the clock, and the jobs that run."""
 
 from __future__ import annotations
 
