@@ -200,7 +200,7 @@ def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, 
     rows = soak.judged()
     seconds = round(time.monotonic() - started)
     judged = {"name": name, "seconds": seconds, "samples": len(soak.samples), "processes": soak.kinds, "series": rows}
-    phases.append(judged | {"revision": versions()["revision"]})
+    phases.append(judged | {"machine": machine(), "versions": versions()})
     show(judged, console)
 
 
@@ -320,7 +320,7 @@ BEGIN, END = "<!-- soak-host: begin, written by benchmarks/soak.py -->", "<!-- s
 
 def section(results: dict[str, Any]) -> str:
     """Return the figures for docs/operations.md."""
-    lines = [f"On {results['machine']['cores']} cores of {results['machine']['cpu']}:", ""]
+    lines: list[str] = []
     for judged in results["phases"]:
         flat = sum(row["flat"] for row in judged["series"])
         written = f", {judged['checkpoints']:,} checkpoints" if "checkpoints" in judged else ""
@@ -328,8 +328,9 @@ def section(results: dict[str, Any]) -> str:
             seen = judged["mixed"]
             written = f", {sum(seen['jobs'].values()):,} jobs, {sum(seen['predictions'].values()):,} predictions"
         lines += [
-            f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written},"
-            f" revision {judged['revision']}): {flat} of {len(judged['series'])} series are flat.",
+            f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written}, on"
+            f" {judged['machine']['cores']} cores of {judged['machine']['cpu']}, revision"
+            f" {judged['versions']['revision']}): {flat} of {len(judged['series'])} series are flat.",
             "",
         ]
         if "mixed" in judged:
@@ -375,8 +376,7 @@ def main() -> int:
         return 0
     console = Console(width=140, highlight=False)
     with fresh_cluster(SETTINGS) as cluster:
-        results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-        results |= soak(cluster, options.jobs, options.minutes, options.mixed, console)
+        results = soak(cluster, options.jobs, options.minutes, options.mixed, console)
     growing = [row for judged in results["phases"] for row in judged["series"] if not row["flat"]]
     for row in growing:
         console.print(f"grows: {row['kind']} of {row['name']}", style="red")
