@@ -99,7 +99,8 @@ class AutoCalibration:
         return bool(self._server.call("tensile._free_slots()") < self._server.number("pg_tensile.max_jobs"))
 
     def _stop(self, job: int, reason: str) -> None:
-        self._server.call("tensile._stop_calibration(int8,text)", job, reason)
+        what = f"calibration {job} cannot be stopped"
+        self._server.attempt(what, "tensile._stop_calibration(int8,text)", job, reason)
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ fork server of their processes is started with the first (fork_server.py). Betwe
 calibrations (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state
 is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
 controller (Server.loop).
+
+All jobs would wait while it waits for a lock. So it passes over rows that another transaction has locked (SKIP LOCKED),
+and looks at them again after BUSY; any other lock it awaits for at most LOCK_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pyworker.supervisors.tunings import Tunings
 
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
+LOCK_TIMEOUT = "500ms"
 SOON = 0.1  # seconds before a schedule that is due is looked at again
 ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
 FREE_CRASHES = 3  # attempts that restarts of the server may cost a job before they count as its fault
@@ -47,12 +51,16 @@ class Controller:
         self._started = False
         self._launch_after = 0.0  # after a failed launch: the earliest time of the next
         self._launch_pause = BUSY
+        self._is_held_up = False  # an orphan or a job of the queue may be locked by another transaction
         self._deletion_after = 0.0
         self._calibration = AutoCalibration(server)
         self._fork_server = ForkServer(server)
         self._tunings = Tunings(server)
 
     async def run(self) -> None:
+        set_config = "pg_catalog.set_config(text,text,bool)"
+        self._server.call(set_config, "lock_timeout", LOCK_TIMEOUT, False)
+        self._server.commit()
         try:
             await self._server.loop(self._turn, lambda: self._tunings.fd)
         finally:
@@ -73,10 +81,11 @@ class Controller:
     # -- reaping ------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        for row in self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile._orphans()"):
+        orphans = self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile._orphans()")
+        self._is_held_up = bool(orphans)
+        for row in orphans:
             if row["terminated"]:
-                self._server.call("tensile._reap_terminated(int8,text)", row["job"], TERMINATED)
-                self._server.commit()
+                self._attempt(row["job"], "settled", "tensile._reap_terminated(int8,text)", row["job"], TERMINATED)
             elif row["error"] is not None:
                 self._interrupt(row["job"], f"its worker ended with an error: {row['error']}", retry=True)
             elif self._started:
@@ -90,8 +99,11 @@ class Controller:
             self._interrupt(row["job"], f"its worker did not start within {ATTACH_LIMIT:.0f} s", retry=True)
 
     def _interrupt(self, job: int, reason: str, *, retry: bool) -> None:
-        self._server.call("tensile._reap(int8,text,bool)", job, reason, retry)
-        self._server.commit()
+        self._attempt(job, "settled", "tensile._reap(int8,text,bool)", job, reason, retry)
+
+    def _attempt(self, job: int, done: str, signature: str, *values: Any) -> Any:
+        """Call a function for one job; an error of it must not keep others from being launched."""
+        return self._server.attempt(f"job {job} cannot be {done}", signature, *values)
 
     # -- schedules ----------------------------------------------------------------------------------------------------
 
@@ -101,17 +113,7 @@ class Controller:
             rows = self._server.rows(f"SELECT schedule FROM {due}")
             self._server.commit()
             for row in rows:
-                self._run_schedule(f"{name} {row['schedule']}", run, row["schedule"])
-
-    def _run_schedule(self, name: str, run: str, schedule: int) -> None:
-        try:
-            self._server.call(run, schedule)
-            self._server.commit()
-        except self._server.plpy.SPIError as error:
-            self._server.rollback()
-            if not self._server.installed():
-                raise
-            self._server.log_once(f"{name} cannot be run: {error}")
+                self._server.attempt(f"{name} {row['schedule']} cannot be run", run, row["schedule"])
 
     # -- launching ----------------------------------------------------------------------------------------------------
 
@@ -121,9 +123,13 @@ class Controller:
         live = self._live_jobs()  # may include an interrupted job, whose worker is still exiting
         most = self._server.number("pg_tensile.max_jobs")
         free = self._server.call("tensile._free_slots()")  # sessions in explain_training take some
-        queue = self._server.rows("SELECT job FROM tensile._queue_next($1)", ["int4"], most)
+        if not free:
+            self._server.commit()
+            return
+        queue = self._server.rows("SELECT job, is_held FROM tensile._queue_next($1)", ["int4"], most)
         self._server.commit()
-        waiting = [row["job"] for row in queue if row["job"] not in live]
+        self._is_held_up |= any(row["is_held"] for row in queue)
+        waiting = [row["job"] for row in queue if row["job"] not in live and not row["is_held"]]
         for job in waiting[:free]:
             if not self._start(job):
                 self._launch_after = time.monotonic() + self._launch_pause
@@ -136,10 +142,9 @@ class Controller:
 
         `starting` is committed first, so that no worker runs unseen.
         """
-        owner = self._server.call("tensile._job_starting(int8)", job)
-        self._server.commit()
+        owner = self._attempt(job, "started", "tensile._job_starting(int8)", job)
         if owner is None:
-            return True  # cancelled meanwhile, or failed because its role or model is gone
+            return True  # cancelled or locked meanwhile, or failed because its role or model is gone
         self._fork_server.ensure()
         answer = self._server.call("tensile._launch_worker(int8,oid)", job, owner)
         if answer == "started":
@@ -158,10 +163,8 @@ class Controller:
         """Delete ended jobs and counts of predicted rows that have expired, from time to time."""
         if time.monotonic() < self._deletion_after:
             return
-        self._server.call("tensile._forget_jobs()")
-        self._server.call("tensile._forget_drift()")
-        self._server.call("tensile._forget_tunings()")
-        self._server.commit()
+        for what in ("jobs", "drift", "tunings"):
+            self._server.attempt(f"expired {what} cannot be deleted", f"tensile._forget_{what}()")
         self._deletion_after = time.monotonic() + RETENTION_PAUSE
 
     # -- the clock ----------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class Controller:
 
     def _pause(self) -> float:
         pauses = [IDLE]
-        if self._live_jobs() or self._tunings.fd >= 0:
+        if self._live_jobs() or self._is_held_up or self._tunings.fd >= 0:
             pauses.append(BUSY)
         if self._launch_after > time.monotonic():
             pauses.append(self._launch_after - time.monotonic())

@@ -61,6 +61,20 @@ class Server:
         plain = [self.json(value) if type == "jsonb" else value for type, value in zip(names, values, strict=True)]
         return self.rows(f"SELECT {name}({parameters}) AS value", names, *plain)[0]["value"]
 
+    def attempt(self, what: str, signature: str, *values: Any) -> Any:
+        """Call a function in a transaction of its own and return its value. Log an error once, as "`what`: error", and
+        return None, so that what follows is not kept from going on."""
+        try:
+            value = self.call(signature, *values)
+            self.commit()
+        except self.plpy.SPIError as error:
+            self.rollback()
+            if not self.installed():
+                raise
+            self.log_once(f"{what}: {error}")
+            return None
+        return value
+
     def setting(self, name: str) -> str:
         return str(self.call("pg_catalog.current_setting(text)", name))
 

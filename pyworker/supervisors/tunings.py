@@ -59,17 +59,12 @@ class Tunings:
             await self._ask(requests[0])
 
     def _advance(self, tuning: int) -> dict[str, Any] | None:
-        """Advance one tuning; an error of it must not keep others from going on."""
-        try:
-            request = self._server.call("tensile._advance_tuning(int8,int4)", tuning, cores())
-            self._server.commit()
-        except self._server.plpy.SPIError as error:
-            self._server.rollback()
-            if not self._server.installed():
-                raise
-            self._server.log_once(f"tuning {tuning} cannot be advanced: {error}")
-            return None
+        request = self._attempt(tuning, "tensile._advance_tuning(int8,int4)", tuning, cores())
         return None if request is None else json.loads(request)
+
+    def _attempt(self, tuning: int, signature: str, *values: Any) -> Any:
+        """Call a function for one tuning; an error of it must not keep others from going on."""
+        return self._server.attempt(f"tuning {tuning} cannot be advanced", signature, *values)
 
     # -- the tuner ----------------------------------------------------------------------------------------------------
 
@@ -110,9 +105,8 @@ class Tunings:
             await self._fail(request, failure)
             return
         self._asked, self._deaths = None, 0
-        add = "tensile._add_trial(int8,int4,jsonb)"
-        self._server.call(add, request["tuning"], request["number"], frame.header["params"])
-        self._server.commit()
+        tuning, params = request["tuning"], frame.header["params"]
+        self._attempt(tuning, "tensile._add_trial(int8,int4,jsonb)", tuning, request["number"], params)
 
     async def _died(self, request: dict[str, Any], death: ChildDied) -> None:
         """Have another tuner asked, or end the tuning if none survives the request."""
@@ -129,8 +123,7 @@ class Tunings:
         await self.close()
         self._deaths = 0
         texts = [self._server.text(text) for text in (failure.sqlstate, failure.message, failure.hint)]
-        self._server.call("tensile._fail_tuning(int8,text,text,text)", request["tuning"], *texts)
-        self._server.commit()
+        self._attempt(request["tuning"], "tensile._fail_tuning(int8,text,text,text)", request["tuning"], *texts)
 
     async def close(self) -> None:
         """End the tuner."""

@@ -25,6 +25,21 @@ AS $$
     SELECT FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
 $$;
 
+-- Lock a job after its model unless another transaction holds one of them; true if both are locked. For the controller,
+-- with which all jobs would wait: a transaction that has called cancel_job or drop_model may stay open for hours.
+CREATE FUNCTION tensile._try_lock_job(job bigint) RETURNS bool
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = job
+        FOR NO KEY UPDATE OF m SKIP LOCKED;
+    IF NOT FOUND AND EXISTS (SELECT FROM tensile.jobs j WHERE j.id = job AND j.model IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    PERFORM FROM tensile.jobs j WHERE j.id = job FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
+END $$;
+
 -- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state. The failure
 -- of an automatic calibration, which is tried again, is logged by the controller, once.
 CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void

@@ -17,15 +17,25 @@ CREATE VIEW tensile._open_jobs WITH (security_invoker = true) AS
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile._open_jobs IS 'private: open jobs and their priority with ageing';
 
--- Jobs that may start now, in the order in which they are to start
-CREATE FUNCTION tensile._queue_next(max_rows int DEFAULT NULL) RETURNS TABLE (job bigint)
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+-- Jobs that may start now, in the order in which they are to start: max_rows of them, which are locked, and those
+-- before them that another transaction holds
+CREATE FUNCTION tensile._queue_next(max_rows int DEFAULT NULL) RETURNS TABLE (job bigint, is_held bool)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT j.id FROM tensile._open_jobs j
-    WHERE j.state IN ('queued', 'interrupted') AND (j.not_before IS NULL OR j.not_before <= clock_timestamp())
-    ORDER BY j.aged_priority DESC, j.submitted_at, j.id
-    LIMIT $1
-$$;
+DECLARE
+    free int := 0;
+BEGIN
+    FOR job IN
+        SELECT j.id FROM tensile._open_jobs j
+        WHERE j.state IN ('queued', 'interrupted') AND (j.not_before IS NULL OR j.not_before <= clock_timestamp())
+        ORDER BY j.aged_priority DESC, j.submitted_at, j.id
+    LOOP
+        EXIT WHEN free >= max_rows;
+        is_held := NOT tensile._try_lock_job(job);
+        free := free + (NOT is_held)::int;
+        RETURN NEXT;
+    END LOOP;
+END $$;
 
 -- Milliseconds until the next delayed job may start; null if no job is delayed
 CREATE FUNCTION tensile._queue_delay_ms() RETURNS int
@@ -37,15 +47,17 @@ AS $$
 $$;
 
 -- Change a job from queued or interrupted to starting, and return the OID of the role to connect as; null if the
--- job may no longer start. A job whose role no longer exists fails.
+-- job may no longer start, or not while another transaction holds it. A job whose role no longer exists fails.
 CREATE FUNCTION tensile._job_starting(job bigint) RETURNS oid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     j tensile.jobs;
 BEGIN
-    PERFORM tensile._lock_model(job);
-    SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('queued', 'interrupted') FOR UPDATE;
+    IF NOT tensile._try_lock_job(job) THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('queued', 'interrupted');
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF j.model IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN
@@ -106,22 +118,24 @@ $$;
 CREATE FUNCTION tensile._forget_jobs() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM tensile.jobs j
-    WHERE current_setting('pg_tensile.job_retention')::interval > '0'
-      AND j.ended_at < clock_timestamp() - current_setting('pg_tensile.job_retention')::interval
-      AND NOT EXISTS (SELECT FROM tensile.model_versions v WHERE v.job = j.id)
+    DELETE FROM tensile.jobs WHERE id IN (
+        SELECT j.id FROM tensile.jobs j
+        WHERE current_setting('pg_tensile.job_retention')::interval > '0'
+          AND j.ended_at < clock_timestamp() - current_setting('pg_tensile.job_retention')::interval
+          AND NOT EXISTS (SELECT FROM tensile.model_versions v WHERE v.job = j.id)
+        FOR UPDATE SKIP LOCKED)
 $$;
 
--- Interrupt an orphan, or end it as failed or cancelled.
+-- Interrupt an orphan, or end it as failed or cancelled. One that another transaction holds stays one.
 CREATE FUNCTION tensile._reap(job bigint, reason text, retry bool) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile._interrupt_job($1, $2, $3)
+    SELECT tensile._interrupt_job($1, $2, $3) WHERE tensile._try_lock_job($1)
 $$;
 
--- Cancel an orphan whose worker was terminated.
+-- Cancel an orphan whose worker was terminated, unless another transaction holds it.
 CREATE FUNCTION tensile._reap_terminated(job bigint, reason text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile._end_job($1, 'cancelled', reason => $2)
+    SELECT tensile._end_job($1, 'cancelled', reason => $2) WHERE tensile._try_lock_job($1)
 $$;

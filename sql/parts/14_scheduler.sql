@@ -16,17 +16,21 @@ AS $$
     WHERE j.state IN ('waiting', 'running')
 $$;
 
--- Store what a waiting job waits for; true if the reason is new.
+-- Store what a waiting job waits for, unless another transaction holds the job: the scheduler serves all. True if the
+-- reason is new.
 CREATE FUNCTION tensile._job_waits(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE tensile.jobs j SET reason = _job_waits.reason
-        WHERE j.id = job AND j.state = 'waiting' AND j.reason IS DISTINCT FROM _job_waits.reason;
-    IF FOUND THEN
-        PERFORM tensile._notify(job);
+    PERFORM FROM tensile.jobs j
+        WHERE j.id = job AND j.state = 'waiting' AND j.reason IS DISTINCT FROM _job_waits.reason
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
     END IF;
-    RETURN FOUND;
+    UPDATE tensile.jobs j SET reason = _job_waits.reason WHERE j.id = job;
+    PERFORM tensile._notify(job);
+    RETURN true;
 END $$;
 
 -- Record that the job cannot be given memory; `refusal`: header of the REFUSE frame

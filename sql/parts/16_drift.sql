@@ -103,10 +103,10 @@ DECLARE
     bins bigint;
 BEGIN
     SELECT o.id, o.model, o.reference INTO v FROM tensile.model_versions o
-        WHERE o.id = _count_drift.version AND o.weight_bytes IS NOT NULL FOR KEY SHARE;
+        WHERE o.id = _count_drift.version AND o.weight_bytes IS NOT NULL FOR KEY SHARE SKIP LOCKED;
     bins := (SELECT sum(jsonb_array_length(c->'counts')) FROM jsonb_array_elements(v.reference->'columns') c);
     IF bins IS DISTINCT FROM cardinality(counts) THEN
-        RETURN; -- the version was dropped
+        RETURN; -- the version was dropped, or another transaction is about to drop it
     END IF;
     INSERT INTO tensile.drift_counts AS d (version, since, rows, counts)
         VALUES (v.id, greatest(date_bin(current_setting('pg_tensile.drift_window')::interval / 24, clock_timestamp(),

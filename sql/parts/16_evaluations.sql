@@ -82,13 +82,15 @@ DECLARE
     code text;
     submitted bigint;
 BEGIN
-    SELECT * INTO s FROM tensile.evaluation_schedules o WHERE o.id = schedule FOR UPDATE;
+    SELECT * INTO s FROM tensile.evaluation_schedules o WHERE o.id = schedule FOR UPDATE SKIP LOCKED;
     IF NOT FOUND OR s.next_run > clock_timestamp() OR tensile._evaluates(s.last_job) THEN
         RETURN;
     END IF;
     BEGIN
         submitted := tensile._submit_evaluation(s);
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN;
+    WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
                                 text_of_hint = PG_EXCEPTION_HINT;
         IF s.error IS DISTINCT FROM text_of_error THEN

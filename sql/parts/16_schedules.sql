@@ -217,15 +217,15 @@ DECLARE
     code text;
     submitted bigint;
 BEGIN
-    SELECT * INTO s FROM tensile.schedules o WHERE o.id = schedule FOR UPDATE;
+    SELECT * INTO s FROM tensile.schedules o WHERE o.id = schedule FOR UPDATE SKIP LOCKED;
     reason := tensile._due_reason(s);
-    IF reason IS NULL THEN -- the schedule was removed or changed
+    IF reason IS NULL THEN -- the schedule was removed or changed, or is about to be
         RETURN;
     END IF;
     BEGIN
         submitted := tensile._submit_scheduled(s);
     EXCEPTION
-        WHEN object_in_use THEN
+        WHEN object_in_use OR lock_not_available THEN
             RETURN;
         WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,

@@ -18,7 +18,7 @@ AS $$
 $$;
 
 -- Advance a tuning by what can be done now. Returns what the tuner needs to choose the next trial; null: none is to be
--- chosen now. An error ends the tuning, unless trying again may help.
+-- chosen now, or another transaction holds the tuning. An error ends the tuning, unless trying again may help.
 CREATE FUNCTION tensile._advance_tuning(tuning bigint, cores int) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
@@ -29,8 +29,12 @@ DECLARE
     text_of_hint text;
 BEGIN
     -- Lock the model before the tuning and its jobs, as drop_model does.
-    PERFORM FROM tensile.models m JOIN tensile.tunings o ON o.model = m.id WHERE o.id = tuning FOR NO KEY UPDATE OF m;
-    SELECT * INTO t FROM tensile.tunings o WHERE o.id = tuning AND o.ended_at IS NULL FOR UPDATE;
+    PERFORM FROM tensile.models m JOIN tensile.tunings o ON o.model = m.id WHERE o.id = tuning
+        FOR NO KEY UPDATE OF m SKIP LOCKED;
+    IF NOT FOUND AND EXISTS (SELECT FROM tensile.tunings o WHERE o.id = tuning AND o.model IS NOT NULL) THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO t FROM tensile.tunings o WHERE o.id = tuning AND o.ended_at IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
@@ -58,7 +62,9 @@ BEGIN
         END IF;
         PERFORM tensile._begin_trials(t);
         RETURN tensile._next_suggestion(t);
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN NULL;
+    WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
                                 text_of_hint = PG_EXCEPTION_HINT;
         IF left(code, 2) IN ('40', '53', '57') THEN
@@ -265,9 +271,11 @@ END $$;
 CREATE FUNCTION tensile._forget_tunings() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM tensile.tunings t
-    WHERE current_setting('pg_tensile.job_retention')::interval > '0'
-      AND t.ended_at < clock_timestamp() - current_setting('pg_tensile.job_retention')::interval
+    DELETE FROM tensile.tunings WHERE id IN (
+        SELECT t.id FROM tensile.tunings t
+        WHERE current_setting('pg_tensile.job_retention')::interval > '0'
+          AND t.ended_at < clock_timestamp() - current_setting('pg_tensile.job_retention')::interval
+        FOR UPDATE SKIP LOCKED)
 $$;
 
 -- Milliseconds until the time of a tuning is over; null if none has a limit

@@ -57,6 +57,20 @@ def test_cancel_a_queued_job(one_slot: Any, wait_until: Wait) -> None:
         assert value(db, "SELECT cancel_job(%s)", queued) is False
 
 
+def test_a_job_that_an_open_transaction_holds_does_not_hold_up_others(one_slot: Any, wait_until: Wait) -> None:
+    """The transaction ends without a notification: it is rolled back."""
+    with one_slot.connect() as db, one_slot.connect() as other:
+        blocker = block(db, wait_until)
+        held = submit(db, "held", MLP, epochs=1, priority=9)
+        behind = submit(db, "behind", MLP, epochs=1)
+        with other.transaction(force_rollback=True):
+            other.execute("SELECT cancel_job(%s)", (held,))
+            db.execute("SELECT cancel_job(%s)", (blocker,))
+            wait_until(lambda: state(db, behind) == "finished")
+            assert state(db, held) == "queued"
+        wait_until(lambda: state(db, held) == "finished")
+
+
 @pytest.mark.long
 def test_priority_comes_first_then_age_and_ageing_beats_priority(one_slot: Any, wait_until: Wait) -> None:
     one_slot.alter({"pg_tensile.ageing": "100s"})

@@ -52,6 +52,9 @@ class Controller:
             self.stopped.append(values[1])
         return 1  # a free slot
 
+    def attempt(self, what: str, function: str, *values: Any) -> Any:
+        return self.call(function, *values)
+
     def commit(self) -> None:
         pass
 
