@@ -12,23 +12,17 @@ import pytest
 
 from pyworker.wire import FrameType
 from scripts.ray_cluster import RayCluster
-from tests.unit.pyworker.children.test_executor import Child, grant
+from tests.unit.pyworker.children.test_executor import Child, grant, grant_claim
 from tests.unit.pyworker.ranks.conftest import Begin, RankedChild, beginning
 from tests.unit.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # a job's ranks take seconds to start
 
 
-def claim(child: Child) -> None:
-    """Give a job of the policy none its memory."""
-    trace = child.until(FrameType.TRACE).header
-    plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
-    child.send(FrameType.PLAN, plan, [b"", b"", b""])
-
-
-def unplanned(child: RankedChild) -> RankedChild:
-    """Train a job of the policy none to its end."""
-    claim(child)
+def unplanned(child: RankedChild, claims: int = 1) -> RankedChild:
+    """Train a job of the policy none to its end; one with a single rank claims what its first step has taken, too."""
+    for generation in range(1, claims + 1):
+        grant_claim(child, generation)
     return finished(child)
 
 
@@ -109,12 +103,12 @@ def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
     undisturbed = begin(policy="none", epochs=3)
-    claim(undisturbed)
+    grant_claim(undisturbed, 1)
     undisturbed.until(FrameType.STATE, where=lambda header: header["kind"] == "checkpoint")
     data, meta = checkpoint(undisturbed)
     finished(undisturbed)
     child = begin(policy="none", epochs=100_000)
-    claim(child)
+    grant_claim(child, 1)
     trains(child)
     child.send(FrameType.STOP, {"checkpoint": True})
     assert child.until(FrameType.DONE).header == {"stopped": True}
@@ -122,7 +116,7 @@ def test_a_job_that_was_stopped_goes_on_with_the_same_bits(
     assert len(checkpoint(child)[1]["ranks"]) == 1
     resumed = unplanned(begin(policy="none", epochs=3, checkpoint=data, resume=meta))
     assert resumed.weights() == undisturbed.weights()
-    other = unplanned(begin((1, 1), policy="none", epochs=3, checkpoint=data, resume=meta))
+    other = unplanned(begin((1, 1), policy="none", epochs=3, checkpoint=data, resume=meta), claims=2)
     assert other.weights() != undisturbed.weights() and len(other.weights()) == len(undisturbed.weights())
 
 
@@ -130,7 +124,7 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_ranks(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
     child = begin(policy="none", epochs=100_000)
-    claim(child)
+    grant_claim(child, 1)
     trains(child)
     victim = max(cluster.ranks())
     os.kill(victim, signal.SIGKILL)
@@ -144,7 +138,7 @@ def test_a_rank_that_hangs_ends_the_attempt_after_the_time_out(
 ) -> None:
     """The others wait for it in a collective, as they do when the network is cut."""
     child = begin(policy="none", epochs=100_000, ray={"timeout_s": 20})
-    claim(child)
+    grant_claim(child, 1)
     trains(child)
     os.kill(max(cluster.ranks()), signal.SIGSTOP)
     error = child.until_error()
@@ -156,7 +150,7 @@ def test_an_error_of_all_ranks_is_reported_once(
     begin: Begin, cluster: RayCluster, no_ranks_are_left: Callable[[RayCluster], None]
 ) -> None:
     child = begin(policy="none", optimizer="sgd", learning_rate=1e30, epochs=50)
-    claim(child)
+    grant_claim(child, 1)
     error = child.until_error()
     assert error["sqlstate"] == "22003" and "the loss became" in error["message"]
     assert "lost" not in error
@@ -188,7 +182,7 @@ def test_ranks_know_nothing_of_the_database_and_end_with_the_process_that_drives
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     child = begin(policy="none", epochs=100_000)
-    claim(child)
+    grant_claim(child, 1)
     trains(child)
     ranks = cluster.ranks()
     assert len(ranks) == 2
@@ -204,7 +198,7 @@ def test_a_part_of_the_cluster_that_dies_ends_the_attempt(words: str) -> None:
     """All nodes' raylets, or the head's server of clients."""
     with ray_cluster() as cluster, beginning(cluster) as begin:
         child = begin(policy="none", epochs=100_000, ray={"timeout_s": 20})
-        claim(child)
+        grant_claim(child, 1)
         trains(child)
         cluster.kill(words)
         error = child.until_error()
