@@ -1,5 +1,5 @@
 /*
- * inference.c: starting the inference process.
+ * inference.c: starting the inference process, and the predictor's socket.
  *
  * It runs only when predictions are made: the session that finds no predictor
  * registers it, and other sessions that look for it meanwhile see in shared
@@ -9,13 +9,26 @@
  */
 #include "postgres.h"
 
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/file_utils.h"
+#include "fmgr.h"
 #include "miscadmin.h"
+#include "nodes/pg_list.h"
+#include "postmaster/postmaster.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 
 #include "extension.h"
 #include "inference.h"
 #include "process.h"
 #include "shmem.h"
+
+PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 
 #define PENDING_MS (10 * 1000)	/* then a registration without effect is repeated */
 #define BACKOFF_MS (5 * 1000)	/* between the end of a process and the next one */
@@ -63,4 +76,48 @@ tensile_start_inference(void)
 			 errmsg("no background worker is free for the predictor"),
 			 errhint("Increase max_worker_processes, "
 					 "or try again when other workers have ended.")));
+}
+
+/* ---- the predictor's socket ---- */
+
+void
+tensile_set_predictor_address(struct sockaddr_un *address)
+{
+	List	   *folders = NIL;
+	const char *folder = "";
+	int			length;
+
+	if (Unix_socket_directories != NULL &&
+		SplitDirectoriesString(pstrdup(Unix_socket_directories), ',', &folders) && folders != NIL)
+		folder = linitial(folders);
+	length = snprintf(address->sun_path, sizeof(address->sun_path),
+					  "%s/.s.pg_tensile.%d", folder, PostPortNumber);
+	if (*folder == '\0' || *folder == '@' || length >= sizeof(address->sun_path))
+		strlcpy(address->sun_path, "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX ".pg_tensile",
+				sizeof(address->sun_path));
+}
+
+static struct sockaddr_un own_address;	/* of this inference process */
+
+/* An exit callback: this process may be ended before Python removes the socket. */
+static void
+remove_socket(int code, Datum arg)
+{
+	unlink(own_address.sun_path);
+}
+
+/*
+ * tensile._predictor_socket(): the path that the predictor has to listen at,
+ * which is removed when this process exits
+ */
+Datum
+tensile_predictor_socket(PG_FUNCTION_ARGS)
+{
+	tensile_require_process(TENSILE_INFERENCE);
+	if (own_address.sun_path[0] == '\0')
+	{
+		tensile_set_predictor_address(&own_address);
+		before_shmem_exit(remove_socket, (Datum) 0);
+	}
+	PG_RETURN_TEXT_P(cstring_to_text(own_address.sun_path));
 }

@@ -35,13 +35,11 @@
 
 #include "compat.h"
 #include "guc.h"
+#include "inference.h"
 #include "predict_socket.h"
-#include "process.h"
 #include "wait.h"
 
 #define SOCKET_POSITION 0		/* in the wait event set */
-
-PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 
 /* ---- waiting ---- */
 
@@ -120,38 +118,6 @@ predict_socket_watch(PredictSocket *self, TimestampTz deadline)
 /* ---- connecting ---- */
 
 /*
- * Sets the path that the predictor listens at; relative to the data directory
- * if it is among the temporary files.
- */
-static void
-set_socket_path(struct sockaddr_un *address)
-{
-	List	   *folders = NIL;
-	const char *folder = "";
-	int			length;
-
-	if (Unix_socket_directories != NULL &&
-		SplitDirectoriesString(pstrdup(Unix_socket_directories), ',', &folders) && folders != NIL)
-		folder = linitial(folders);
-	length = snprintf(address->sun_path, sizeof(address->sun_path),
-					  "%s/.s.pg_tensile.%d", folder, PostPortNumber);
-	if (*folder == '\0' || *folder == '@' || length >= sizeof(address->sun_path))
-		strlcpy(address->sun_path, "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX ".pg_tensile",
-				sizeof(address->sun_path));
-}
-
-/* tensile._predictor_socket(): the path that the predictor has to listen at */
-Datum
-tensile_predictor_socket(PG_FUNCTION_ARGS)
-{
-	struct sockaddr_un address;
-
-	tensile_require_process(TENSILE_INFERENCE);
-	set_socket_path(&address);
-	PG_RETURN_TEXT_P(cstring_to_text(address.sun_path));
-}
-
-/*
  * Makes sure that the predictor listens, not another user who can write to the
  * folder and was there first.
  */
@@ -186,7 +152,7 @@ predict_socket_open(PredictSocket *self, MemoryContext context)
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int			error;
 
-	set_socket_path(&address);
+	tensile_set_predictor_address(&address);
 	if (!AcquireExternalFD())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),

@@ -29,7 +29,7 @@ from pyworker.version import VERSION
 from pyworker.wire import FrameType, encode
 from tests.server.refusals import refusal
 from tests.server.shared import SharedServer
-from tests.server.support import Connection, register, submit, value
+from tests.server.support import Connection, inference_pid, register, submit, value
 
 FLIGHTS = """
     CREATE TABLE flights AS
@@ -748,3 +748,30 @@ def test_whatever_a_predictor_answers_the_session_lives(server: Any, impostor: C
             with contextlib.suppress(psycopg.Error):
                 conn.execute(ASK, (7,))
             assert value(conn, "SELECT 1") == 1
+
+
+def test_an_inference_process_that_is_ended_in_a_query_leaves_no_socket(
+    conn: Connection, server: Any, wait_until: Callable[..., Any]
+) -> None:
+    """It waits for a lock, so that Python does not hear of the end."""
+    server.expect("terminating background worker")
+    value(conn, ASK, 1)
+    supervisor = inference_pid(conn)
+    path = server.folder / f".s.pg_tensile.{server.port}"
+    assert path.is_socket()
+
+    def ask() -> None:
+        with server.connect() as third, contextlib.suppress(errors.OperationalError, errors.QueryCanceled):
+            third.execute("SET pg_tensile.predict_timeout = '1 s'")
+            third.execute("SELECT predict('numbers', f, '900MB') FROM flights f WHERE id = 1")
+
+    thread = threading.Thread(target=ask)
+    with server.connect() as other, other.transaction():
+        other.execute("LOCK TABLE tensile.model_weights")
+        thread.start()
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: value(conn, waits, supervisor))
+        conn.execute("SELECT pg_terminate_backend(%s)", (supervisor,))
+        wait_until(lambda: inference_pid(conn) is None)
+        assert not path.exists()
+    thread.join()
