@@ -5,6 +5,10 @@
  * registers it, and other sessions that look for it meanwhile see in shared
  * memory that it is on its way.
  *
+ * The predictor's socket is in the folder of the server's own, or among the
+ * temporary files, which backups omit and a start removes.  Sessions and the
+ * predictor derive its path from the same settings.
+ *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
@@ -32,6 +36,8 @@ PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 
 #define PENDING_MS (10 * 1000)	/* then a registration without effect is repeated */
 #define BACKOFF_MS (5 * 1000)	/* between the end of a process and the next one */
+
+static struct sockaddr_un own_address;	/* in the inference process */
 
 /*
  * Claims the registration of the inference process, unless it runs, is on its
@@ -96,8 +102,6 @@ tensile_set_predictor_address(struct sockaddr_un *address)
 		strlcpy(address->sun_path, "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX ".pg_tensile",
 				sizeof(address->sun_path));
 }
-
-static struct sockaddr_un own_address;	/* of this inference process */
 
 /* An exit callback: this process may be ended before Python removes the socket. */
 static void

@@ -1,10 +1,6 @@
 /*
  * predict_socket.c: a session's socket to the predictor, and how it waits.
  *
- * The predictor's socket is in the folder of the server's own, or among the
- * temporary files, which backups omit and a start removes.  Sessions and the
- * predictor derive its path from the same settings.
- *
  * The wait event set is made once for a connection.  A wait is then a single
  * system call, which matters for predictions of one row.  One deadline
  * (pg_tensile.predict_timeout) covers everything that a call waits for: the
@@ -21,17 +17,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "common/file_utils.h"
-#include "fmgr.h"
 #include "miscadmin.h"
-#include "nodes/pg_list.h"
 #include "portability/instr_time.h"
-#include "postmaster/postmaster.h"
 #include "storage/fd.h"
 #include "storage/latch.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
-#include "utils/varlena.h"
 
 #include "compat.h"
 #include "guc.h"

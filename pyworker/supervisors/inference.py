@@ -80,10 +80,7 @@ class Inference:
         self._arriving: dict[tuple[int, int], tuple[DeviceMemory, int]] = {}  # device and bytes, while it is loaded
 
     async def run(self) -> None:
-        try:
-            await self._server.loop(self._run_predictor)
-        finally:
-            self._remove_socket()
+        await self._server.loop(self._run_predictor)
 
     async def _run_predictor(self) -> float:
         """Run one predictor from start to end; return the seconds to wait before the next."""

@@ -25,15 +25,22 @@ AS $$
     SELECT FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
 $$;
 
--- Lock a job after its model unless another transaction holds one of them; true if both are locked. For the controller,
--- with which all jobs would wait: a transaction that has called cancel_job or drop_model may stay open for hours.
+-- Lock a model unless another transaction holds it; true if it is locked, or does not exist. For the controller, with which
+-- all jobs would wait: a transaction that has called cancel_job or drop_model may stay open for hours.
+CREATE FUNCTION tensile._try_lock_model(model bigint) RETURNS bool
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM tensile.models m WHERE m.id = model FOR NO KEY UPDATE SKIP LOCKED;
+    RETURN FOUND OR NOT EXISTS (SELECT FROM tensile.models m WHERE m.id = model);
+END $$;
+
+-- The same for a job, after its model; false as well if it does not exist
 CREATE FUNCTION tensile._try_lock_job(job bigint) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM FROM tensile.models m JOIN tensile.jobs j ON j.model = m.id WHERE j.id = job
-        FOR NO KEY UPDATE OF m SKIP LOCKED;
-    IF NOT FOUND AND EXISTS (SELECT FROM tensile.jobs j WHERE j.id = job AND j.model IS NOT NULL) THEN
+    IF NOT tensile._try_lock_model((SELECT j.model FROM tensile.jobs j WHERE j.id = job)) THEN
         RETURN false;
     END IF;
     PERFORM FROM tensile.jobs j WHERE j.id = job FOR UPDATE SKIP LOCKED;

@@ -29,9 +29,7 @@ DECLARE
     text_of_hint text;
 BEGIN
     -- Lock the model before the tuning and its jobs, as drop_model does.
-    PERFORM FROM tensile.models m JOIN tensile.tunings o ON o.model = m.id WHERE o.id = tuning
-        FOR NO KEY UPDATE OF m SKIP LOCKED;
-    IF NOT FOUND AND EXISTS (SELECT FROM tensile.tunings o WHERE o.id = tuning AND o.model IS NOT NULL) THEN
+    IF NOT tensile._try_lock_model((SELECT o.model FROM tensile.tunings o WHERE o.id = tuning)) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO t FROM tensile.tunings o WHERE o.id = tuning AND o.ended_at IS NULL FOR UPDATE SKIP LOCKED;
