@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.stage import CONTROLLER, processes
-from tests.server.support import Wait, register
+from tests.server.support import Wait, register, value
 
 CLUSTER_SETTINGS = {"pg_tensile.job_retention": "1d"}
 
@@ -100,14 +101,25 @@ EVERYTHING = """
 
 @pytest.fixture
 def idle(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
-    """A cluster whose controller is stopped, so that only the test calls its functions."""
+    """A cluster whose controller is stopped, outside of a transaction, so that only the test calls its functions."""
     with module_cluster.connect() as conn:
         wait_until(lambda: CONTROLLER in processes(conn))
         pid, _ = processes(conn)[CONTROLLER]
-        os.kill(pid, signal.SIGSTOP)
-        yield module_cluster
-        conn.execute("DELETE FROM tensile.tunings; DELETE FROM tensile.jobs; DELETE FROM tensile.models")
-        os.kill(pid, signal.SIGCONT)
+
+        def stopped() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+            if value(conn, "SELECT xact_start IS NULL FROM pg_stat_activity WHERE pid = %s", pid):
+                return True
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+        wait_until(stopped)
+        try:
+            yield module_cluster
+            conn.execute("DELETE FROM tensile.tunings; DELETE FROM tensile.jobs; DELETE FROM tensile.models")
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(("prepare", "hold", "call"), HELD.values(), ids=HELD)
