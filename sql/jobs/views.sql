@@ -1,0 +1,159 @@
+-- Views of jobs
+
+CREATE VIEW tensile.progress WITH (security_invoker = true) AS
+    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
+           j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
+           p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
+           coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
+               AS batch_size,
+           CASE WHEN f.vanilla_us OPERATOR(pg_catalog.>) 0 THEN f.iteration_us OPERATOR(pg_catalog./) f.vanilla_us END
+               AS slowdown,
+           (j.options OPERATOR(pg_catalog.->>) 'max_slowdown')::pg_catalog.float8 AS max_slowdown,
+           CASE WHEN p.samples_per_s OPERATOR(pg_catalog.>) 0 AND a.alone_us OPERATOR(pg_catalog.>) 0
+                THEN coalesce(j.chosen_batch_size, j.batch_size) OPERATOR(pg_catalog.*) 1e6::pg_catalog.float8
+                     OPERATOR(pg_catalog./) p.samples_per_s OPERATOR(pg_catalog./) a.alone_us END AS measured_slowdown,
+           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.time_left_s) END AS time_left,
+           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.least_time_left_s) END AS least_time_left
+    FROM tensile_internal.jobs j LEFT JOIN tensile_worker._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
+         LEFT JOIN tensile_internal.footprints f ON f.job OPERATOR(pg_catalog.=) j.id
+         CROSS JOIN LATERAL (SELECT p.phase OPERATOR(pg_catalog.=) ANY (
+             ARRAY['training', 'validating', 'refitting', 'calibrating'])) t (known)
+         LEFT JOIN LATERAL (
+             -- of this job or, if it has never been alone, of the last one with the same graph, on the same device
+             SELECT l.alone_us
+             FROM tensile_internal.traces g JOIN tensile_internal.traces s
+                      ON s.fingerprint OPERATOR(pg_catalog.=) g.fingerprint
+                         AND s.device OPERATOR(pg_catalog.=) g.device
+                  JOIN tensile_internal.latencies l ON l.job OPERATOR(pg_catalog.=) s.job
+             WHERE g.job OPERATOR(pg_catalog.=) j.id AND l.alone_us IS NOT NULL
+             ORDER BY s.job OPERATOR(pg_catalog.<>) j.id, l.at DESC LIMIT 1) a ON true
+    WHERE j.ended_at IS NULL;
+COMMENT ON VIEW tensile.progress IS 'open jobs with live numbers from shared memory (not transactional)';
+COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption';
+COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
+COMMENT ON COLUMN tensile.progress.phase IS
+    'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
+    'refitting (on all rows), saving, comparing (with the deployed version) or calibrating';
+COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.progress.step IS 'number of finished steps of this epoch';
+COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
+COMMENT ON COLUMN tensile.progress.loss IS 'mean loss of the epoch so far';
+COMMENT ON COLUMN tensile.progress.samples_per_s IS 'number of rows trained on per second';
+COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory in use between two steps';
+COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'peak device memory during a step so far';
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'bytes copied to the host and back so far';
+COMMENT ON COLUMN tensile.progress.raw_bytes_swapped IS
+    'bytes copied to the host and back so far, before compression';
+COMMENT ON COLUMN tensile.progress.stall_us IS 'time spent waiting for copies so far';
+COMMENT ON COLUMN tensile.progress.batch_size IS 'rows per step; null: not chosen yet';
+COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'number of copies to the device that no plan foresaw';
+COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
+COMMENT ON COLUMN tensile.progress.slowdown IS
+    'expected duration of a step under the plan as a multiple of that without a plan, for a job that computes alone; '
+    'null: no plan';
+COMMENT ON COLUMN tensile.progress.max_slowdown IS
+    'largest slowdown by its plan that the scheduler accepts: the job''s option; null: any';
+COMMENT ON COLUMN tensile.progress.measured_slowdown IS
+    'duration of a step now as a multiple of that while nothing else used the device, in this job or in an earlier one '
+    'with the same graph: whatever slows it down counts; null: not known';
+COMMENT ON COLUMN tensile.progress.time_left IS
+    'estimated time until the job ends, as fast as it was recently, if nothing ends it early; null: not known yet';
+COMMENT ON COLUMN tensile.progress.least_time_left IS
+    'the same if nothing improves any more: less than time_left if early stopping can end the job early';
+COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last report';
+
+CREATE VIEW tensile.ranks WITH (security_invoker = true) AS
+    SELECT j.id AS job, r.rank, r.node, r.device, r.state, r.step, r.samples_per_s, r.device_bytes
+    FROM tensile_internal.jobs j JOIN tensile_internal.rank_reports p ON p.job OPERATOR(pg_catalog.=) j.id
+         CROSS JOIN LATERAL pg_catalog.jsonb_to_recordset(p.ranks) r (
+             rank pg_catalog.int4, node pg_catalog.text, device pg_catalog.text, state pg_catalog.text,
+             step pg_catalog.int8, samples_per_s pg_catalog.float8, device_bytes pg_catalog.int8)
+    WHERE j.ended_at IS NULL;
+COMMENT ON VIEW tensile.ranks IS
+    'ranks of each open job with the option ranks: processes of the Ray cluster that train it together';
+COMMENT ON COLUMN tensile.ranks.rank IS 'number of the rank, from 0';
+COMMENT ON COLUMN tensile.ranks.node IS 'address of the machine that the rank is on';
+COMMENT ON COLUMN tensile.ranks.device IS 'device of that machine; null: not known yet';
+COMMENT ON COLUMN tensile.ranks.state IS 'starting, or what the rank does, as column phase of progress';
+COMMENT ON COLUMN tensile.ranks.step IS 'number of finished steps of this epoch';
+COMMENT ON COLUMN tensile.ranks.samples_per_s IS 'number of rows that the rank trains on per second';
+COMMENT ON COLUMN tensile.ranks.device_bytes IS 'device memory of the rank in use between two steps';
+
+CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
+    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at,
+           m.roc_auc, m.log_loss, m.mae
+    FROM tensile_internal.epochs e
+         CROSS JOIN LATERAL (
+             SELECT pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'loss') AS loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'accuracy') AS accuracy,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'f1') AS f1,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'rmse') AS rmse,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'roc_auc') AS roc_auc,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'log_loss') AS log_loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'mae') AS mae
+             FROM tensile_internal.metrics x
+             WHERE x.job OPERATOR(pg_catalog.=) e.job AND x.epoch OPERATOR(pg_catalog.=) e.epoch
+               AND x.split OPERATOR(pg_catalog.=) e.split) m;
+COMMENT ON VIEW tensile.epoch_metrics IS
+    'training and validation metrics of every epoch, one column each; null if not applicable to the task; metrics has '
+    'others';
+COMMENT ON COLUMN tensile.epoch_metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.epoch_metrics.split IS 'training (summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile.epoch_metrics.samples IS 'number of rows behind the metrics';
+COMMENT ON COLUMN tensile.epoch_metrics.loss IS
+    'mean squared error of the standardised target, or cross-entropy: the quantity that training minimises';
+COMMENT ON COLUMN tensile.epoch_metrics.accuracy IS 'share of rows with the right class';
+COMMENT ON COLUMN tensile.epoch_metrics.f1 IS
+    'harmonic mean of precision and recall: for the second of two classes, or averaged over more classes';
+COMMENT ON COLUMN tensile.epoch_metrics.rmse IS 'root mean squared error, in the target''s unit';
+COMMENT ON COLUMN tensile.epoch_metrics.r2 IS
+    'share of the target''s variance that is explained: 1 is perfect, 0 as good as the mean';
+COMMENT ON COLUMN tensile.epoch_metrics.seconds IS 'duration in seconds';
+COMMENT ON COLUMN tensile.epoch_metrics.at IS 'end time';
+COMMENT ON COLUMN tensile.epoch_metrics.roc_auc IS
+    'probability that a row of a class gets a higher probability of it than a row of another class; validation only';
+COMMENT ON COLUMN tensile.epoch_metrics.log_loss IS 'cross-entropy of the probabilities';
+COMMENT ON COLUMN tensile.epoch_metrics.mae IS 'mean absolute error, in the target''s unit';
+
+CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
+    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
+           j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
+           j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, e.epoch AS epochs,
+           t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
+           j.sqlstate, j.error, j.hint,
+           coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
+               AS batch_size,
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, k.epoch AS kept_epoch, j.stopped
+    FROM tensile_internal.jobs j
+         LEFT JOIN LATERAL (SELECT pg_catalog.max(x.epoch) AS epoch FROM tensile_internal.epochs x
+                            WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
+                           ) e ON true
+         LEFT JOIN LATERAL (SELECT coalesce(j.kept_epoch, e.epoch) AS epoch) k ON true
+         LEFT JOIN tensile.epoch_metrics t ON t.job OPERATOR(pg_catalog.=) j.id
+             AND t.epoch OPERATOR(pg_catalog.=) k.epoch AND t.split OPERATOR(pg_catalog.=) 'training'
+         LEFT JOIN tensile.epoch_metrics v ON v.job OPERATOR(pg_catalog.=) j.id
+             AND v.epoch OPERATOR(pg_catalog.=) k.epoch AND v.split OPERATOR(pg_catalog.=) 'validation'
+    WHERE j.ended_at IS NOT NULL;
+COMMENT ON VIEW tensile.job_history IS
+    'ended jobs with their waiting and running times, and the metrics of the epoch whose weights were kept';
+COMMENT ON COLUMN tensile.job_history.version IS 'version of the model that the job trained';
+COMMENT ON COLUMN tensile.job_history.queued_for IS 'time from submission to the first start';
+COMMENT ON COLUMN tensile.job_history.ran_for IS 'time from the first start to the end, interruptions included';
+COMMENT ON COLUMN tensile.job_history.attempts IS 'number of attempts: workers started for the job';
+COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows returned by the query';
+COMMENT ON COLUMN tensile.job_history.batch_size IS
+    'rows per step; null: none was chosen before the job ended';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS
+    'learning rate of the training; null: none was chosen before the job ended';
+COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
+COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the kept epoch';
+COMMENT ON COLUMN tensile.job_history.validation_loss IS
+    'validation loss of the kept epoch, as for the metrics that follow';
+COMMENT ON COLUMN tensile.job_history.kept_epoch IS
+    'epoch whose weights the version has: the best one or, with the option keep = last or if the job did not finish, the last';
+COMMENT ON COLUMN tensile.job_history.stopped IS 'why the training ended: epochs, early_stopping or max_time';
+COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows with the right class';
+COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
+COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the target''s unit';
+COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';

@@ -1,0 +1,163 @@
+-- Waiting for jobs
+
+CREATE FUNCTION tensile_worker._submitted_here(job bigint) RETURNS bool
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_submitted_here';
+
+CREATE FUNCTION tensile_worker._no_such_job(job bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+        MESSAGE = format('job %s does not exist', coalesce(job::text, 'null')),
+        HINT = 'The jobs you may see are listed in tensile_internal.jobs.';
+END $$;
+
+-- Four significant digits
+CREATE FUNCTION tensile_worker._rounded(value float8) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN value = 0 OR value IN ('NaN', 'Infinity', '-Infinity') THEN value::text
+                ELSE trim_scale(round(value::numeric, 3 - floor(log(abs(value)))::int))::text END
+$$;
+
+-- What can be done next with a version that a job has trained. Reads as the caller.
+CREATE FUNCTION tensile_worker._next_step(j tensile_internal.jobs) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce((
+        SELECT CASE WHEN m.deployed_version = ($1).version
+                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is '
+                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.name)
+                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.name,
+                                v.version) END
+        FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id
+        WHERE m.id = ($1).model AND v.version = ($1).version), 'tensile.job_history has its other metrics.')
+$$;
+
+-- Tell what a finished job warned of and, of a training, how good the version is.
+CREATE FUNCTION tensile_worker._tell_result(j tensile_internal.jobs) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    warning text;
+    metrics text;
+    validated bool;
+BEGIN
+    FOREACH warning IN ARRAY coalesce(j.warnings, '{}') LOOP
+        RAISE WARNING USING MESSAGE = format('job %s: %s', j.id, warning);
+    END LOOP;
+    IF j.kind <> 'train' OR j.kept_epoch IS NULL THEN
+        RETURN;
+    END IF;
+    IF j.architecture_reason IS NOT NULL THEN
+        RAISE NOTICE 'model "%" has the architecture %: %', j.model_name, j.architecture->>'type',
+            j.architecture_reason;
+    END IF;
+    validated := EXISTS (SELECT FROM tensile_internal.epochs e
+                         WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');
+    -- log_loss is after calibration where there is one, as of the version's predictions
+    SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', ' ORDER BY o.place)
+        INTO metrics
+        FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
+             JOIN tensile_internal.metrics m ON m.metric = o.metric AND m.job = j.id AND m.epoch = j.kept_epoch
+                 AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END
+             LEFT JOIN tensile_internal.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
+                                        AND c.metric = 'calibrated_' || m.metric;
+    RAISE NOTICE USING
+        MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model_name, metrics,
+                         CASE WHEN validated THEN 'validation' ELSE 'training' END),
+        DETAIL = format('Its weights are those after epoch %s of %s; training ended because %s.', j.kept_epoch,
+                        (SELECT max(e.epoch) FROM tensile_internal.epochs e WHERE e.job = j.id),
+                        CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
+                                       WHEN 'max_time' THEN 'the time was up (max_time)'
+                                       ELSE 'that was the last one (epochs)' END),
+        HINT = tensile_worker._next_step(j);
+END $$;
+
+-- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
+CREATE FUNCTION tensile_worker._job_result(job bigint, deadline timestamptz) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+AS $$
+DECLARE
+    j tensile_internal.jobs;
+BEGIN
+    SELECT * INTO j FROM tensile_internal.jobs WHERE id = job;
+    IF NOT FOUND THEN
+        PERFORM tensile_worker._no_such_job(job);
+    ELSIF j.state = 'failed' THEN
+        PERFORM tensile_worker._raise(j.sqlstate, j.error, j.hint, j.detail);
+    ELSIF j.state IN ('finished', 'cancelled') THEN
+        IF j.state = 'finished' THEN
+            PERFORM tensile_worker._tell_result(j);
+        END IF;
+        RETURN j.state;
+    ELSIF clock_timestamp() >= deadline THEN
+        RAISE EXCEPTION USING ERRCODE = 'query_canceled',
+            MESSAGE = format('job %s has not ended in time: it is %s', job, j.state),
+            DETAIL = coalesce(j.reason, 'The job continues.'),
+            HINT = format('Wait longer, see its progress in tensile.progress, or stop it with cancel_job(%s).', job);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Wait until a job changes, one second at most.
+CREATE FUNCTION tensile_worker._wait_round(deadline timestamptz) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile_worker._wait_for_change(CASE WHEN $1 IS NULL THEN 1000
+        ELSE least(1000, greatest(1, 1 + 1000 * extract(epoch FROM $1 - clock_timestamp())))::int END)
+$$;
+
+-- Raise an error if this transaction sees only what was there when it began.
+CREATE FUNCTION tensile_worker._check_sees_changes(function text, hint text) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('%s cannot see changes in a transaction with isolation level %s', function,
+                             current_setting('transaction_isolation')),
+            HINT = hint;
+    END IF;
+END $$;
+
+-- Not SECURITY DEFINER: it reads as the caller.
+CREATE FUNCTION tensile_internal._wait_for_job(caller oid, job bigint, timeout interval) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    deadline timestamptz := clock_timestamp() + timeout;
+    result text;
+BEGIN
+    IF tensile_worker._submitted_here(job) THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
+            HINT = 'Commit first, then wait.';
+    END IF;
+    PERFORM tensile_worker._check_sees_changes(
+        'wait_for_job', 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.');
+    LOOP
+        result := tensile_worker._job_result(job, deadline);
+        EXIT WHEN result IS NOT NULL;
+        PERFORM tensile_worker._wait_round(deadline);
+    END LOOP;
+    RETURN result;
+END $$;
+
+-- A procedure with SET cannot commit, so every name is qualified instead.
+CREATE PROCEDURE tensile_internal._wait_for_job_procedure(caller oid, job bigint, timeout interval, INOUT state text)
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    deadline timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
+BEGIN
+    state := NULL;
+    COMMIT;
+    LOOP
+        state := tensile_worker._job_result(job, deadline);
+        EXIT WHEN state IS NOT NULL;
+        COMMIT;
+        PERFORM tensile_worker._wait_round(deadline);
+        COMMIT;
+    END LOOP;
+END $$;

@@ -1,0 +1,169 @@
+-- Views of devices and plans
+
+CREATE FUNCTION tensile_worker._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
+                                 OUT granted_bytes bigint, OUT in_use_bytes bigint, OUT inference_bytes bigint,
+                                 OUT jobs int, OUT out_bytes_per_s float8, OUT in_bytes_per_s float8,
+                                 OUT utilisation float8, OUT flowing_jobs int, OUT flowing_bytes bigint)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_devices';
+CREATE FUNCTION tensile_worker._plan(OUT job bigint, OUT generation bigint, OUT sequence int, OUT event text,
+                              OUT tensor int, OUT version int, OUT trigger_operator int, OUT delay_us bigint,
+                              OUT deadline_operator int, OUT bytes bigint, OUT codec text)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_plan';
+
+CREATE VIEW tensile.devices WITH (security_invoker = true) AS
+    SELECT d.name, d.total_bytes, d.budget_bytes, d.granted_bytes, d.in_use_bytes, d.inference_bytes, d.jobs,
+           d.out_bytes_per_s, d.in_bytes_per_s, d.utilisation, d.flowing_jobs, d.flowing_bytes
+    FROM tensile_worker._devices() d;
+COMMENT ON VIEW tensile.devices IS
+    'devices in use by executors: memory budget, parts granted to and used by jobs, part used for predictions';
+COMMENT ON COLUMN tensile.devices.name IS
+    'name of the device; of a job with ranks "ray:" and its number, which stands for the smallest of their devices';
+COMMENT ON COLUMN tensile.devices.total_bytes IS 'memory of the device';
+COMMENT ON COLUMN tensile.devices.budget_bytes IS 'memory available to jobs and predictions together';
+COMMENT ON COLUMN tensile.devices.granted_bytes IS
+    'memory that jobs may use now, overheads of their processes included';
+COMMENT ON COLUMN tensile.devices.in_use_bytes IS
+    'memory used by jobs between two steps; during a step they may use all that is granted';
+COMMENT ON COLUMN tensile.devices.inference_bytes IS 'memory used by models for predictions';
+COMMENT ON COLUMN tensile.devices.jobs IS 'number of jobs on the device';
+COMMENT ON COLUMN tensile.devices.out_bytes_per_s IS 'rate of copies to the host';
+COMMENT ON COLUMN tensile.devices.in_bytes_per_s IS 'rate of copies to the device';
+COMMENT ON COLUMN tensile.devices.utilisation IS
+    'share of the time that other processes keep the device busy, as measured by jobs: 0 to 1';
+COMMENT ON COLUMN tensile.devices.flowing_jobs IS
+    'number of jobs that share memory as they go (pg_tensile.memory_flow)';
+COMMENT ON COLUMN tensile.devices.flowing_bytes IS 'part of granted_bytes that these jobs hold now';
+
+CREATE VIEW tensile.plan WITH (security_invoker = true) AS
+    SELECT p.job, p.generation, p.sequence, p.event, p.tensor, t.name AS tensor_name, t.kind AS tensor_kind, p.bytes,
+           p.trigger_operator, o.target AS trigger_name, p.delay_us, p.deadline_operator, p.version, p.codec
+    FROM tensile_worker._plan() p
+         LEFT JOIN tensile_internal.tensors t
+             ON t.job OPERATOR(pg_catalog.=) p.job AND t.tensor OPERATOR(pg_catalog.=) p.tensor
+         LEFT JOIN tensile_internal.operators o
+             ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
+COMMENT ON VIEW tensile.plan IS
+    'plan of each running job: swap, recompute and release events, and groups if the job shares memory as it goes';
+COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.plan.sequence IS 'position of the event, in the order of execution; groups follow all others';
+COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute, release, begin_group or end_group';
+COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors; null: a group';
+COMMENT ON COLUMN tensile.plan.bytes IS
+    'size of the tensor; of a begin_group the most that the job takes during the group, of an end_group what it keeps';
+COMMENT ON COLUMN tensile.plan.tensor_name IS 'name of the tensor; see tensors';
+COMMENT ON COLUMN tensile.plan.tensor_kind IS 'kind of the tensor; see tensors';
+COMMENT ON COLUMN tensile.plan.trigger_operator IS
+    'operator after which the event begins, or the first one of a group: its number in operators';
+COMMENT ON COLUMN tensile.plan.trigger_name IS 'name of the PyTorch operator of that number';
+COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger by which a copy may be delayed';
+COMMENT ON COLUMN tensile.plan.deadline_operator IS
+    'operator before which a swap_in ends, after which a swap_out ends, which uses the recomputed tensor, or the last '
+    'one of a group';
+COMMENT ON COLUMN tensile.plan.version IS
+    'version of the tensor that is recomputed: number of its in-place changes';
+COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
+
+CREATE VIEW tensile.latency WITH (security_invoker = true) AS
+    SELECT o.job, o.operator, o.phase, o.target, l.predicted_us, l.measured_us, l.average_us, l.samples,
+           CASE WHEN l.measured_us OPERATOR(pg_catalog.>) 0
+                THEN pg_catalog.abs(l.predicted_us::pg_catalog.float8 OPERATOR(pg_catalog.-) l.measured_us)
+                     OPERATOR(pg_catalog./) l.measured_us END AS relative_error
+    FROM tensile_internal.operators o
+         LEFT JOIN (SELECT x.job, x.samples, u.operator,
+                           CASE WHEN u.predicted OPERATOR(pg_catalog.<>) 'NaN' THEN u.predicted END AS predicted_us,
+                           CASE WHEN u.measured OPERATOR(pg_catalog.<>) 'NaN' THEN u.measured END AS measured_us,
+                           CASE WHEN u.average OPERATOR(pg_catalog.<>) 'NaN' THEN u.average END AS average_us
+                    FROM tensile_internal.latencies x,
+                         ROWS FROM (pg_catalog.unnest(x.predicted), pg_catalog.unnest(x.measured),
+                                    pg_catalog.unnest(x.average),
+                                    -- the planner expects 10 rows of unnest, 1000 of this:
+                                    pg_catalog.generate_series(0, pg_catalog.cardinality(x.predicted)
+                                                                  OPERATOR(pg_catalog.-) 1))
+                             u (predicted, measured, average, operator)) l
+             ON l.job OPERATOR(pg_catalog.=) o.job AND l.operator OPERATOR(pg_catalog.=) o.operator;
+COMMENT ON VIEW tensile.latency IS
+    'latency of each operator of each job in microseconds: predicted, last measured, moving average';
+COMMENT ON COLUMN tensile.latency.operator IS 'number of the operator in operators';
+COMMENT ON COLUMN tensile.latency.phase IS 'forward, backward or optimizer';
+COMMENT ON COLUMN tensile.latency.target IS 'name of the PyTorch operator';
+COMMENT ON COLUMN tensile.latency.predicted_us IS 'prediction made before anything ran';
+COMMENT ON COLUMN tensile.latency.measured_us IS
+    'measurement of the latest measured iteration; null: never measured';
+COMMENT ON COLUMN tensile.latency.average_us IS 'moving average; see pg_tensile.latency_weight';
+COMMENT ON COLUMN tensile.latency.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latency.relative_error IS 'relative error of the prediction: 0.1 for 10 %';
+
+CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
+    SELECT f.job, (u.number OPERATOR(pg_catalog.-) 1)::pg_catalog.int4 AS sequence, u.operator, o.target,
+           u.planned AS planned_bytes, u.vanilla AS vanilla_bytes
+    FROM tensile_internal.footprints f CROSS JOIN
+         ROWS FROM (pg_catalog.unnest(f.operators), pg_catalog.unnest(f.planned), pg_catalog.unnest(f.vanilla))
+             WITH ORDINALITY u (operator, planned, vanilla, number)
+         LEFT JOIN tensile_internal.operators o ON o.job OPERATOR(pg_catalog.=) f.job
+                                      AND o.operator OPERATOR(pg_catalog.=) u.operator;
+COMMENT ON VIEW tensile.footprint IS
+    'bytes on the device in each step of each job''s iteration, under its plan and without one';
+COMMENT ON COLUMN tensile.footprint.sequence IS
+    'number of the step, from 0; there are more steps than operators if some are recomputed';
+COMMENT ON COLUMN tensile.footprint.operator IS 'operator executed in the step: its number in operators';
+COMMENT ON COLUMN tensile.footprint.target IS 'name of the PyTorch operator';
+COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'bytes on the device under the plan';
+COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'bytes on the device without a plan';
+
+CREATE VIEW tensile.compression WITH (security_invoker = true) AS
+    SELECT s.job, u.tensor, t.name, t.kind, t.bytes, u.zero_share, d.codec, d.coded_bytes, d.coded_us, d.plain_us,
+           coalesce(d.compressed, false) AS compressed, u.moved AS moved_bytes
+    FROM tensile_internal.sparsities s
+         CROSS JOIN ROWS FROM (pg_catalog.unnest(s.tensors), pg_catalog.unnest(s.zero_share),
+                               pg_catalog.unnest(s.moved)) u (tensor, zero_share, moved)
+         JOIN tensile_internal.tensors t ON t.job OPERATOR(pg_catalog.=) s.job AND t.tensor OPERATOR(pg_catalog.=) u.tensor
+         LEFT JOIN (SELECT c.job, r.tensor, r.codec, r.coded_bytes, r.coded_us, r.plain_us, r.compressed
+                    FROM tensile_internal.codings c
+                         CROSS JOIN LATERAL pg_catalog.jsonb_to_recordset(c.decisions) r (
+                             tensor pg_catalog.int4, codec pg_catalog.text, coded_bytes pg_catalog.int8,
+                             coded_us pg_catalog.float8, plain_us pg_catalog.float8, compressed pg_catalog.bool)) d
+             ON d.job OPERATOR(pg_catalog.=) s.job AND d.tensor OPERATOR(pg_catalog.=) u.tensor;
+COMMENT ON VIEW tensile.compression IS
+    'tensors swapped by jobs with the option compression: their zeros, and the benefit of compressing them';
+COMMENT ON COLUMN tensile.compression.tensor IS 'number of the tensor in tensors';
+COMMENT ON COLUMN tensile.compression.name IS 'name of the tensor; see tensors';
+COMMENT ON COLUMN tensile.compression.kind IS 'kind of the tensor; see tensors';
+COMMENT ON COLUMN tensile.compression.zero_share IS
+    'share of zeros among the words of the tensor, counted once per epoch: 0 to 1';
+COMMENT ON COLUMN tensile.compression.codec IS 'best codec for the tensor: zvc, rle, csr or lz4; null: no decision yet';
+COMMENT ON COLUMN tensile.compression.coded_bytes IS 'expected size of the tensor with that codec';
+COMMENT ON COLUMN tensile.compression.coded_us IS
+    'time per iteration for swapping the tensor with that codec: coding, and the part of the copies that is '
+    'not hidden';
+COMMENT ON COLUMN tensile.compression.plain_us IS
+    'time per iteration for swapping the tensor without a codec';
+COMMENT ON COLUMN tensile.compression.compressed IS
+    'true if the codec saves time; plans use it where the whole iteration becomes faster, see plan.codec';
+COMMENT ON COLUMN tensile.compression.moved_bytes IS
+    'bytes moved by the last copy to the host; null: none was compressed yet';
+
+CREATE VIEW tensile.search WITH (security_invoker = true) AS
+    SELECT s.job,
+           CASE WHEN s.ended_at IS NULL AND j.ended_at IS NOT NULL THEN 'stopped' ELSE s.state END AS state,
+           coalesce(s.ended_at, j.ended_at, pg_catalog.clock_timestamp())
+               OPERATOR(pg_catalog.-) s.started_at AS elapsed,
+           s.generation, s.evaluations, s.first_us, s.best_us, s.cached, s.budget_bytes, s.seconds
+    FROM tensile_internal.searches s JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
+COMMENT ON VIEW tensile.search IS
+    'progress of the search for a better plan, of each job that has one: policies swapadvisor and joint';
+COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
+COMMENT ON COLUMN tensile.search.elapsed IS
+    'time since the search began; null: not begun, or an earlier result is as good';
+COMMENT ON COLUMN tensile.search.generation IS
+    'generation of the genetic search in which the best plan was found';
+COMMENT ON COLUMN tensile.search.evaluations IS 'number of plans evaluated until the best one was found';
+COMMENT ON COLUMN tensile.search.first_us IS
+    'expected duration of an iteration under the first plan of the search';
+COMMENT ON COLUMN tensile.search.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.search.cached IS
+    'true if the result of an earlier search for the same graph was used';
+COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may use';
+COMMENT ON COLUMN tensile.search.seconds IS
+    'time allowed for the search, in seconds: pg_tensile.search_time, or the job''s option';
