@@ -80,10 +80,16 @@ clean:
 	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
 endif
 
-# The parts in the order of their names, with an empty line between them
-build/pg_tensile--$(EXTVERSION).sql: sql/parts $(sort $(wildcard sql/parts/*.sql))
+# A folder for each subject. Tables come first, then functions, those for users, and views; bodies are not checked before
+# they run, so order matters to types, triggers, policies and views only.
+sql_subjects = models jobs training tuning schedules predictions evaluation drift memory files
+sql_named = $(wildcard $(sql_subjects:%=sql/%/$(1).sql))
+sql_functions = $(filter-out %/tables.sql %/api.sql %/views.sql,$(foreach subject,$(sql_subjects),$(sort $(wildcard sql/$(subject)/*.sql))))
+sql_files = sql/schemas.sql sql/base.sql sql/owners.sql $(call sql_named,tables) sql/restore.sql $(sql_functions) \
+	$(call sql_named,api) $(call sql_named,views) sql/privileges.sql
+build/pg_tensile--$(EXTVERSION).sql: $(sql_files) $(sql_subjects:%=sql/%)
 	@mkdir -p build
-	awk 'FNR == 1 && NR > 1 { print "" } { print }' $(filter %.sql,$^) >$@
+	awk 'FNR == 1 && NR > 1 { print "" } { print }' $(sql_files) >$@
 
 build/pg_tensile--$(RELEASED)--$(EXTVERSION).sql: scripts/upgrade_script.py sql/pg_tensile--$(RELEASED).sql \
 		build/pg_tensile--$(EXTVERSION).sql sql/upgrade.sql

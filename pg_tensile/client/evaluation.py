@@ -12,7 +12,7 @@ from pg_tensile.client.connection import Connection, ServerError, extension_sche
 
 Row = dict[str, Any]
 
-DEPLOYED = "SELECT deployed_version FROM tensile.models WHERE id = %s"
+DEPLOYED = "SELECT deployed_version FROM tensile.models WHERE model_id = %s"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,21 +30,21 @@ def evaluate(connection: Connection, job: Row, query: str) -> Evaluation:
     """Evaluate the version that a job has trained, with the rights of the connection's role; `job` is its row.
 
     Raises ServerError if the job has trained no version, or its model is gone, and psycopg.Error."""
-    if job["model"] is None:
-        message = f"job {job['id']} has no model to evaluate"
+    if job["model_id"] is None:
+        message = f"job {job['job']} has no model to evaluate"
         hint = "It measures the device, or its model was dropped: leave the query out."
         raise ServerError(message, hint)
     if job["version"] is None:
         hint = "A job makes one when it finishes. wait_for_job waits for that; a failed or cancelled job makes none."
-        raise ServerError(f"job {job['id']} is {job['state']} and has made no version to evaluate", hint)
+        raise ServerError(f"job {job['job']} is {job['state']} and has made no version to evaluate", hint)
     schema = extension_schema(connection)
-    subject = {"model": job["model_name"], "query": query}
+    subject = {"model": job["model"], "query": query}
 
     def rows(function: str, **optional: Any) -> list[Row]:
         called, parameters = call(schema, function, subject, optional)
         return connection.execute(sql.SQL("SELECT * FROM {}").format(called), parameters).fetchall()
 
     scores = rows("evaluate_model", version=job["version"])
-    deployed = connection.execute(DEPLOYED, (job["model"],)).fetchone()
+    deployed = connection.execute(DEPLOYED, (job["model_id"],)).fetchone()
     is_deployed = deployed is not None and deployed["deployed_version"] == job["version"]
     return Evaluation(query, job["version"], scores, rows("feature_importance") if is_deployed else None)

@@ -30,28 +30,28 @@ LOOK = """
            p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s,
            extract(epoch FROM p.time_left)::float8 AS time_left_s,
            extract(epoch FROM p.least_time_left)::float8 AS least_time_left_s
-    FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.id WHERE j.id = %s
+    FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.job WHERE j.job = %s
 """
 PLANNED = """
     SELECT f.generation, f.events, f.plan_order,
            (SELECT jsonb_object_agg(t.tensor, jsonb_build_array(t.name, t.kind)) FROM tensile.tensors t
             WHERE t.job = f.job) AS tensors,
            (SELECT jsonb_object_agg(o.operator, o.target) FROM tensile.operators o WHERE o.job = f.job) AS operators
-    FROM tensile.footprints f WHERE f.job = %s
+    FROM tensile.plans f WHERE f.job = %s
 """
 SUMMARY = """
     SELECT j.state, j.reason, j.error, j.epochs, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
            coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate,
            m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
            f.planned_bytes, j.kept_epoch, j.stopped,
-           (SELECT max(e.epoch) FROM tensile.epochs e WHERE e.job = j.id) AS last_epoch,
+           (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job) AS last_epoch,
            array_to_string(j.warnings, '; ') AS warnings
     FROM tensile.jobs j
-         LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.id
+         LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.job
                             ORDER BY x.epoch IS NOT DISTINCT FROM j.kept_epoch DESC, x.epoch DESC, x.split DESC
                             LIMIT 1) m ON true
-         LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
-    WHERE j.id = %s
+         LEFT JOIN tensile.traces t ON t.job = j.job LEFT JOIN tensile.plans f ON f.job = j.job
+    WHERE j.job = %s
 """
 
 
@@ -106,7 +106,7 @@ class Job:
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
         self.number: int = converted("job", number)
-        self.model: str = self._one("SELECT model_name FROM tensile.jobs WHERE id = %s")["model_name"]
+        self.model: str = self._one("SELECT model FROM tensile.jobs WHERE job = %s")["model"]
 
     def _one(self, query: str) -> Row:
         rows = self._session.rows(query, (self.number,))
@@ -118,7 +118,7 @@ class Job:
     def state(self) -> str:
         """The state now: queued, starting, running, waiting (for device memory or a Ray cluster), finished, failed,
         cancelled, or interrupted. An interrupted job is continued by the server."""
-        return str(self._one("SELECT state FROM tensile.jobs WHERE id = %s")["state"])
+        return str(self._one("SELECT state FROM tensile.jobs WHERE job = %s")["state"])
 
     def wait(self, progress: bool = True, timeout: float | None = None) -> str:
         """Wait until the job has ended and return "finished" or "cancelled"; `progress` shows a bar meanwhile.
@@ -171,7 +171,7 @@ class Job:
         return frame(METRICS, self._rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"))
 
     def plan(self) -> pd.DataFrame:
-        """Return the events of the job's newest memory plan, with the columns of the view tensile.plan.
+        """Return the events of the job's newest memory plan, with the columns of the view tensile.plan_events.
 
         The frame is empty if the plan neither swaps nor recomputes anything, or if the job has no plan. An ended job
         still has its plan, until a later job of its model replaces it."""
@@ -236,7 +236,7 @@ def renderer() -> Callable[[JobRecord], str]:
 
 
 def events_of(row: Row) -> list[Row]:
-    """Return the rows of the view tensile.plan, made from one row of PLANNED."""
+    """Return the rows of the view tensile.plan_events, made from one row of PLANNED."""
     from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 
     plan = Plan.from_rows(row["events"], row["generation"], row["plan_order"])

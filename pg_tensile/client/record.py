@@ -21,15 +21,13 @@ Row = dict[str, Any]
 JOB = """
     SELECT j.*, coalesce(t.device, '') AS device, t.policy AS planned_policy, t.vanilla_bytes, t.least_bytes,
            t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at,
-           coalesce(j.architecture, m.architecture) AS architecture, k.number AS trial, l.alone_us,
+           coalesce(j.architecture, m.architecture) AS architecture, k.number AS trial, t.alone_us,
            (SELECT format('%%s of "%%s", of %%s rows', round(d.psi::numeric, 2), d.column_name, d.rows)
-            FROM tensile.model_versions v JOIN tensile.models o ON o.id = v.model
-                 JOIN tensile.drift d ON d.model = o.name AND d.version = v.version
-            WHERE v.job = j.id AND d.drifted IS NOT NULL ORDER BY d.psi DESC, d.column_name LIMIT 1) AS drift
-    FROM tensile.jobs j LEFT JOIN tensile.trials k ON k.job = j.id
-         LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
-         LEFT JOIN tensile.latencies l ON l.job = j.id
-    WHERE j.id = %s
+            FROM tensile.model_versions v JOIN tensile.drift d USING (model, version)
+            WHERE v.job = j.job AND d.drifted IS NOT NULL ORDER BY d.psi DESC, d.column_name LIMIT 1) AS drift
+    FROM tensile.jobs j LEFT JOIN tensile.trials k ON k.job = j.job
+         LEFT JOIN tensile.traces t ON t.job = j.job LEFT JOIN tensile.models m ON m.model_id = j.model_id
+    WHERE j.job = %s
 """
 VERSIONS = """
     SELECT 'PostgreSQL' AS name, current_setting('server_version') AS version
@@ -38,9 +36,9 @@ VERSIONS = """
 NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order", "groups")
 # The jobs of a device whose memory flows, and the memory that they share
 FLOWING = """
-    SELECT f.job, j.model_name AS model
-    FROM tensile.footprints f JOIN tensile.jobs j ON j.id = f.job JOIN tensile.traces t ON t.job = f.job
-    WHERE t.device = %s AND f.groups <> '' AND j.ended_at IS NULL ORDER BY f.job
+    SELECT job, j.model
+    FROM tensile.plans f JOIN tensile.jobs j USING (job) JOIN tensile.traces t USING (job)
+    WHERE t.device = %s AND f.groups <> '' AND j.ended_at IS NULL ORDER BY job
 """
 SHARED = """
     SELECT budget_bytes - inference_bytes - granted_bytes + flowing_bytes AS shared_bytes, flowing_jobs
@@ -57,7 +55,7 @@ class Planned:
     """The newest plan of a job, with the job's newest trace. Arrays have one entry for each of the s steps of an
     iteration under the plan.
 
-    `trace` has the moving averages of the measured latencies; `numbers` are the columns of tensile.footprints
+    `trace` has the moving averages of the measured latencies; `numbers` are the columns of tensile.plans
     (iteration_us, vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes, stall_us, recomputes).
     """
 
@@ -105,7 +103,7 @@ class JobRecord:
     later job of the same model has replaced it (the database keeps only the last one)."""
 
     read_at: datetime
-    job: Row  # of tensile.jobs and, once captured, tensile.traces and latencies; with the model's present architecture
+    job: Row  # of tensile.jobs and, once captured, tensile.traces; with the model's present architecture
     progress: Row | None  # of tensile.progress; None if the job has ended
     ranks: list[Row]  # of tensile.ranks, by rank; empty if the job has ended, or trains here
     metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split
@@ -161,7 +159,7 @@ def _shared(connection: Connection, job: Row) -> SharedMemory | None:
         return None
     sizes = connection.execute(SHARED, (job["device"],)).fetchall()
     listed = connection.execute(FLOWING, (job["device"],)).fetchall()
-    if not sizes or job["id"] not in [row["job"] for row in listed]:
+    if not sizes or job["job"] not in [row["job"] for row in listed]:
         return None
     log = "SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id"
     plans = [
@@ -175,10 +173,10 @@ def _shared(connection: Connection, job: Row) -> SharedMemory | None:
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:
     row = connection.execute(
-        "SELECT f.*, t.traces[1] AS trace, l.average, coalesce(t.profile, p.profile) AS profile"
-        " FROM tensile.footprints f JOIN tensile.traces t USING (job)"
-        " LEFT JOIN tensile.latencies l USING (job) LEFT JOIN tensile.device_profiles p ON p.device = t.device"
-        " WHERE f.job = %s",
+        "SELECT f.*, t.traces[1] AS trace, coalesce(t.profile, p.profile) AS profile,"
+        " (SELECT array_agg(average_us ORDER BY operator) FROM tensile.latency l WHERE l.job = f.job) AS average"
+        " FROM tensile.plans f JOIN tensile.traces t USING (job)"
+        " LEFT JOIN tensile.device_profiles p ON p.device = t.device WHERE f.job = %s",
         (job,),
     ).fetchone()
     if row is None or row["trace"] is None or row["profile"] is None:

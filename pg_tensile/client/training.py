@@ -53,28 +53,25 @@ SETTINGS = (
 )
 
 JOBS_OF_ROLE = """
-    SELECT id AS job, kind, model_name AS model, owner_name AS owner, state, reason, priority, submitted_at, started_at,
-           ended_at, version, error
-    FROM tensile.jobs ORDER BY id
+    SELECT job, kind, model, owner, state, reason, priority, submitted_at, started_at, ended_at, version, error
+    FROM tensile.jobs ORDER BY job
 """
 SCHEDULES_OF_ROLE = """
     SELECT model, owner, every::text AS every, rows, source::text AS source, drift, next_run, last_run, last_reason,
            last_job, last_state, decision, last_error
-    FROM tensile.schedule_status ORDER BY model
+    FROM tensile.schedules ORDER BY model
 """
 DRIFT_OF_MODEL = "SELECT * FROM tensile.drift WHERE model = coalesce(%s, model)"
 EVALUATIONS_OF_MODEL = """
-    SELECT e.at, e.metric, m.name AS model, e.version, e.rows, e.value
-    FROM tensile.evaluations e JOIN tensile.models m ON m.id = e.model WHERE m.name = %s ORDER BY e.id
+    SELECT at, metric, model, version, rows, value FROM tensile.evaluations WHERE model = %s ORDER BY id
 """
 MODELS_OF_ROLE = """
-    SELECT m.name AS model, m.owner_name AS owner, m.architecture->>'type' AS type, m.description,
-           (SELECT count(*) FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL)
-               AS versions,
+    SELECT m.model, m.owner, m.architecture->>'type' AS type, m.description,
+           (SELECT count(*) FROM tensile.model_versions v WHERE v.model_id = m.model_id) AS versions,
            s.deployed_version, s.task, s.metric, s.value, s.split, s.rows, s.deployed_at, s.job, s.next_training,
            s.schedule, s.drifted_column, s.drift, array_to_string(s.warnings, '; ') AS warnings, m.created_at,
            m.updated_at
-    FROM tensile.models m JOIN tensile.model_status s ON s.model = m.name ORDER BY m.name
+    FROM tensile.models m JOIN tensile.model_status s ON s.model = m.model ORDER BY m.model
 """
 
 
@@ -145,8 +142,8 @@ class Client:
         self._session.answer("drop_model", {"name": model})
 
     def drop_version(self, model: str, version: int) -> None:
-        """Remove a version that is not deployed (SQL: drop_version)."""
-        self._session.answer("drop_version", {"model": model, "version": version})
+        """Remove a version that is not deployed (SQL: drop_model_version)."""
+        self._session.answer("drop_model_version", {"model": model, "version": version})
 
     def keep_versions(self, model: str, count: int | None) -> None:
         """Keep only the newest `count` versions and the deployed one at the end of each job (SQL: set_model_retention).
@@ -295,13 +292,12 @@ class Client:
         return bool(self._session.answer("unschedule_training", {"model": model})[0])
 
     def schedules(self) -> pd.DataFrame:
-        """Return the schedules of tensile.schedule_status that you may see."""
+        """Return the schedules of tensile.schedules that you may see."""
         return frame(SCHEDULES, self._session.rows(SCHEDULES_OF_ROLE))
 
-    def calibrate(self, device_seconds: int | None = None) -> Job:
-        """Submit a job that measures the device, so that times are predicted well (SQL: tensile.calibrate)."""
-        optional = {"device_seconds": device_seconds}
-        return Job(self._session, self._session.answer("calibrate", {}, optional, schema="tensile")[0])
+    def calibrate(self, seconds: int | None = None) -> Job:
+        """Submit a job that measures the device, so that times are predicted well (SQL: calibrate_device)."""
+        return Job(self._session, self._session.answer("calibrate_device", {}, {"seconds": seconds})[0])
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
@@ -314,7 +310,7 @@ class Client:
         source: str | None = None,
         read: str | None = None,
     ) -> pd.DataFrame:
-        """Return a prediction for every row of a query, in the query's order (SQL: predict_rows).
+        """Return a prediction for every row of a query, in the query's order (SQL: predict_rows, predict_table).
 
         Without a query, the rows are those of the one that was derived from the training query; `source` is the name of
         a table that it reads in place of its own. A prediction is the number, or for classes the label and its
@@ -324,7 +320,8 @@ class Client:
             hint = "Leave one of them out: the query names its tables itself."
             raise noted(ArgumentError("predict takes a query or a source, not both", hint))
         optional = {"memory_budget": memory_budget, "source": source}
-        return self._table("predict_rows", PREDICTIONS, model, query, optional, read)
+        function = "predict_table" if query is None else "predict_rows"
+        return self._table(function, PREDICTIONS, model, query, optional, read)
 
     def evaluate(
         self,

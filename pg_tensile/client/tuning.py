@@ -15,7 +15,7 @@ from pg_tensile.errors import TensileError
 if TYPE_CHECKING:
     import pandas as pd
 
-STATUS = "SELECT * FROM tensile.tuning_status WHERE id = %s"
+STATUS = "SELECT * FROM tensile.tunings WHERE tuning = %s"
 TRIALS_OF_TUNING = """
     SELECT number AS trial, state, value, params, job, epochs, least_bytes, version, started_at, ended_at, error
     FROM tensile.trials WHERE tuning = %s ORDER BY number
@@ -38,7 +38,7 @@ class Tuning:
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
         self.number: int = converted("tuning", number)
-        self.model: str = self._one("SELECT model_name FROM tensile.tunings WHERE id = %s")["model_name"]
+        self.model: str = self._one("SELECT model FROM tensile.tunings WHERE tuning = %s")["model"]
 
     def _one(self, query: str) -> Row:
         rows = self._session.rows(query, (self.number,))
@@ -68,7 +68,7 @@ class Tuning:
         ConnectionLost if the connection breaks. The connection is free between two queries."""
         deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
         while True:
-            row = self._one("SELECT state, ended_at, sqlstate, error, hint FROM tensile.tunings WHERE id = %s")
+            row = self._one("SELECT state, ended_at, sqlstate, error, hint FROM tensile.tunings WHERE tuning = %s")
             if row["state"] == "failed":
                 raise noted(TuningFailed(self.number, row))
             if row["ended_at"] is not None:
@@ -85,7 +85,7 @@ class Tuning:
         return bool(self._session.answer("cancel_tuning", {"tuning": self.number})[0])
 
     def trials(self) -> pd.DataFrame:
-        """Return the table tensile.trials: a row for each trial, with the values that were chosen for it."""
+        """Return the view tensile.trials: a row for each trial, with the values that were chosen for it."""
         return frame(TRIALS, self._session.rows(TRIALS_OF_TUNING, (self.number,)))
 
     def __repr__(self) -> str:

@@ -97,7 +97,7 @@ register_worker(TensileSlot *slot, int64 job)
 }
 
 /*
- * tensile._launch_worker(job, owner): 'started' (also if the job has a slot
+ * tensile_internal._launch_worker(job, owner): 'started' (also if the job has a slot
  * already), 'no_slot' or 'no_worker'
  */
 Datum
@@ -128,7 +128,7 @@ tensile_launch_worker(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._free_slots(): the number of jobs that may be launched.  Sessions
+ * tensile_internal._free_slots(): the number of jobs that may be launched.  Sessions
  * that explain a job occupy slots, too.
  */
 Datum
@@ -174,7 +174,7 @@ find_last_error(int64 job, bool *terminated)
 }
 
 /*
- * tensile._worker_end(job) -> (terminated, error): how the job's last worker
+ * tensile_internal._worker_end(job) -> (terminated, error): how the job's last worker
  * ended
  */
 Datum
@@ -197,7 +197,7 @@ tensile_worker_end(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
-/* tensile._job_slots() -> (job, pid, state, seconds in that state) */
+/* tensile_internal._job_slots() -> (job, pid, state, seconds in that state) */
 Datum
 tensile_job_slots(PG_FUNCTION_ARGS)
 {

@@ -3,7 +3,7 @@
  * the caller's session and transaction (session_run.c).
  *
  * The checks are those of train_model (submit.c, as the caller; then
- * tensile._explain_training, SECURITY DEFINER, which returns the spec).  The
+ * tensile_internal._explain_training, SECURITY DEFINER, which returns the spec).  The
  * executor makes a dry run on the rows of the query, and its result is lines
  * of text.
  *

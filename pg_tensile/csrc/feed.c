@@ -1,6 +1,6 @@
 /*
  * feed.c: sends the rows of a training query to the executor, in a worker
- * (tensile._feed) or in the session of explain_training (explain.c).
+ * (tensile_worker._feed) or in the session of explain_training (explain.c).
  *
  * The query runs with a DestReceiver that packs every row into a chunk
  * (training_rows.c) and writes every full chunk to the executor's socket (wire.c).  No
@@ -8,7 +8,7 @@
  * lives no longer than this call.
  *
  * The query runs read only, with the settings and rights of the submitter.  It
- * could call tensile._feed again, which is refused, or change settings, which
+ * could call tensile_worker._feed again, which is refused, or change settings, which
  * the GUC nest level undoes.  The session of a worker exists as long as the
  * training, so advisory locks, all that functions of the query can leave in it,
  * are released at once.  The session of explain_training belongs to the caller,
@@ -201,7 +201,7 @@ tensile_interrupt_if_woken(void)
 }
 
 /*
- * tensile._take_interrupt(): did a change of the job cause the last query
+ * tensile_worker._take_interrupt(): did a change of the job cause the last query
  * cancel in this worker?  False if it was pg_cancel_backend.
  */
 Datum
@@ -288,7 +288,7 @@ feed_training(void *argument)
 }
 
 /*
- * tensile._feed(fd, query, target, settings, split_by, validation_query) ->
+ * tensile_worker._feed(fd, query, target, settings, split_by, validation_query) ->
  * number of rows; the last two may be null
  */
 Datum
@@ -299,7 +299,7 @@ tensile_feed(PG_FUNCTION_ARGS)
 	if (!tensile_in_worker() || InSecurityRestrictedOperation())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("tensile._feed is for the workers of pg_tensile only"),
+				 errmsg("tensile_worker._feed is for the workers of pg_tensile only"),
 				 errhint("Use train_model to train on a query.")));
 	tensile_require_process(TENSILE_WORKER);
 	for (int i = 0; i < 4; i++)

@@ -57,7 +57,7 @@ extern bool tensile_flow_serve(void);
 /* Does the job wait for what it has asked for? */
 extern bool tensile_flow_waits(void);
 
-/* Is there a fault that tensile._flow_state() tells?  True once for each. */
+/* Is there a fault that tensile_worker._flow_state() tells?  True once for each. */
 extern bool tensile_flow_take_fault(void);
 
 /* Remembers the groups of a plan that is sent to the job. */

@@ -7,7 +7,7 @@
  * once, and nothing here blocks.
  *
  * A request that makes no sense is an error of that job alone: the socket is
- * not served any more, the wait ends, and Python asks tensile._flow_state()
+ * not served any more, the wait ends, and Python asks tensile_worker._flow_state()
  * why.  What the job holds is counted until its executor is gone.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -322,7 +322,7 @@ tensile_flow_take_fault(void)
 /* ---- functions in SQL ---- */
 
 /*
- * tensile._group_socket(fd): the job of this worker asks on that socket from
+ * tensile_worker._group_socket(fd): the job of this worker asks on that socket from
  * now on; -1: on none
  */
 Datum
@@ -337,7 +337,7 @@ tensile_group_socket(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._flow_state() -> (waits, late, fault): does the job wait for memory,
+ * tensile_worker._flow_state() -> (waits, late, fault): does the job wait for memory,
  * and why is its socket not served any more; fault null: it is
  */
 Datum

@@ -117,7 +117,7 @@ feed_gate(void *argument)
 }
 
 /*
- * tensile._gate_feed(fd, previous_fd, version, previous, query, settings) ->
+ * tensile_worker._gate_feed(fd, previous_fd, version, previous, query, settings) ->
  * number of rows
  */
 Datum
@@ -137,7 +137,7 @@ tensile_gate_feed(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(tensile_feed_in_worker(PG_GETARG_JSONB_P(5), feed_gate, &feed));
 }
 
-/* tensile._evaluation_feed(fd, version, query, settings) -> number of rows */
+/* tensile_worker._evaluation_feed(fd, version, query, settings) -> number of rows */
 Datum
 tensile_evaluation_feed(PG_FUNCTION_ARGS)
 {

@@ -111,7 +111,7 @@ remove_socket(int code, Datum arg)
 }
 
 /*
- * tensile._predictor_socket(): the path that the predictor has to listen at,
+ * tensile_internal._predictor_socket(): the path that the predictor has to listen at,
  * which is removed when this process exits
  */
 Datum

@@ -20,7 +20,7 @@
 PG_FUNCTION_INFO_V1(tensile_wait_for_change);
 
 /*
- * The number of changes when tensile._wait_for_change last returned.  At first
+ * The number of changes when tensile_worker._wait_for_change last returned.  At first
  * none, so that the first call returns at once.
  */
 static uint64 seen_changes = PG_UINT64_MAX;
@@ -33,7 +33,7 @@ tensile_announce_job_change(void)
 }
 
 /*
- * tensile._wait_for_change(timeout_ms): returns when a job has changed since
+ * tensile_worker._wait_for_change(timeout_ms): returns when a job has changed since
  * the last call in this session returned.  So a caller that looks, waits and
  * looks again misses nothing.
  */

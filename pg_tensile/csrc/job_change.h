@@ -6,7 +6,7 @@
 #ifndef TENSILE_JOB_CHANGE_H
 #define TENSILE_JOB_CHANGE_H
 
-/* Wakes the sessions in tensile._wait_for_change. */
+/* Wakes the sessions in tensile_worker._wait_for_change. */
 extern void tensile_announce_job_change(void);
 
 #endif

@@ -12,7 +12,7 @@
  * until there is room.
  *
  * Until the executor has made an iteration under a new plan
- * (tensile._acknowledge_plan, plan.c), the larger of the former and the new
+ * (tensile_worker._acknowledge_plan, plan.c), the larger of the former and the new
  * grant counts, so that jobs shrink before others grow.
  *
  * The first worker on a device reports its size and rates, which are kept as
@@ -22,7 +22,7 @@
  *
  * Jobs and predictions take turns.  A waiting job takes the memory of models
  * that are idle: the scheduler says what jobs lack, and the predictor drops
- * models (tensile._lack_memory).  A prediction that has waited in vain keeps a
+ * models (tensile_internal._lack_memory).  A prediction that has waited in vain keeps a
  * claim for CLAIM_MS: until then the scheduler starts no job that came later
  * in the memory that it needs.  Jobs that came earlier do not wait for it.
  *
@@ -283,7 +283,7 @@ possible_device(const char *name, const TensileDevice *device, int64 overhead_by
 }
 
 /*
- * tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s,
+ * tensile_worker._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s,
  * overhead_bytes)
  */
 Datum
@@ -334,7 +334,7 @@ renew_claim(TensileDevice *device, int64 least, bool fits)
 }
 
 /*
- * tensile._inference_memory(device, total_bytes, least, wanted) -> bytes that
+ * tensile_internal._inference_memory(device, total_bytes, least, wanted) -> bytes that
  * the predictor may use from now on: as many as fit, up to `wanted`.  Null if
  * `least` does not fit; then nothing changes, but plans of jobs leave that much.
  */
@@ -406,7 +406,7 @@ tensile_ledger_forget_inference(void)
 }
 
 /*
- * tensile._lack_memory(device, bytes, slowed_bytes): what each waiting job
+ * tensile_internal._lack_memory(device, bytes, slowed_bytes): what each waiting job
  * lacks, those first that start first, and what the running ones lack to lose
  * no time.  The inference process is told, so that idle models give way.
  */

@@ -17,7 +17,7 @@
 
 /*
  * Begins the name of a job's device on a Ray cluster, before the job's number.
- * tensile._on_cluster in sql/ and pyworker/cluster_device.py have the same rule.
+ * tensile_internal._on_cluster in sql/ and pyworker/cluster_device.py have the same rule.
  */
 #define TENSILE_CLUSTER_PREFIX "ray:"
 

@@ -79,7 +79,7 @@ copy_devices(TensileDevice **devices, DeviceUse **uses)
 }
 
 /*
- * tensile._devices(): sums over the jobs of all roles.  Columns are null until
+ * tensile_worker._devices(): sums over the jobs of all roles.  Columns are null until
  * a job has used the device.
  */
 Datum
@@ -118,7 +118,7 @@ tensile_devices(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._device_memory() -> (device, total_bytes, budget_bytes,
+ * tensile_internal._device_memory() -> (device, total_bytes, budget_bytes,
  * inference_bytes, wanted_bytes, claimed_bytes, claimed_s) of the devices that
  * jobs have used: what the predictor has, what it waits for, and what it has
  * waited for in vain and for how long
@@ -152,9 +152,9 @@ tensile_budgets(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._lacking_memory() -> (device, number, bytes, slowed_bytes) of the
+ * tensile_internal._lacking_memory() -> (device, number, bytes, slowed_bytes) of the
  * devices that the predictor uses and the scheduler has decided about, as
- * tensile._lack_memory has them; `number` rises with each decision
+ * tensile_internal._lack_memory has them; `number` rises with each decision
  */
 Datum
 tensile_lacking_memory(PG_FUNCTION_ARGS)
@@ -198,7 +198,7 @@ shown_grant(const TensileSlot *slot)
 }
 
 /*
- * tensile._grants(): the ledger's entries of this database's jobs, with their
+ * tensile_internal._grants(): the ledger's entries of this database's jobs, with their
  * newest plans
  */
 Datum

@@ -193,7 +193,7 @@ append_all_sources(void *argument)
 }
 
 /*
- * tensile._training_sources(query, settings, validation_query) -> [{"purpose",
+ * tensile_worker._training_sources(query, settings, validation_query) -> [{"purpose",
  * "relation", "schema", "name", "kind", "columns"}]; the last argument may be
  * null
  */

@@ -1,7 +1,7 @@
 /*
  * materialize.c: materialize_predictions.
  *
- * The work is done in SQL (tensile._materialize_predictions), with the
+ * The work is done in SQL (tensile_worker._materialize_predictions), with the
  * caller's privileges. Functions in SQL have a search_path of their own, so the
  * caller's is passed on, with which its query runs.
  *
@@ -31,7 +31,7 @@
 PG_FUNCTION_INFO_V1(tensile_run_statement);
 
 /*
- * tensile._run_statement(statement) -> number of rows: as EXECUTE of PL/pgSQL,
+ * tensile_worker._run_statement(statement) -> number of rows: as EXECUTE of PL/pgSQL,
  * but errors of the statement do not have the whole of it as context.  Unlike
  * EXECUTE it could end the transaction, so users cannot call it.
  */
@@ -48,7 +48,7 @@ tensile_run_statement(PG_FUNCTION_ARGS)
 	if (!tensile_in_own_code())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("tensile._run_statement is for materialize_predictions only")));
+				 errmsg("tensile_worker._run_statement is for materialize_predictions only")));
 	parsed = linitial_node(RawStmt, pg_parse_query(sql));
 	tensile_user_code_begin(&code, NULL, NULL);
 	plans = pg_plan_queries(pg_analyze_and_rewrite_fixedparams(parsed, sql, NULL, 0, NULL), sql,
@@ -89,10 +89,10 @@ TENSILE_PUBLIC_FUNCTION(tensile_materialize_predictions)
 		elog(ERROR, "materialize_predictions does not return a row");
 
 	SPI_connect();
-	if (SPI_execute_with_args("SELECT * FROM tensile._materialize_predictions($1, $2, $3, $4, $5, $6)",
+	if (SPI_execute_with_args("SELECT * FROM tensile_worker._materialize_predictions($1, $2, $3, $4, $5, $6)",
 							  ARGUMENTS + 1, types, values, nulls, false, 1) != SPI_OK_SELECT ||
 		SPI_processed != 1)
-		elog(ERROR, "tensile._materialize_predictions returned no row");
+		elog(ERROR, "tensile_worker._materialize_predictions returned no row");
 	for (int i = 0; i < COUNTS; i++)
 		counts[i] = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, i + 1, &count_nulls[i]);
 	SPI_finish();

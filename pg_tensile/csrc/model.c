@@ -2,7 +2,7 @@
  * model.c: what a session knows about models that it predicts with: features,
  * labels, owner and grants.
  *
- * Models are read by SPI as the owner of tensile.models, because callers see
+ * Models are read by SPI as the owner of tensile_internal.models, because callers see
  * only grants of their own, and with a new snapshot, because an older one
  * could show a version that is no longer deployed.  They are kept until
  * tensile_models_generation() changes; then all of them are forgotten.
@@ -53,21 +53,21 @@ static uint64 cached_generation;
 #define MODEL_COLUMNS \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
-	"tensile._base_number(m.id, m.architecture) " \
+	"tensile_worker._base_number(m.id, m.architecture) " \
 
 #define MODEL_QUERY \
 	MODEL_COLUMNS \
-	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
+	"FROM tensile_internal.models m LEFT JOIN tensile_internal.model_versions v " \
 	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
 	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define ID_QUERY \
 	MODEL_COLUMNS \
-	"FROM tensile.models m JOIN tensile.model_versions v ON v.model = m.id WHERE v.id = $3"
+	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id WHERE v.id = $3"
 #define GRANTS_QUERY \
-	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
+	"SELECT grantee, grantee_name::text FROM tensile_internal.model_grants " \
 	"WHERE model = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
-#define NAMES_QUERY "SELECT name FROM tensile.models"
+#define NAMES_QUERY "SELECT name FROM tensile_internal.models"
 
 /* ---- reading preprocessing ---- */
 
@@ -209,7 +209,7 @@ read_preprocessing(PredictModel *model, const char *task, Jsonb *preprocessing)
 static Oid
 catalogue_owner(void)
 {
-	Oid			relation = get_relname_relid("models", get_namespace_oid("tensile", true));
+	Oid			relation = get_relname_relid("models", get_namespace_oid("tensile_internal", true));
 	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
 	Oid			owner;
 

@@ -5,7 +5,7 @@
  * export_model: SQL composes files of the formats tensile and torch, and an
  * executor those of the format onnx.
  *
- * import_model: tensile._import_model (SECURITY DEFINER) makes all checks that
+ * import_model: tensile_internal._import_model (SECURITY DEFINER) makes all checks that
  * need no PyTorch and adds the version.  The executor then builds the model,
  * loads the weights and predicts.  Its error undoes the version with the
  * statement, so other sessions see only versions that were checked.
@@ -44,7 +44,7 @@ run_executor(const char *function, Datum spec, int *nvalues)
 	return values;
 }
 
-/* Calls tensile._export_spec(caller, model, version), version may be null. */
+/* Calls tensile_internal._export_spec(caller, model, version), version may be null. */
 static Datum
 export_spec(FunctionCallInfo fcinfo)
 {
@@ -55,7 +55,7 @@ export_spec(FunctionCallInfo fcinfo)
 	NullableDatum spec = tensile_call("_export_spec", lengthof(types), types, arguments);
 
 	if (spec.isnull)
-		elog(ERROR, "tensile._export_spec returned null");
+		elog(ERROR, "tensile_internal._export_spec returned null");
 	return spec.value;
 }
 
@@ -94,7 +94,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_export_model)
 	PG_RETURN_BYTEA_P(decoded(values, nvalues));
 }
 
-/* import_model(contents, name, like) -> number of the version */
+/* import_model(contents, model, template) -> number of the version */
 TENSILE_PUBLIC_FUNCTION(tensile_import_model)
 {
 	Datum	   *values;
@@ -106,7 +106,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_import_model)
 	tensile_require_writable(fcinfo);
 	spec = tensile_forward_with(fcinfo, 0, NULL, NULL);
 	if (fcinfo->isnull)
-		elog(ERROR, "tensile._import_model returned null");
+		elog(ERROR, "tensile_internal._import_model returned null");
 	values = run_executor("import_model", spec, &nvalues);
 	if (nvalues != 1)
 		elog(ERROR, "the executor returned %d values for a version", nvalues);

@@ -5,7 +5,7 @@
  * generation is the same.  It is the sum of a counter in shared memory, which
  * rises when a change is committed (notify.c), and one of this session, which
  * rises for changes that other sessions do not see: its own before the commit
- * or when they are rolled back, and invalidations of tensile.models.  Those
+ * or when they are rolled back, and invalidations of tensile_internal.models.  Those
  * are the only news on a standby, where no commit callback runs, and after
  * its promotion.
  *

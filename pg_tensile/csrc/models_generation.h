@@ -17,7 +17,7 @@ extern uint64 tensile_models_generation(void);
 extern void tensile_models_changed_here(void);
 
 /*
- * Remembers the OID of tensile.models, whenever models are read: from then on
+ * Remembers the OID of tensile_internal.models, whenever models are read: from then on
  * invalidations of that table change the generation, too.
  */
 extern void tensile_watch_models(Oid relation);

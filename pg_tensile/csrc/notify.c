@@ -304,7 +304,7 @@ tensile_install_notify_hooks(void)
 /* ---- functions in SQL ---- */
 
 /*
- * tensile._notify(job): the job has changed; job 0: the extension was created.
+ * tensile_internal._notify(job): the job has changed; job 0: the extension was created.
  */
 Datum
 tensile_notify(PG_FUNCTION_ARGS)
@@ -317,7 +317,7 @@ tensile_notify(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._notify_stop(job): the job has to stop, even while its worker runs
+ * tensile_internal._notify_stop(job): the job has to stop, even while its worker runs
  * the training query.
  */
 Datum
@@ -329,7 +329,7 @@ tensile_notify_stop(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._log_job(line): writes one line to the server's log when this
+ * tensile_internal._log_job(line): writes one line to the server's log when this
  * transaction commits, if pg_tensile.log_jobs is on; cut where it is too long.
  */
 Datum
@@ -349,7 +349,7 @@ tensile_log_job(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* tensile._submitted_here(job): has this transaction submitted the job? */
+/* tensile_worker._submitted_here(job): has this transaction submitted the job? */
 Datum
 tensile_submitted_here(PG_FUNCTION_ARGS)
 {
@@ -366,7 +366,7 @@ tensile_submitted_here(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(false);
 }
 
-/* tensile._models_changed(): a trigger for statements that change models */
+/* tensile_internal._models_changed(): a trigger for statements that change models */
 Datum
 tensile_models_changed(PG_FUNCTION_ARGS)
 {

@@ -4,7 +4,7 @@
  * A SECURITY DEFINER function does not know its caller.  So a public function
  * that changes the tables is in C: it runs as the caller, and passes the
  * caller's OID to a private SECURITY DEFINER function, which no other role may
- * execute.  register_model(name, ...) calls tensile._register_model(caller,
+ * execute.  register_model(name, ...) calls tensile_internal._register_model(caller,
  * name, ...).  fmgr switches user and search_path there and back, also after
  * an error, and no SQL is parsed.
  *
@@ -42,11 +42,11 @@ private_oid(const char *name, int nargs, const Oid *types)
 {
 	Oid			found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(name),
 										PointerGetDatum(buildoidvector(types, nargs)),
-										ObjectIdGetDatum(get_namespace_oid("tensile", false)));
+										ObjectIdGetDatum(get_namespace_oid("tensile_internal", false)));
 
 	/* Finds no procedures, but has the message. */
 	return OidIsValid(found) ? found :
-		LookupFuncName(list_make2(makeString("tensile"), makeString(pstrdup(name))), nargs, types,
+		LookupFuncName(list_make2(makeString("tensile_internal"), makeString(pstrdup(name))), nargs, types,
 					   false);
 }
 
@@ -67,7 +67,7 @@ tensile_call(const char *name, int nargs, const Oid *types, const NullableDatum 
 }
 
 /*
- * The private function of a public one, tensile._<name>(oid, arguments...,
+ * The private function of a public one, tensile_internal._<name>(oid, arguments...,
  * extra...); looked up once for each call in a query.
  */
 static FmgrInfo *
@@ -168,7 +168,7 @@ tensile_owned(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(tensile_role_owned(PG_GETARG_OID(0), NameStr(*PG_GETARG_NAME(1))));
 }
 
-/* Calls tensile._parse_budget, as train_model does. */
+/* Calls tensile_internal._parse_budget, as train_model does. */
 int64
 tensile_parse_budget(text *budget)
 {
@@ -199,7 +199,7 @@ tensile_raise_error(const char *sqlstate, const char *message, const char *hint,
 }
 
 /*
- * tensile._raise(sqlstate, message, hint, detail): RAISE of PL/pgSQL cannot
+ * tensile_worker._raise(sqlstate, message, hint, detail): RAISE of PL/pgSQL cannot
  * omit a hint or detail that is null.
  */
 Datum

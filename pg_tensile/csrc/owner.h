@@ -26,7 +26,7 @@ extern NullableDatum tensile_call(const char *name, int nargs, const Oid *types,
 extern int64 tensile_parse_budget(text *budget);
 
 /*
- * In a public function f(args): calls tensile._f(caller's OID, args, extra).
+ * In a public function f(args): calls tensile_internal._f(caller's OID, args, extra).
  */
 extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types,
 								  const NullableDatum *extra);

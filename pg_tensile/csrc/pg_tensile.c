@@ -42,7 +42,7 @@ _PG_init(void)
 }
 
 /*
- * tensile._version(): the version of the loaded library, which may differ from
+ * tensile_worker._version(): the version of the loaded library, which may differ from
  * those of the extension and of the files on disk.
  */
 Datum

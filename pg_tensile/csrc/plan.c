@@ -191,7 +191,7 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 }
 
 /*
- * tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share,
+ * tensile_internal._publish_plan(job, events, planned_bytes, granted_bytes, link_share,
  * plan_order, groups) -> generation; null if there is no room
  */
 Datum
@@ -230,7 +230,7 @@ tensile_publish_plan(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._acknowledge_plan(generation): the executor has made an iteration
+ * tensile_worker._acknowledge_plan(generation): the executor has made an iteration
  * under that plan.  If it is still the newest, the job's grant becomes that of
  * the plan, and there may be room for others.
  */

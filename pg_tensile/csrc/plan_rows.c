@@ -54,7 +54,7 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 }
 
 /*
- * tensile._fetch_plan(generation) -> the plan of this worker's job if it is
+ * tensile_worker._fetch_plan(generation) -> the plan of this worker's job if it is
  * newer, or no row
  */
 Datum
@@ -100,7 +100,7 @@ operator_at(const TensilePlanHeader *header, TensilePlanEvent *events, int32 ind
 	return tensile_plan_order(header, events)[index];
 }
 
-/* Returns one row of tensile._plan(), in the order of its columns. */
+/* Returns one row of tensile_worker._plan(), in the order of its columns. */
 static void
 put_event(ReturnSetInfo *rsinfo, int64 job, const TensilePlanHeader *header,
 		  TensilePlanEvent *events, uint32 number)
@@ -161,7 +161,7 @@ put_plan(ReturnSetInfo *rsinfo, int64 job)
 	pfree(events);
 }
 
-/* tensile._plan(): the plans of the jobs that the current user may see */
+/* tensile_worker._plan(): the plans of the jobs that the current user may see */
 Datum
 tensile_plan(PG_FUNCTION_ARGS)
 {

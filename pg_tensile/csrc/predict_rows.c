@@ -225,8 +225,8 @@ TENSILE_PUBLIC_FUNCTION(tensile_predict_rows)
 	return predict_rows(fcinfo, text_to_cstring(PG_GETARG_TEXT_PP(1)), InvalidOid);
 }
 
-/* predict_rows(model, source, memory_budget); the last two may be null */
-TENSILE_PUBLIC_FUNCTION(tensile_predict_rows_of_source)
+/* predict_table(model, source, memory_budget); the last two may be null */
+TENSILE_PUBLIC_FUNCTION(tensile_predict_table)
 {
 	InitMaterializedSRF(fcinfo, 0);
 	if (PG_ARGISNULL(0))

@@ -58,7 +58,7 @@ are_same(void *argument)
 	return equal(analyze_anywhere(queries[0]), analyze_anywhere(queries[1]));
 }
 
-/* tensile._same_query(query, other, settings): do both mean the same? */
+/* tensile_worker._same_query(query, other, settings): do both mean the same? */
 Datum
 tensile_same_query(PG_FUNCTION_ARGS)
 {
@@ -94,7 +94,7 @@ judge(void *argument)
 }
 
 /*
- * tensile._check_prediction_query(version, training_query, query, settings):
+ * tensile_worker._check_prediction_query(version, training_query, query, settings):
  * raises an error unless the query returns the features of the version.  The
  * target of a training query whose columns are sets may determine its rows.
  */
@@ -115,7 +115,7 @@ tensile_check_prediction_query(PG_FUNCTION_ARGS)
 
 /* ---- predict_rows ---- */
 
-/* Calls tensile._prediction_query, which raises the errors. */
+/* Calls tensile_internal._prediction_query, which raises the errors. */
 PredictionQuery
 tensile_prediction_query(const PredictModel *model, Oid source)
 {

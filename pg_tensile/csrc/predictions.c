@@ -7,7 +7,7 @@
  * version not used for the longest time when all entries are in use.
  *
  * Both are visible for the versions that row-level security shows to the
- * current user in tensile.model_versions.
+ * current user in tensile_internal.model_versions.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -148,12 +148,12 @@ select_visible(Datum *versions, int count)
 
 	argument = PointerGetDatum(construct_array(versions, count, INT8OID, sizeof(int64),
 											   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	if (SPI_execute_with_args("SELECT v.id FROM tensile.model_versions v "
-							  "WHERE v.id OPERATOR(pg_catalog.=) ANY ($1) "
+	if (SPI_execute_with_args("SELECT v.version_id FROM tensile.model_versions v "
+							  "WHERE v.version_id OPERATOR(pg_catalog.=) ANY ($1) "
 							  "UNION ALL "
-							  "SELECT tensile._base_number(m.id, m.architecture) "
+							  "SELECT tensile_worker._base_number(m.model_id, m.architecture) "
 							  "FROM tensile.models m "
-							  "WHERE tensile._base_number(m.id, m.architecture) "
+							  "WHERE tensile_worker._base_number(m.model_id, m.architecture) "
 							  "OPERATOR(pg_catalog.=) ANY ($1)",
 							  1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read the catalogue of models");
@@ -210,7 +210,7 @@ put_visible(ReturnSetInfo *rsinfo, const int64 *rows, const TensileDeviceName *d
 	SPI_finish();
 }
 
-/* tensile._predictions(): counters of the visible versions */
+/* tensile_worker._predictions(): counters of the visible versions */
 Datum
 tensile_predictions(PG_FUNCTION_ARGS)
 {
@@ -227,7 +227,7 @@ tensile_predictions(PG_FUNCTION_ARGS)
 /* ---- the predictor's models ---- */
 
 /*
- * tensile._report_loaded(models, devices): all models that are loaded now, one
+ * tensile_internal._report_loaded(models, devices): all models that are loaded now, one
  * TensileLoaded after the other, and the device of each; the last ones if there
  * are too many
  */
@@ -260,7 +260,7 @@ tensile_report_loaded(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* tensile._loaded_models(): those of the visible versions */
+/* tensile_worker._loaded_models(): those of the visible versions */
 Datum
 tensile_loaded_models(PG_FUNCTION_ARGS)
 {

@@ -22,7 +22,7 @@ typedef struct TensilePredictions
 	pg_atomic_uint64 last_used; /* a TimestampTz */
 } TensilePredictions;
 
-/* Numbers of one model of the predictor: what tensile._report_loaded takes, in order. */
+/* Numbers of one model of the predictor: what tensile_internal._report_loaded takes, in order. */
 typedef struct TensileLoaded
 {
 	int64		version;		/* model_versions.id in the predictor's database */

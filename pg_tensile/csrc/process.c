@@ -98,7 +98,7 @@ tensile_wake(TensileWakeup *wakeup)
 		SetLatch(wakeup->latch);
 }
 
-/* tensile._my_job(): the job of this worker */
+/* tensile_worker._my_job(): the job of this worker */
 Datum
 tensile_my_job(PG_FUNCTION_ARGS)
 {
@@ -106,7 +106,7 @@ tensile_my_job(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(tensile_my_slot->job);
 }
 
-/* tensile._process(): the name of this kind of process */
+/* tensile_worker._process(): the name of this kind of process */
 Datum
 tensile_my_process(PG_FUNCTION_ARGS)
 {
@@ -153,7 +153,7 @@ tensile_terminated(void)
 }
 
 /*
- * tensile._stop_cause(): the sender of the worker's SIGTERM: the server that
+ * tensile_worker._stop_cause(): the sender of the worker's SIGTERM: the server that
  * stops, the launcher (after release_database or a change of the setting), or
  * pg_terminate_backend
  */

@@ -36,7 +36,7 @@ tensile_copy_text(char *target, Size size, const text *source)
 }
 
 /*
- * Arguments of tensile._report in order, and bits of TensileProgress.reported.
+ * Arguments of tensile_worker._report in order, and bits of TensileProgress.reported.
  */
 enum
 {
@@ -49,7 +49,7 @@ StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION,
 				 "ledger.c reads this bit");
 
 /*
- * tensile._report(...): updates the progress; null leaves a number as it is.
+ * tensile_worker._report(...): updates the progress; null leaves a number as it is.
  */
 Datum
 tensile_report(PG_FUNCTION_ARGS)
@@ -93,7 +93,7 @@ tensile_report(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* Returns one row of tensile._progress(), in the order of its columns. */
+/* Returns one row of tensile_worker._progress(), in the order of its columns. */
 static void
 put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 {
@@ -127,7 +127,7 @@ put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* tensile._progress(): the jobs that the current user may see */
+/* tensile_worker._progress(): the jobs that the current user may see */
 Datum
 tensile_progress(PG_FUNCTION_ARGS)
 {

@@ -13,7 +13,7 @@
 
 typedef struct TensileProgress
 {
-	uint32		reported;		/* bit i: argument i of tensile._report was given */
+	uint32		reported;		/* bit i: argument i of tensile_worker._report was given */
 	char		phase[TENSILE_PHASE_LENGTH];
 	int32		epoch;
 	int32		epochs;

@@ -104,7 +104,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_resume_database)
 	PG_RETURN_BOOL(set_released(InvalidOid) == MyDatabaseId);
 }
 
-/* tensile._is_released(): is this database released? */
+/* tensile_internal._is_released(): is this database released? */
 Datum
 tensile_is_released(PG_FUNCTION_ARGS)
 {

@@ -26,17 +26,19 @@ static emit_log_hook_type previous_emit_log = NULL;
 
 /* Names of the public functions and procedures; a test compares them. */
 static const char *const public_functions[] = {
-	"cancel_job", "cancel_tuning", "deploy_model", "drop_model", "drop_version", "embed",
-	"embed_rows", "evaluate_model", "explain_prediction", "explain_training", "export_model",
-	"feature_importance", "grant_model", "import_model", "materialize_predictions",
-	"models_of_table", "predict", "predict_class", "predict_interval", "predict_rows",
-	"register_model", "revoke_model", "rollback_model", "schedule_evaluation",
-	"schedule_training", "set_job_priority", "set_model_memory_budget", "set_model_owner",
-	"set_model_retention", "train_model", "tune_model", "unschedule_evaluation",
+	"await_job", "cancel_job", "cancel_tuning", "deploy_model", "drop_model",
+	"drop_model_version", "embed", "embed_rows", "evaluate_model", "explain_prediction",
+	"explain_training", "export_model", "feature_importance", "grant_model", "import_model",
+	"materialize_predictions", "models_of_table", "predict", "predict_class", "predict_interval",
+	"predict_rows", "predict_table", "register_model", "revoke_model", "rollback_model",
+	"schedule_evaluation", "schedule_training", "set_job_priority", "set_model_memory_budget",
+	"set_model_owner", "set_model_retention", "train_model", "tune_model", "unschedule_evaluation",
 	"unschedule_training", "wait_for_job", "wait_for_job_procedure", "wait_for_tuning"
 };
 
 static const char *const owner_functions[] = {"release_database", "resume_database"};
+
+static const char *const schemas[] = {"tensile", "tensile_internal", "tensile_worker"};
 
 /*
  * Does the message, in whatever language, have this word?  The name of an
@@ -81,7 +83,7 @@ hint_of_privilege(const ErrorData *error)
 		return "It is for the owner of the database, and superusers.";
 	if ((routine && has_any_word(error->message, public_functions, lengthof(public_functions))) ||
 		(is_message(error, "permission denied for schema %s") &&
-		 has_word(error->message, "tensile")))
+		 has_any_word(error->message, schemas, lengthof(schemas))))
 		return "pg_tensile is for members of the role tensile_user: GRANT tensile_user TO the role. "
 			"With a model of another role, it predicts after grant_model by the model's owner.";
 	return NULL;

@@ -39,7 +39,7 @@ is_copy(void)
 	return query != NULL && pg_strncasecmp(query + strspn(query, " \t\n\r"), "copy ", 5) == 0;
 }
 
-/* tensile._restore(): before and after each statement that inserts */
+/* tensile_internal._restore(): before and after each statement that inserts */
 Datum
 tensile_restore(PG_FUNCTION_ARGS)
 {

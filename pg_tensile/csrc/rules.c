@@ -3,7 +3,7 @@
  *
  * The file defines the keys of architectures and the options of train_model.
  * It is compiled in, so that it needs neither a table nor an upgrade.  The
- * functions in sql/ (tensile._check_value, ...) check values by it, as
+ * functions in sql/ (tensile_internal._check_value, ...) check values by it, as
  * pg_tensile/rules.py does in a child.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -25,14 +25,14 @@ static const char rules[] =
 #include "../../build/rules.h"	/* the file as a string literal, made by the Makefile */
 ;
 
-/* tensile._rules(): the file as json, which has the same bytes as text */
+/* tensile_internal._rules(): the file as json, which has the same bytes as text */
 Datum
 tensile_rules(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(rules, sizeof(rules) - 1));
 }
 
-/* tensile._nearest(name, names): the most similar one of the names, or null */
+/* tensile_internal._nearest(name, names): the most similar one of the names, or null */
 Datum
 tensile_nearest(PG_FUNCTION_ARGS)
 {

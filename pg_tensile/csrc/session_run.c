@@ -6,12 +6,12 @@
  *
  * Phases: the public function makes its checks as the caller, and gets the
  * executor's spec from a SECURITY DEFINER function.  The supervisor
- * tensile._session_run (PL/Python, as the caller) starts an executor of that
- * kind, and calls tensile._session_feed to send it the rows of the query.  It
+ * tensile_internal._session_run (PL/Python, as the caller) starts an executor of that
+ * kind, and calls tensile_worker._session_feed to send it the rows of the query.  It
  * returns the values of the result, row by row, or an error.
  *
  * The executor runs as the server's operating-system user, so users must not
- * be able to start it: no role may execute tensile._session_run, which is
+ * be able to start it: no role may execute tensile_internal._session_run, which is
  * called without a check of its ACL.  The functions that the supervisor calls
  * as the caller work only while it runs.  The only user code executed during
  * that time is the query, in which they do not work.
@@ -63,7 +63,7 @@ require_running(const char *function)
 						 "and evaluate_model to test a model on one.")));
 }
 
-/* tensile._session_check(function): for functions in other languages */
+/* tensile_internal._session_check(function): for functions in other languages */
 Datum
 tensile_session_check(PG_FUNCTION_ARGS)
 {
@@ -72,7 +72,7 @@ tensile_session_check(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._session_wait(fd, timeout_ms, writable): waits inside the caller's
+ * tensile_worker._session_wait(fd, timeout_ms, writable): waits inside the caller's
  * transaction
  */
 Datum
@@ -81,7 +81,7 @@ tensile_session_wait(PG_FUNCTION_ARGS)
 	uint32		events = WL_SOCKET_READABLE | (PG_GETARG_BOOL(2) ? WL_SOCKET_WRITEABLE : 0);
 	int			result;
 
-	require_running("tensile._session_wait");
+	require_running("tensile_worker._session_wait");
 	result = tensile_wait_socket(PG_GETARG_INT32(0), events, PG_GETARG_INT32(1));
 	result = tensile_socket_bits(result);
 	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
@@ -98,7 +98,7 @@ keep_query_error(void)
 }
 
 /*
- * tensile._session_feed(fd) -> number of rows: sends the rows of the query
+ * tensile_worker._session_feed(fd) -> number of rows: sends the rows of the query
  */
 Datum
 tensile_session_feed(PG_FUNCTION_ARGS)
@@ -106,7 +106,7 @@ tensile_session_feed(PG_FUNCTION_ARGS)
 	volatile int64 rows = 0;
 	int			nest_level;
 
-	require_running("tensile._session_feed");
+	require_running("tensile_worker._session_feed");
 	nest_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", current->search_path, PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
@@ -131,16 +131,17 @@ tensile_session_feed(PG_FUNCTION_ARGS)
 
 /* ---- the supervisor ---- */
 
-/* Calls tensile._session_run(spec, folder), and returns its row. */
+/* Calls tensile_internal._session_run(spec, folder), and returns its row. */
 static HeapTupleHeader
 supervise(Datum spec)
 {
 	Oid			types[] = {JSONBOID, TEXTOID};
-	List	   *name = list_make2(makeString("tensile"), makeString("_session_run"));
-	Oid			function = LookupFuncName(name, 2, types, false);
-	Datum		folder = CStringGetTextDatum(tensile_python_folder());
+	NullableDatum arguments[] = {
+		{spec, false},
+		{CStringGetTextDatum(tensile_python_folder()), false},
+	};
 
-	return DatumGetHeapTupleHeader(OidFunctionCall2(function, spec, folder));
+	return DatumGetHeapTupleHeader(tensile_call("_session_run", 2, types, arguments).value);
 }
 
 static char *

@@ -2,7 +2,7 @@
  * step.c: the loop of a supervisor.
  *
  * A supervisor is a coroutine in PL/Python.  A step resumes it by one CALL of
- * tensile._step, and the row that the CALL returns says what the coroutine
+ * tensile_worker._step, and the row that the CALL returns says what the coroutine
  * waits for.  The process waits for that (wait.c), and the next step gets the
  * cause of the end of the wait.
  *
@@ -111,7 +111,7 @@ run_step(int bits, StepReceiver *receiver)
 {
 	static char sql[64];		/* shown by pg_stat_activity */
 
-	snprintf(sql, sizeof(sql), "CALL tensile._step(%d, -1, 0, false)", bits);
+	snprintf(sql, sizeof(sql), "CALL tensile_worker._step(%d, -1, 0, false)", bits);
 	receiver->last = true;
 	run_call(sql, &receiver->pub);
 }

@@ -10,7 +10,7 @@
  *	 3. the caller has the privileges: the query is planned, and started as by
  *		EXPLAIN, which checks tables, columns, functions and what views read,
  *		and reads no row.
- * Then tensile._train_model (SECURITY DEFINER) checks the rest and inserts the
+ * Then tensile_internal._train_model (SECURITY DEFINER) checks the rest and inserts the
  * job.  The commit wakes the controller.  explain_training (explain.c) makes
  * the same checks.
  *
@@ -416,7 +416,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_tune_model)
 	PG_RETURN_INT64(tuning);
 }
 
-/* tensile.calibrate(device_seconds) -> job */
+/* calibrate_device(seconds) -> job */
 TENSILE_PUBLIC_FUNCTION(tensile_calibrate)
 {
 	int64		job;

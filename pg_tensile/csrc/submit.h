@@ -56,7 +56,7 @@ extern void tensile_check_privileges(const char *sql, const char *what);
 extern void tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *options);
 
 /*
- * In a public function f(args): calls tensile._f(caller's OID, args,
+ * In a public function f(args): calls tensile_internal._f(caller's OID, args,
  * search_path, arrays).
  */
 extern Datum tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays);

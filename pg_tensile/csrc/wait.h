@@ -16,7 +16,7 @@ extern int	tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms);
 /* Installs handlers of SIGHUP and SIGTERM, and unblocks signals. */
 extern void tensile_setup_signals(void);
 
-/* Causes of the end of a wait: bits that tensile._step takes. */
+/* Causes of the end of a wait: bits that tensile_worker._step takes. */
 #define TENSILE_WAIT_READABLE 1
 #define TENSILE_WAIT_WRITABLE 2
 #define TENSILE_WAIT_LATCH 4
@@ -24,7 +24,7 @@ extern void tensile_setup_signals(void);
 #define TENSILE_WAIT_STOP 16	/* once for each SIGTERM */
 #define TENSILE_WAIT_GONE 32	/* the extension or the role was dropped */
 #define TENSILE_WAIT_CANCEL 64	/* a cancel request came during the wait or before */
-#define TENSILE_WAIT_FLOW 128	/* a fault: see tensile._flow_state() */
+#define TENSILE_WAIT_FLOW 128	/* a fault: see tensile_worker._flow_state() */
 
 extern bool tensile_stop_received(void);	/* Has SIGTERM ever come? */
 extern bool tensile_wakeup_pending(void);	/* Was it woken since its last wait? */

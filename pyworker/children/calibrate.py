@@ -1,4 +1,4 @@
-"""The executor of `tensile.calibrate()`: measures the device, then operators on it, and trains its latency models.
+"""The executor of `calibrate_device`: measures the device, then operators on it, and trains its latency models.
 
 Phases: the device's profile; capturing training steps to measure (those of registered models, and a standard set of the
 built-in architectures, so that a fresh database is calibrated as well; calibration_workloads.py); device memory,
@@ -141,7 +141,7 @@ def _capture(
 ) -> tuple[list[Captured], list[str]]:
     """Return the steps captured until the deadline, at least one, and the reasons why others could not be.
 
-    `models` is what tensile._calibration_workloads() returns.
+    `models` is what tensile_worker._calibration_workloads() returns.
     """
     captured: list[Captured] = []
     warnings: list[str] = []
@@ -171,7 +171,7 @@ def _capture(
 
 
 def operator_kinds(trace: Trace) -> set[str]:
-    """Return the kinds of the trace's operators, which tensile._operator_kind() derives in the same way.
+    """Return the kinds of the trace's operators, which tensile_internal._operator_kind() derives in the same way.
 
     A kind is a target and the type of the first operand. The kinds of the latency models distinguish more, but another
     layout or flag of a known operator is not worth another calibration.

@@ -38,7 +38,7 @@ class Workload(NamedTuple):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Workload:
-        """Return the workload of a trained model as tensile._calibration_workloads() returns it."""
+        """Return the workload of a trained model as tensile_worker._calibration_workloads() returns it."""
         inputs = value["inputs"]
         arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
         bins = tuple(tuple(map(float, range(edges))) for edges in inputs["edges"])  # only their number matters

@@ -33,7 +33,7 @@ NEWS = 0.02  # share of the swapped bytes by which zeros must change to be a rea
 
 
 def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Measure the device's codecs for `seconds`; return a row of tensile.codec_times.
+    """Measure the device's codecs for `seconds`; return a row of tensile_internal.codec_times.
 
     With THOROUGH_SECONDS or more, tensors of all sizes and word sizes are measured.
     """

@@ -13,7 +13,7 @@ from pyworker.children.loaded_models import HOST, Model
 class Key(NamedTuple):
     """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece).
 
-    A negative number (tensile._base_number) is that of a model as its folder has it, without a version.
+    A negative number (tensile_worker._base_number) is that of a model as its folder has it, without a version.
     """
 
     version: int

@@ -1,7 +1,7 @@
 """The tuner: chooses the values of the next trial of a tuning with Optuna, from the trials before it.
 
 Its supervisor is the controller (supervisors/tunings.py). Each SUGGEST frame has all that is to be known about a tuning
-(`tensile._next_suggestion`), and the study is made anew from it, in memory: a tuner remembers nothing. The generator of
+(`tensile_internal._next_suggestion`), and the study is made anew from it, in memory: a tuner remembers nothing. The generator of
 random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before it give the
 same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
 architecture.
@@ -44,7 +44,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
 def suggest(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of trial `number` of a tuning.
 
-    `request` is what `tensile._next_suggestion` returns. Raises OptionError if Optuna is not installed."""
+    `request` is what `tensile_internal._next_suggestion` returns. Raises OptionError if Optuna is not installed."""
     try:
         import optuna
     except ModuleNotFoundError as error:

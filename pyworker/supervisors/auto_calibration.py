@@ -58,7 +58,7 @@ class AutoCalibration:
     def turn(self) -> float:
         """Stop, settle or begin a calibration; return the seconds until the next turn."""
         jobs = self._server.rows(
-            "SELECT id, automatic, options->>'device' AS device FROM tensile.jobs WHERE ended_at IS NULL ORDER BY id"
+            "SELECT id, automatic, options->>'device' AS device FROM tensile_internal.jobs WHERE ended_at IS NULL ORDER BY id"
         )
         running = next((job for job in jobs if job["automatic"]), None)
         others = [job["id"] for job in jobs if not job["automatic"]]
@@ -92,20 +92,20 @@ class AutoCalibration:
         return f"the machine is busy: {load:.0%}" if load > times["most_load"] else None
 
     def _times(self) -> dict[str, Any]:
-        return self._server.rows("SELECT * FROM tensile._automatic_calibration_times()")[0]
+        return self._server.rows("SELECT * FROM tensile_internal._automatic_calibration_times()")[0]
 
     def _sessions(self) -> bool:
         """Return whether executors run in sessions, or that of a job has not quite ended."""
-        return bool(self._server.call("tensile._free_slots()") < self._server.number("pg_tensile.max_jobs"))
+        return bool(self._server.call("tensile_internal._free_slots()") < self._server.number("pg_tensile.max_jobs"))
 
     def _stop(self, job: int, reason: str) -> None:
         what = f"calibration {job} cannot be stopped"
-        self._server.attempt(what, "tensile._stop_calibration(int8,text)", job, reason)
+        self._server.attempt(what, "tensile_internal._stop_calibration(int8,text)", job, reason)
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
     def _begin_when_due(self) -> float:
-        due = self._server.rows("SELECT device, cause FROM tensile._uncalibrated()")
+        due = self._server.rows("SELECT device, cause FROM tensile_internal._uncalibrated()")
         times = self._times()
         self._server.commit()
         if due and self._attempts:
@@ -126,7 +126,7 @@ class AutoCalibration:
         if not self._attempts:
             self._settings = self._all_settings()
         job = self._server.call(
-            "tensile._calibrate_automatically(text,text,int4)",
+            "tensile_internal._calibrate_automatically(text,text,int4)",
             *(chosen["device"], chosen["cause"], times["device_seconds"]),
         )
         self._server.commit()
@@ -160,7 +160,7 @@ class AutoCalibration:
         ended = self._running
         if ended is None or (running is not None and running["id"] == ended["id"]):
             return
-        sql = "SELECT state, error, sqlstate FROM tensile.jobs WHERE id = $1"
+        sql = "SELECT state, error, sqlstate FROM tensile_internal.jobs WHERE id = $1"
         rows = self._server.rows(sql, ["int8"], ended["id"])
         state = rows[0]["state"] if rows else "cancelled"
         if state == "finished":
@@ -182,6 +182,6 @@ class AutoCalibration:
         attempts.error = error
         reason = error + (GIVEN_UP if gives_up else "")
         self._server.call(
-            "tensile._log(text,int8,int8,text,text)", "calibration", ended["id"], None, ended["device"], reason
+            "tensile_internal._log(text,int8,int8,text,text)", "calibration", ended["id"], None, ended["device"], reason
         )
         self._server.plpy.log(f'pg_tensile: the automatic calibration of device "{ended["device"]}" failed: {reason}')

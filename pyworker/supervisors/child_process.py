@@ -122,7 +122,7 @@ class Child:
     def _open_groups(self) -> socket.socket:
         """Have the process serve the child's requests for memory while it waits; return the child's end."""
         self._groups, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.call("tensile._group_socket(int4)", self._groups.fileno())
+        self._server.call("tensile_worker._group_socket(int4)", self._groups.fileno())
         self._server.commit()
         return theirs
 
@@ -155,7 +155,7 @@ class Child:
         if self._groups is None:
             return
         try:
-            self._server.call("tensile._group_socket(int4)", -1)
+            self._server.call("tensile_worker._group_socket(int4)", -1)
             self._server.commit()
         except self._server.plpy.SPIError:
             self._server.rollback()
@@ -334,7 +334,7 @@ class Child:
         return self._groups is not None and bool(self._flow_state()["waits"])
 
     def _flow_state(self) -> dict[str, Any]:
-        (state,) = self._server.rows("SELECT * FROM tensile._flow_state()")
+        (state,) = self._server.rows("SELECT * FROM tensile_worker._flow_state()")
         self._server.commit()
         return state
 

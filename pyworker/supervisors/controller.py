@@ -31,8 +31,8 @@ ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its 
 FREE_CRASHES = 3  # attempts that restarts of the server may cost a job before they count as its fault
 RETENTION_PAUSE = 30.0  # seconds between two deletions of expired jobs
 SCHEDULES = (  # name, function that returns those that are due, function that runs one
-    ("schedule", "tensile._due_schedules()", "tensile._run_schedule(int8)"),
-    ("evaluation", "tensile._due_evaluations()", "tensile._run_evaluation(int8)"),
+    ("schedule", "tensile_internal._due_schedules()", "tensile_internal._run_schedule(int8)"),
+    ("evaluation", "tensile_internal._due_evaluations()", "tensile_internal._run_evaluation(int8)"),
 )
 NO_WORKER = "no background worker is free (max_worker_processes)"
 NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
@@ -81,11 +81,11 @@ class Controller:
     # -- reaping ------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        orphans = self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile._orphans()")
+        orphans = self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile_internal._orphans()")
         self._is_held_up = bool(orphans)
         for row in orphans:
             if row["terminated"]:
-                self._attempt(row["job"], "settled", "tensile._reap_terminated(int8,text)", row["job"], TERMINATED)
+                self._attempt(row["job"], "settled", "tensile_internal._reap_terminated(int8,text)", row["job"], TERMINATED)
             elif row["error"] is not None:
                 self._interrupt(row["job"], f"its worker ended with an error: {row['error']}", retry=True)
             elif self._started:
@@ -94,12 +94,12 @@ class Controller:
                 # A job that crashes the server must not do so for ever.
                 self._interrupt(row["job"], "the server was restarted", retry=row["attempt"] > FREE_CRASHES)
         self._started = True
-        slow = "SELECT job FROM tensile._job_slots() WHERE state = 'reserved' AND seconds > $1"
+        slow = "SELECT job FROM tensile_internal._job_slots() WHERE state = 'reserved' AND seconds > $1"
         for row in self._server.rows(slow, ["float8"], ATTACH_LIMIT):
             self._interrupt(row["job"], f"its worker did not start within {ATTACH_LIMIT:.0f} s", retry=True)
 
     def _interrupt(self, job: int, reason: str, *, retry: bool) -> None:
-        self._attempt(job, "settled", "tensile._reap(int8,text,bool)", job, reason, retry)
+        self._attempt(job, "settled", "tensile_internal._reap(int8,text,bool)", job, reason, retry)
 
     def _attempt(self, job: int, done: str, signature: str, *values: Any) -> Any:
         """Call a function for one job; an error of it must not keep others from being launched."""
@@ -122,11 +122,11 @@ class Controller:
             return
         live = self._live_jobs()  # may include an interrupted job, whose worker is still exiting
         most = self._server.number("pg_tensile.max_jobs")
-        free = self._server.call("tensile._free_slots()")  # sessions in explain_training take some
+        free = self._server.call("tensile_internal._free_slots()")  # sessions in explain_training take some
         if not free:
             self._server.commit()
             return
-        queue = self._server.rows("SELECT job, is_held FROM tensile._queue_next($1)", ["int4"], most)
+        queue = self._server.rows("SELECT job, is_held FROM tensile_internal._queue_next($1)", ["int4"], most)
         self._server.commit()
         self._is_held_up |= any(row["is_held"] for row in queue)
         waiting = [row["job"] for row in queue if row["job"] not in live and not row["is_held"]]
@@ -142,16 +142,16 @@ class Controller:
 
         `starting` is committed first, so that no worker runs unseen.
         """
-        owner = self._attempt(job, "started", "tensile._job_starting(int8)", job)
+        owner = self._attempt(job, "started", "tensile_internal._job_starting(int8)", job)
         if owner is None:
             return True  # cancelled or locked meanwhile, or failed because its role or model is gone
         self._fork_server.ensure()
-        answer = self._server.call("tensile._launch_worker(int8,oid)", job, owner)
+        answer = self._server.call("tensile_internal._launch_worker(int8,oid)", job, owner)
         if answer == "started":
             self._server.commit()
             return True
         reason = NO_WORKER if answer == "no_worker" else NO_SLOT
-        is_new = self._server.call("tensile._job_requeue(int8,text)", job, reason)
+        is_new = self._server.call("tensile_internal._job_requeue(int8,text)", job, reason)
         self._server.commit()
         if is_new:
             self._server.plpy.log(f"pg_tensile: job {job} stays queued: {reason}")
@@ -170,7 +170,7 @@ class Controller:
     # -- the clock ----------------------------------------------------------------------------------------------------
 
     def _live_jobs(self) -> set[int]:
-        return {row["job"] for row in self._server.rows("SELECT job FROM tensile._job_slots()")}
+        return {row["job"] for row in self._server.rows("SELECT job FROM tensile_internal._job_slots()")}
 
     def _pause(self) -> float:
         pauses = [IDLE]
@@ -178,10 +178,10 @@ class Controller:
             pauses.append(BUSY)
         if self._launch_after > time.monotonic():
             pauses.append(self._launch_after - time.monotonic())
-        delay_ms = self._server.call("tensile._queue_delay_ms()")
+        delay_ms = self._server.call("tensile_internal._queue_delay_ms()")
         if delay_ms is not None:
             pauses.append(delay_ms / 1000)
-        for delay in ("tensile._schedule_delay_ms()", "tensile._tuning_delay_ms()"):
+        for delay in ("tensile_internal._schedule_delay_ms()", "tensile_internal._tuning_delay_ms()"):
             delay_ms = self._server.call(delay)
             if delay_ms is not None:
                 pauses.append(max(SOON, delay_ms / 1000))

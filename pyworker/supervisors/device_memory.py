@@ -54,13 +54,13 @@ class DeviceMemory:
     def limit(self) -> int:
         """Return the bytes of the device that jobs and models may use together."""
         self.return_unused()  # registers the device if it has not been used yet
-        budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
+        budget = "SELECT budget_bytes FROM tensile_worker._devices() WHERE name = $1"
         limit = int(self._server.rows(budget, ["text"], self.device)[0]["budget_bytes"])
         return max(0, limit - self.overhead_bytes)
 
     def _request(self, least: int, wanted: int) -> int | None:
         granted: int | None = self._server.call(
-            "tensile._inference_memory(text,int8,int8,int8)", self.device, self._total_bytes, least, wanted
+            "tensile_internal._inference_memory(text,int8,int8,int8)", self.device, self._total_bytes, least, wanted
         )
         self._server.commit()
         return granted

@@ -36,16 +36,16 @@ MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
-LACKING_QUERY = "SELECT * FROM tensile._lacking_memory()"
+LACKING_QUERY = "SELECT * FROM tensile_internal._lacking_memory()"
 SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
 HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
-    "SELECT architecture, preprocessing, reference, weight_bytes FROM tensile.model_versions"
+    "SELECT architecture, preprocessing, reference, weight_bytes FROM tensile_internal.model_versions"
     " WHERE id = $1 AND weight_bytes IS NOT NULL"
 )
 BASE_QUERY = (
-    "SELECT architecture, 'null' AS preprocessing, NULL AS reference, 0 AS weight_bytes FROM tensile.models"
-    " WHERE tensile._base_number(id, architecture) = $1"
+    "SELECT architecture, 'null' AS preprocessing, NULL AS reference, 0 AS weight_bytes FROM tensile_internal.models"
+    " WHERE tensile_worker._base_number(id, architecture) = $1"
 )
 NOT_COMMITTED = ("55000", "this model is registered by a transaction that goes on", "Commit it, then embed texts.")
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
@@ -68,7 +68,7 @@ class Inference:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._socket = Path(server.call("tensile._predictor_socket()"))
+        self._socket = Path(server.call("tensile_internal._predictor_socket()"))
         self._pause = 1.0
         self._requested: deque[tuple[int, int]] = deque()  # (version, memory budget or 0) to be loaded
         self._host = DeviceMemory(server, HOST, memory_bytes())
@@ -149,7 +149,7 @@ class Inference:
 
     def _send_drift_rate(self) -> None:
         """Tell the predictor which share of the rows counts, if that has changed."""
-        rate = self._server.call("tensile._drift_rate()")
+        rate = self._server.call("tensile_internal._drift_rate()")
         self._server.commit()
         if rate != self._drift_rate:
             self._drift_rate = rate
@@ -174,7 +174,7 @@ class Inference:
         """Store counts of rows. Those that cannot be stored are lost: predictions go on."""
         try:
             counts = frame.buffers[0].cast("q").tolist()
-            self._server.call("tensile._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)
+            self._server.call("tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)
             self._server.commit()
         except self._server.plpy.SPIError as error:
             self._server.rollback()
@@ -241,7 +241,7 @@ class Inference:
         if name in self._chosen:
             server.commit()
             return self._chosen[name]
-        rows = server.rows("SELECT device, profile FROM tensile.device_profiles")
+        rows = server.rows("SELECT device, profile FROM tensile_internal.device_profiles")
         server.commit()
         profiles = {row["device"]: json.loads(row["profile"]) for row in rows}
         self._described = None
@@ -297,11 +297,11 @@ class Inference:
         """Publish the list of loaded models, for tensile.loaded_models."""
         numbers = [int(model[key] or 0) for model in models for key in SHOWN]
         devices = [str(model["device"]) for model in models]
-        self._server.call("tensile._report_loaded(int8[],text[])", numbers, devices)
+        self._server.call("tensile_internal._report_loaded(int8[],text[])", numbers, devices)
         self._server.commit()
 
     def _chunk(self, version: int, seq: int) -> bytes | None:
-        read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
+        read = "SELECT data FROM tensile_internal.model_weights WHERE version = $1 AND seq = $2"
         rows = self._server.rows(read, ["int8", "int4"], version, seq)
         return rows[0]["data"] if rows else None
 

@@ -32,7 +32,7 @@ class Server:
         self._settings: dict[str, str] = {}  # those of this extension
         self._loaded_at: Any = None
         row = plpy.execute(
-            "SELECT pg_catalog.current_setting('server_encoding') AS encoding, tensile._version() AS library,"
+            "SELECT pg_catalog.current_setting('server_encoding') AS encoding, tensile_worker._version() AS library,"
             " (SELECT oid FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile') AS extension"
         )[0]
         self._utf8 = row["encoding"] in ("UTF8", "SQL_ASCII")
@@ -54,7 +54,7 @@ class Server:
         return list(self.plpy.execute(plan, list(values)))
 
     def call(self, signature: str, *values: Any) -> Any:
-        """Return a function's value: `call("tensile._job_metric(jsonb)", {...})`; jsonb is encoded here."""
+        """Return a function's value: `call("tensile_worker._job_metric(jsonb)", {...})`; jsonb is encoded here."""
         name, _, types = signature.rstrip(")").partition("(")
         names = [type for type in types.split(",") if type]
         parameters = ", ".join(f"${number}" for number in range(1, len(names) + 1))

@@ -2,7 +2,7 @@
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
 snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
-tensile._session_wait. The query's rows are read with the caller's rights (tensile._session_feed has the query already).
+tensile_worker._session_wait. The query's rows are read with the caller's rights (tensile_worker._session_feed has the query already).
 Cancel and time-out are raised by a wait or by the query; in every case, the executor is gone when `run` returns.
 
 The kind of executor decides what it needs before the rows (`OPENINGS`). Its RESULT frames have the rows of the public
@@ -54,7 +54,7 @@ class Session(Server):
             except StopIteration as end:
                 return cast(Value, end.value)
             try:
-                bits = self.call("tensile._session_wait(int4,int4,bool)", *request)
+                bits = self.call("tensile_worker._session_wait(int4,int4,bool)", *request)
                 resume = partial(supervisor.send, Wait(bits))
             except self.plpy.SPIError as error:
                 resume = partial(supervisor.throw, error)
@@ -67,7 +67,7 @@ class Session(Server):
 
 
 def run(plpy: Any, spec: str) -> dict[str, Any]:
-    """Return the columns of `tensile._session_run(spec, folder)`."""
+    """Return the columns of `tensile_internal._session_run(spec, folder)`."""
     server = Session(plpy)
     try:
         rows = server.drive(_run_executor(server, json.loads(spec)))
@@ -98,7 +98,7 @@ def _error(server: Server, failure: Failure) -> dict[str, Any]:
 
 
 async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[Any]]:
-    """Run an executor for the request, which a function such as tensile._explain_training has made; return the rows."""
+    """Run an executor for the request, which a function such as tensile_internal._explain_training has made; return the rows."""
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout, forked=True)
@@ -134,10 +134,10 @@ async def _open_explanation(
     server: Server, child: Child, request: dict[str, Any], threads: int, result: Result
 ) -> None:
     """Send the JOB frame of explain_training."""
-    models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
-    running = server.rows("SELECT * FROM tensile._explain_running()")
+    models = server.rows("SELECT device, models FROM tensile_worker._explain_latency_models()")
+    running = server.rows("SELECT * FROM tensile_worker._explain_running()")
     header = session_spec(server, request, threads) | {
-        "ray": json.loads(server.call("tensile._explain_ray(jsonb)", request["options"])),
+        "ray": json.loads(server.call("tensile_worker._explain_ray(jsonb)", request["options"])),
         "latency_models": [row["device"] for row in models],
         "running": [json.loads(row["description"]) for row in running],
     }
@@ -150,7 +150,7 @@ async def _open_explanation(
 
 async def _open_evaluation(server: Server, child: Child, request: dict[str, Any], threads: int, result: Result) -> None:
     """Send the JOB frame of a function that uses a version, and the version."""
-    await send_version(server, child, session_spec(server, request, threads), "tensile._session_weights", result)
+    await send_version(server, child, session_spec(server, request, threads), "tensile_worker._session_weights", result)
 
 
 OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, Result], Awaitable[None]]] = {
@@ -167,7 +167,7 @@ async def _feed(server: Server, child: Child, result: Result) -> None:
     If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
     """
     try:
-        server.call("tensile._session_feed(int4)", child.fd)
+        server.call("tensile_worker._session_feed(int4)", child.fd)
     except server.plpy.spiexceptions.QueryCanceled:
         raise
     except server.plpy.SPIError as error:

@@ -1,7 +1,7 @@
-"""The coroutine of a background worker: started and resumed by CALLs of tensile._step.
+"""The coroutine of a background worker: started and resumed by CALLs of tensile_worker._step.
 
 A supervisor is a coroutine inside a background worker. `step` starts and resumes it, once in each CALL of
-tensile._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has ended
+tensile_worker._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has ended
 (csrc/worker.c). Waiting is `await`, nothing else, and it ends the transaction: so no snapshot and no xmin is held while
 a child works, and the statistics of what was written are reported.
 
@@ -55,7 +55,7 @@ _supervisor: types.CoroutineType[Request, Wait, None] | None = None  # of this p
 
 
 def step(plpy: Any, process: str, bits: int) -> Request:
-    """Start or resume this process's supervisor: the body of `tensile._step`.
+    """Start or resume this process's supervisor: the body of `tensile_worker._step`.
 
     The module `pyworker.supervisors.<process>` has the coroutine `run(plpy)`; `bits` are those of the wait that has
     ended.

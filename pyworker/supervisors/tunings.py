@@ -4,7 +4,7 @@ Each turn advances each open tuning in one transaction (sql/parts/16_tuning_runs
 to be chosen goes to the tuner, a child process (pyworker/children/tuner.py), and its answer to the table of trials in a
 later turn. All state is in the tables: a tuner that dies is asked again, and so is that of the next controller.
 
-The rows of a tuning are in a file among the server's temporary files (tensile._rows_file), which its first trial
+The rows of a tuning are in a file among the server's temporary files (tensile_internal._rows_file), which its first trial
 writes. It is deleted when the tuning has ended, and by PostgreSQL when the server starts. Standard library only.
 """
 
@@ -46,7 +46,7 @@ class Tunings:
 
     async def turn(self) -> None:
         """Advance the open tunings."""
-        tunings = self._server.rows("SELECT tuning, rows_file FROM tensile._open_tunings()")
+        tunings = self._server.rows("SELECT tuning, rows_file FROM tensile_internal._open_tunings()")
         self._server.commit()
         await self._hear()
         requests = [request for row in tunings if (request := self._advance(row["tuning"])) is not None]
@@ -59,7 +59,7 @@ class Tunings:
             await self._ask(requests[0])
 
     def _advance(self, tuning: int) -> dict[str, Any] | None:
-        request = self._attempt(tuning, "tensile._advance_tuning(int8,int4)", tuning, cores())
+        request = self._attempt(tuning, "tensile_internal._advance_tuning(int8,int4)", tuning, cores())
         return None if request is None else json.loads(request)
 
     def _attempt(self, tuning: int, signature: str, *values: Any) -> Any:
@@ -106,7 +106,7 @@ class Tunings:
             return
         self._asked, self._deaths = None, 0
         tuning, params = request["tuning"], frame.header["params"]
-        self._attempt(tuning, "tensile._add_trial(int8,int4,jsonb)", tuning, request["number"], params)
+        self._attempt(tuning, "tensile_internal._add_trial(int8,int4,jsonb)", tuning, request["number"], params)
 
     async def _died(self, request: dict[str, Any], death: ChildDied) -> None:
         """Have another tuner asked, or end the tuning if none survives the request."""
@@ -114,7 +114,7 @@ class Tunings:
         if self._deaths < MOST_DEATHS:
             self._server.log_once(death.reason)
             await self.close()
-            self._server.call("tensile._notify(int8)", -1)  # the next turn starts another one
+            self._server.call("tensile_internal._notify(int8)", -1)  # the next turn starts another one
             self._server.commit()
         else:
             await self._fail(request, Failure("58000", death.reason, hint="The server's log may have details."))
@@ -123,7 +123,7 @@ class Tunings:
         await self.close()
         self._deaths = 0
         texts = [self._server.text(text) for text in (failure.sqlstate, failure.message, failure.hint)]
-        self._attempt(request["tuning"], "tensile._fail_tuning(int8,text,text,text)", request["tuning"], *texts)
+        self._attempt(request["tuning"], "tensile_internal._fail_tuning(int8,text,text,text)", request["tuning"], *texts)
 
     async def close(self) -> None:
         """End the tuner."""

@@ -55,9 +55,9 @@ class Cancelled(Exception):
 async def run(plpy: Any) -> None:
     """Run the worker process."""
     server = Server(plpy)
-    job = server.call("tensile._my_job()")
+    job = server.call("tensile_worker._my_job()")
     try:
-        row = json.loads(server.call("tensile._job_begin(int4)", os.getpid()))
+        row = json.loads(server.call("tensile_worker._job_begin(int4)", os.getpid()))
         server.commit()
     except plpy.spiexceptions.ObjectNotInPrerequisiteState:
         return  # cancelled, or reaped because this worker started too late
@@ -131,7 +131,7 @@ class Worker:
                 return
             except (CancelRequest, self._server.plpy.spiexceptions.QueryCanceled):
                 self._server.rollback()
-                if not self._server.call("tensile._take_interrupt()"):
+                if not self._server.call("tensile_worker._take_interrupt()"):
                     raise Cancelled from None
                 await self._server.wait(-1, 0)  # raises Gone if the role or the extension was dropped
                 self._check_job()
@@ -179,7 +179,7 @@ class Worker:
         self._end.finish({})
 
     def _send_job(self) -> None:
-        models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
+        models = self._server.rows("SELECT device, models FROM tensile_worker._job_latency_models()")
         spec = job_spec(self._server, self._job, self._row, self._threads)
         self._rows_file = spec["rows_file"]
         spec["latency_models"] = [row["device"] for row in models]
@@ -203,7 +203,7 @@ class Worker:
         start = self._row["start"]
         sent = seq = 0
         while start is not None and sent < start["weight_bytes"]:
-            chunk = self._server.call("tensile._job_start_weights(int4)", seq)
+            chunk = self._server.call("tensile_worker._job_start_weights(int4)", seq)
             self._server.commit()
             if chunk is None:
                 message = f"version {start['version']}, with which training was to begin, was dropped"
@@ -215,7 +215,7 @@ class Worker:
             seq += 1
 
     def _read_chunk(self, seq: int) -> bytes | None:
-        chunk: bytes | None = self._server.call("tensile._job_checkpoint_read(int4)", seq)
+        chunk: bytes | None = self._server.call("tensile_worker._job_checkpoint_read(int4)", seq)
         return chunk
 
     async def _drain(self) -> None:
@@ -231,7 +231,7 @@ class Worker:
         self._report({"phase": "loading"})
         if self._rows_file is not None and self._rows_file["written"]:
             self._find_sources()
-            self._server.call("tensile._job_rows(int8)", self._row["tuning_rows"])
+            self._server.call("tensile_worker._job_rows(int8)", self._row["tuning_rows"])
             self._server.commit()
             return
         await self._server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
@@ -243,7 +243,7 @@ class Worker:
         try:
             self._find_sources()
             columns = ("query", "target", "settings", "split_by", "validation_query")
-            feed = "tensile._feed(int4,text,text,jsonb,text,text)"
+            feed = "tensile_worker._feed(int4,text,text,jsonb,text,text)"
             rows = self._server.call(feed, self._child.fd, *(row[column] for column in columns))
             self._server.commit()
         except plpy.spiexceptions.QueryCanceled:
@@ -259,13 +259,13 @@ class Worker:
         self._child.restart_timeout()
         if self._rows_file is not None:
             await self._await_rows()
-        self._server.call("tensile._job_rows(int8)", rows)
+        self._server.call("tensile_worker._job_rows(int8)", rows)
         self._server.commit()
 
     def _find_sources(self) -> None:
         """Have the server say which relations and columns the queries read."""
         queries = (self._row[column] for column in ("query", "settings", "validation_query"))
-        sources = self._server.call("tensile._training_sources(text,jsonb,text)", *queries)
+        sources = self._server.call("tensile_worker._training_sources(text,jsonb,text)", *queries)
         self._results.sources = json.loads(sources)
 
     async def _await_rows(self) -> None:
@@ -314,7 +314,7 @@ class Worker:
         """Forward new plans, and check whether the job was cancelled or refused, or its model or row deleted."""
         self._last_check = time.monotonic()
         self._server.woken = False
-        status = self._server.call("tensile._job_status()")
+        status = self._server.call("tensile_worker._job_status()")
         self._server.commit()
         if self._done is None:
             self._memory.forward_plans()

@@ -61,13 +61,13 @@ WHERE p.phase = 'training' AND p.device_peak_bytes > 0 ORDER BY p.job;
 """
 
 WEIGHTS = """
-SELECT v.job, m.name AS model, j.policy,
+SELECT v.job, v.model, j.policy,
        left(encode(sha256(string_agg(w.data, '' ORDER BY w.seq)), 'hex'), 16) AS "digest of the weights"
 FROM tensile.model_versions v
-JOIN tensile.models m ON m.id = v.model JOIN tensile.jobs j ON j.id = v.job
-JOIN tensile.model_weights w ON w.version = v.id
+JOIN tensile.jobs j USING (job)
+JOIN tensile_internal.model_weights w ON w.version = v.version_id
 WHERE v.job = ANY (%(jobs)s)
-GROUP BY v.job, m.name, j.policy ORDER BY m.name, v.job;
+GROUP BY v.job, v.model, j.policy ORDER BY v.model, v.job;
 """
 
 DIGITS = """

@@ -47,7 +47,7 @@ def submit(conn: Connection, model: str, sql: str, bars: Progress) -> Job:
     print_sql(sql)
     row = conn.execute(sql.encode()).fetchone()
     assert row is not None
-    epochs = conn.execute("SELECT epochs FROM tensile.jobs WHERE id = %s", row).fetchone()
+    epochs = conn.execute("SELECT epochs FROM tensile.jobs WHERE job = %s", row).fetchone()
     assert epochs is not None
     console.print(f"job {row[0]}", style="dim")
     return Job(row[0], model, epochs[0], bars.add_task(model, total=1.0, note="queued", start=True))
@@ -58,7 +58,7 @@ def cancel_leftovers(conn: Connection) -> None:
     models = ["price", *TRAIN]
     for (job,) in conn.execute("SELECT job FROM tensile.progress WHERE model = ANY(%s)", (models,)).fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
-        conn.execute("SELECT tensile._wait_for_change(0)")
+        conn.execute("SELECT tensile_worker._wait_for_change(0)")
 
 
 def learn(conn: Connection) -> None:
@@ -150,7 +150,7 @@ def compare_weights(conn: Connection, jobs: list[int]) -> None:
     show(conn, WEIGHTS, jobs=jobs + again)
     digests = conn.execute(
         "SELECT count(DISTINCT digest) FROM (SELECT sha256(string_agg(w.data, '' ORDER BY w.seq)) AS digest"
-        " FROM tensile.model_versions v JOIN tensile.model_weights w ON w.version = v.id"
+        " FROM tensile.model_versions v JOIN tensile_internal.model_weights w ON w.version = v.version_id"
         " WHERE v.job = ANY (%s) GROUP BY v.job) AS each",
         (jobs + again,),
     ).fetchone()

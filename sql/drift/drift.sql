@@ -47,33 +47,28 @@ AS $$
     SELECT clock_timestamp() - current_setting('pg_tensile.drift_window')::interval
 $$;
 
--- The drift of each column of a version, of rows that were counted after that time; no rows unless some were
-CREATE FUNCTION tensile_worker._drift(version bigint, after timestamptz)
-    RETURNS TABLE (column_name text, kind text, rows bigint, since timestamptz, psi float8, ks float8)
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+-- Sum of numbers of rows, bin by bin
+CREATE FUNCTION tensile_worker._add_counts(counts bigint[], others bigint[]) RETURNS bigint[]
+    LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH counted AS (
-        SELECT array_agg(b.total ORDER BY b.bin) AS counts
-        FROM (SELECT u.bin, sum(u.number)::bigint AS total
-              FROM tensile_internal.drift_counts d CROSS JOIN LATERAL unnest(d.counts) WITH ORDINALITY u (number, bin)
-              WHERE d.version = $1 AND d.since >= $2 GROUP BY u.bin) b
-    ), whole AS (
-        SELECT sum(d.rows)::bigint AS rows, min(d.since) AS since
-        FROM tensile_internal.drift_counts d WHERE d.version = $1 AND d.since >= $2
-    ), described AS (
-        SELECT c.value->>'name' AS name, c.value->>'kind' AS kind, c.value ? 'edges' AS is_number, e.counts,
-               sum(cardinality(e.counts)) OVER (ORDER BY c.number)::int AS stop, c.number
-        FROM tensile_internal.model_versions v
-             CROSS JOIN LATERAL jsonb_array_elements(v.reference->'columns') WITH ORDINALITY c (value, number)
-             CROSS JOIN LATERAL (SELECT array_agg(u.text::bigint ORDER BY u.bin)
-                                 FROM jsonb_array_elements_text(c.value->'counts') WITH ORDINALITY u (text, bin)) e (counts)
-        WHERE v.id = $1
-    )
-    SELECT d.name, d.kind, w.rows, w.since, tensile_worker._psi(d.counts, a.counts),
+    SELECT array_agg(u.a + u.b ORDER BY u.bin) FROM unnest($1, $2) WITH ORDINALITY u (a, b, bin)
+$$;
+CREATE AGGREGATE tensile_worker._sum_counts(pg_catalog.int8[]) (SFUNC = tensile_worker._add_counts, STYPE = pg_catalog.int8[]);
+
+-- The drift of each column of a version with that reference, of rows that were counted; no rows if none were
+CREATE FUNCTION tensile_worker._drift(reference jsonb, counts bigint[])
+    RETURNS TABLE (column_name text, kind text, psi float8, ks float8)
+    LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT d.name, d.kind, tensile_worker._psi(d.counts, a.counts),
            CASE WHEN d.is_number THEN tensile_worker._ks(d.counts[2:], a.counts[2:]) END
-    FROM described d CROSS JOIN counted c CROSS JOIN whole w
-         CROSS JOIN LATERAL (SELECT c.counts[d.stop - cardinality(d.counts) + 1 : d.stop]) a (counts)
-    WHERE w.rows > 0
+    FROM (SELECT c.value->>'name' AS name, c.value->>'kind' AS kind, c.value ? 'edges' AS is_number, e.counts,
+                 sum(cardinality(e.counts)) OVER (ORDER BY c.number)::int AS stop, c.number
+          FROM jsonb_array_elements($1->'columns') WITH ORDINALITY c (value, number)
+               CROSS JOIN LATERAL (SELECT array_agg(u.text::bigint ORDER BY u.bin)
+                                   FROM jsonb_array_elements_text(c.value->'counts') WITH ORDINALITY u (text, bin)) e (counts)
+         ) d
+         CROSS JOIN LATERAL (SELECT $2[d.stop - cardinality(d.counts) + 1 : d.stop]) a (counts)
     ORDER BY d.number
 $$;
 
@@ -84,8 +79,10 @@ CREATE FUNCTION tensile_internal._most_drifted(model bigint, after timestamptz, 
 AS $$
     SELECT d.column_name, d.psi
     FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id AND v.version = m.deployed_version
-         CROSS JOIN LATERAL tensile_worker._drift(v.id, $2) d CROSS JOIN tensile_worker._drift_limits() l
-    WHERE m.id = $1 AND d.kind <> 'time' AND d.rows >= l.least_rows AND d.psi IS NOT NULL
+         CROSS JOIN LATERAL (SELECT sum(x.rows) AS rows, tensile_worker._sum_counts(x.counts) AS counts
+                             FROM tensile_internal.drift_counts x WHERE x.version = v.id AND x.since >= $2) c
+         CROSS JOIN LATERAL tensile_worker._drift(v.reference, c.counts) d CROSS JOIN tensile_worker._drift_limits() l
+    WHERE m.id = $1 AND d.kind <> 'time' AND c.rows >= l.least_rows AND d.psi IS NOT NULL
     ORDER BY d.psi DESC, d.column_name LIMIT 1
 $$;
 
@@ -109,8 +106,7 @@ BEGIN
                                (SELECT s.last_run FROM tensile_internal.schedules s WHERE s.model = v.model)),
                 _count_drift.rows, _count_drift.counts)
         ON CONFLICT ON CONSTRAINT drift_counts_pkey DO UPDATE SET rows = d.rows + EXCLUDED.rows,
-            counts = (SELECT array_agg(u.a + u.b ORDER BY u.bin)
-                      FROM unnest(d.counts, EXCLUDED.counts) WITH ORDINALITY u (a, b, bin));
+            counts = tensile_worker._add_counts(d.counts, EXCLUDED.counts);
     PERFORM tensile_internal._check_drift(v.id);
 END $$;
 

@@ -25,14 +25,7 @@ CREATE TABLE tensile_internal.drift_alarms (
     threshold   float8 NOT NULL,
     at          timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
-COMMENT ON TABLE tensile_internal.drift_alarms IS
-    'deployed versions whose drift has exceeded its threshold, until it is below four fifths of it; visible as '
-    'drift_counts';
 COMMENT ON COLUMN tensile_internal.drift_alarms.version IS 'id of the version in model_versions';
-COMMENT ON COLUMN tensile_internal.drift_alarms.column_name IS 'column that has drifted most';
-COMMENT ON COLUMN tensile_internal.drift_alarms.psi IS 'drift of the column at that time';
-COMMENT ON COLUMN tensile_internal.drift_alarms.threshold IS 'threshold at that time';
-COMMENT ON COLUMN tensile_internal.drift_alarms.at IS 'time at which the threshold was exceeded';
 ALTER TABLE tensile_internal.drift_alarms ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY visible ON tensile_internal.drift_counts FOR SELECT USING (

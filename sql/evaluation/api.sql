@@ -5,7 +5,7 @@ CREATE FUNCTION @extschema@.schedule_evaluation(model text, query text, every in
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_schedule_evaluation';
 COMMENT ON FUNCTION @extschema@.schedule_evaluation(text, text, interval, text) IS
     'evaluate the deployed version of a model again and again on the rows of a query, as evaluate_model does, and keep '
-    'the values in tensile_internal.evaluations; return the id of the schedule; for roles that may predict with the model';
+    'the values in tensile.evaluations; return the id of the schedule; for roles that may predict with the model';
 CREATE FUNCTION @extschema@.unschedule_evaluation(model text) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.unschedule_evaluation(text) IS

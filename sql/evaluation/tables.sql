@@ -17,25 +17,8 @@ CREATE TABLE tensile_internal.evaluation_schedules (
     error       text,
     hint        text
 );
-COMMENT ON TABLE tensile_internal.evaluation_schedules IS
-    'schedules by which deployed versions are evaluated; visible to their owners and to members of pg_read_all_stats; '
-    'evaluation_status has the outcomes';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.model IS 'id of the model';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.owner IS
-    'OID of the role that runs the query; null while no role has that name';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.owner_name IS 'name of the role that has called schedule_evaluation';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.query IS 'query of the rows, with the target';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.metric IS 'metric that is kept; null: all';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.every IS 'time between two evaluations';
 COMMENT ON COLUMN tensile_internal.evaluation_schedules.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called schedule_evaluation';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.next_run IS 'time of the next evaluation';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.last_run IS 'time at which an evaluation was last due';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.last_job IS 'job of the last evaluation; null: none yet, or it was refused';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.sqlstate IS
-    'SQLSTATE of the last refusal; null: the last evaluation was submitted';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.error IS 'message of the last refusal';
-COMMENT ON COLUMN tensile_internal.evaluation_schedules.hint IS 'hint of the last refusal';
 ALTER TABLE tensile_internal.evaluation_schedules ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.evaluations (
@@ -48,14 +31,6 @@ CREATE TABLE tensile_internal.evaluations (
     value   float8
 );
 CREATE INDEX evaluations_of_model ON tensile_internal.evaluations (model, at);
-COMMENT ON TABLE tensile_internal.evaluations IS
-    'results of scheduled evaluations, a row for each metric; visible as the model is';
-COMMENT ON COLUMN tensile_internal.evaluations.model IS 'id of the model';
-COMMENT ON COLUMN tensile_internal.evaluations.version IS 'version that was deployed then';
-COMMENT ON COLUMN tensile_internal.evaluations.at IS 'time of the evaluation';
-COMMENT ON COLUMN tensile_internal.evaluations.rows IS 'number of rows that the query returned';
-COMMENT ON COLUMN tensile_internal.evaluations.metric IS 'name of the metric, as in evaluate_model';
-COMMENT ON COLUMN tensile_internal.evaluations.value IS 'value of the metric; null: the rows do not define it';
 ALTER TABLE tensile_internal.evaluations ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY visible ON tensile_internal.evaluation_schedules FOR SELECT USING (

@@ -62,7 +62,7 @@ END $$;
 -- Add a version with the contents of a model file (with `template`, of a safetensors file with the weights of a model
 -- like the deployed version of that one), and return the spec of the executor that checks it: its error undoes
 -- everything, so no other session ever sees a version that was not checked.
-CREATE FUNCTION tensile_internal._import_model(caller oid, contents bytea, name text, template text) RETURNS jsonb
+CREATE FUNCTION tensile_internal._import_model(caller oid, contents bytea, model text, template text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -73,8 +73,8 @@ DECLARE
     v tensile_internal.model_versions;
     length int;
 BEGIN
-    PERFORM tensile_internal._not_null('contents', CASE WHEN contents IS NOT NULL THEN '' END, 'name', name),
-            tensile_internal._check_model_name(name);
+    PERFORM tensile_internal._not_null('contents', CASE WHEN contents IS NOT NULL THEN '' END, 'model', model),
+            tensile_internal._check_model_name(model);
     length := tensile_internal._header_length(contents);
     IF template IS NULL THEN
         header := tensile_internal._check_file(contents, length);
@@ -85,8 +85,8 @@ BEGIN
     END IF;
     PERFORM tensile_internal._check_description(caller, description);
 
-    PERFORM tensile_internal._insert_model(caller, name, description->'architecture', NULL, description->>'description');
-    m := tensile_internal._own_model(caller, name);
+    PERFORM tensile_internal._insert_model(caller, model, description->'architecture', NULL, description->>'description');
+    m := tensile_internal._own_model(caller, model);
     INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, metrics, rows, training,
                                         reference)
         VALUES (m.id, tensile_internal._next_version(m.id), description->'preprocessing'->>'task', description->'preprocessing',

@@ -4,11 +4,20 @@ CREATE FUNCTION @extschema@.wait_for_job(job bigint, timeout interval DEFAULT NU
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
 COMMENT ON FUNCTION @extschema@.wait_for_job(bigint, interval) IS
     'wait until a job has ended, and return its state; raise the job''s error if it failed';
+CREATE PROCEDURE @extschema@.await_job(job bigint, timeout interval DEFAULT NULL, INOUT state text DEFAULT NULL)
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
+COMMENT ON PROCEDURE @extschema@.await_job(bigint, interval, text) IS
+    'wait like wait_for_job, but commit while waiting, so that no snapshot is held';
+
+-- The name in 0.1.0
 CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
                                                     INOUT state text DEFAULT NULL)
-    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
-COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS
-    'wait like wait_for_job, but commit while waiting, so that no snapshot is held';
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    CALL @extschema@.await_job(job, timeout, state);
+END $$;
+COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS 'deprecated: await_job';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS

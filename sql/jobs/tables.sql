@@ -63,60 +63,6 @@ CREATE UNIQUE INDEX jobs_one_calibration ON tensile_internal.jobs (automatic)
     WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
 CREATE INDEX jobs_open ON tensile_internal.jobs (id) WHERE ended_at IS NULL;
 CREATE INDEX jobs_of_model ON tensile_internal.jobs (model);
-COMMENT ON TABLE tensile_internal.jobs IS
-    'training and calibration jobs; visible to their owners and to members of pg_read_all_stats';
-COMMENT ON COLUMN tensile_internal.jobs.kind IS
-    'train; calibrate: a measurement of operators for the latency models of a device; compare: a comparison of a tuning''s '
-    'best version with the deployed one; or evaluate, for a schedule';
-COMMENT ON COLUMN tensile_internal.jobs.automatic IS
-    'true for a calibration that the server has begun by itself; another job interrupts it';
-COMMENT ON COLUMN tensile_internal.jobs.state IS
-    'queued, starting, running, waiting (for device memory, or for processors of a Ray cluster), finished, failed, '
-    'cancelled, or interrupted (to be continued)';
-COMMENT ON COLUMN tensile_internal.jobs.model IS 'id of the model; null after drop_model, for calibrations and for evaluations';
-COMMENT ON COLUMN tensile_internal.jobs.model_name IS 'name of the model, kept after drop_model';
-COMMENT ON COLUMN tensile_internal.jobs.cancel_requested IS 'true if cancel_job was called: the worker stops the job';
-COMMENT ON COLUMN tensile_internal.jobs.not_before IS
-    'earliest time of an interrupted job''s next attempt; null: as soon as possible';
-COMMENT ON COLUMN tensile_internal.jobs.rows IS 'number of rows returned by the query';
-COMMENT ON COLUMN tensile_internal.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
-COMMENT ON COLUMN tensile_internal.jobs.kept_epoch IS
-    'epoch whose weights and metrics the version has; null: none yet, or trained by version 0.1.0, which kept the last one';
-COMMENT ON COLUMN tensile_internal.jobs.stopped IS 'why the training ended: epochs, early_stopping or max_time';
-COMMENT ON COLUMN tensile_internal.jobs.batch_size IS
-    'requested batch size; null: chosen by the number of rows, 0: chosen by plans; see chosen_batch_size';
-COMMENT ON COLUMN tensile_internal.jobs.learning_rate IS
-    'requested learning rate; for batches of 64 rows if the batch size is chosen by plans; null: chosen '
-    'automatically, see chosen_learning_rate';
-COMMENT ON COLUMN tensile_internal.jobs.chosen_batch_size IS
-    'batch size chosen automatically; null: none was chosen (yet)';
-COMMENT ON COLUMN tensile_internal.jobs.chosen_learning_rate IS
-    'learning rate chosen automatically, or for the chosen batch size; null: none was chosen (yet)';
-COMMENT ON COLUMN tensile_internal.jobs.split_by IS
-    'column of the query by which rows are divided into training and validation; null: by their content';
-COMMENT ON COLUMN tensile_internal.jobs.validation_query IS
-    'query of the rows for validation; null: a share of the rows of the training query';
-COMMENT ON COLUMN tensile_internal.jobs.start_version IS
-    'id in model_versions of the version whose weights training began with (option start), or which a job of kind compare '
-    'compares; null: none';
-COMMENT ON COLUMN tensile_internal.jobs.architecture IS
-    'architecture of a trial, or that the job has chosen by the values of its arrays; null: the model''s';
-COMMENT ON COLUMN tensile_internal.jobs.architecture_reason IS
-    'reason for the architecture if the job has chosen it; null: it has not';
-COMMENT ON COLUMN tensile_internal.jobs.tuning IS 'tuning that the job belongs to; null: none';
-COMMENT ON COLUMN tensile_internal.jobs.max_time IS 'longest time of training; null: no limit';
-COMMENT ON COLUMN tensile_internal.jobs.memory_budget IS
-    'device memory available to the job, in bytes; null: no limit but the device''s';
-COMMENT ON COLUMN tensile_internal.jobs.settings IS
-    'search_path, TimeZone, DateStyle and IntervalStyle of the submitting session';
-COMMENT ON COLUMN tensile_internal.jobs.reason IS 'reason for waiting, interruption or cancellation';
-COMMENT ON COLUMN tensile_internal.jobs.attempts IS 'number of attempts: workers started for the job';
-COMMENT ON COLUMN tensile_internal.jobs.retries IS
-    'number of faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
-COMMENT ON COLUMN tensile_internal.jobs.version IS 'version of the model that the job trained';
-COMMENT ON COLUMN tensile_internal.jobs.fingerprint IS
-    'fingerprint of the data: number of rows and sum of the row hashes';
-COMMENT ON COLUMN tensile_internal.jobs.traceback IS 'traceback of the child process, if the job failed there';
 ALTER TABLE tensile_internal.jobs ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.checkpoints (
@@ -145,8 +91,7 @@ ALTER TABLE tensile_internal.checkpoint_chunks ALTER data SET STORAGE EXTERNAL;
 -- Each checkpoint replaces the previous one, whose space should be free for the next. The default threshold, a
 -- fifth of the table, would let many dead checkpoints of small models pile up beside a large one.
 ALTER TABLE tensile_internal.checkpoint_chunks SET (
-    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
--- 10 MB
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000); -- 10 MB
 COMMENT ON TABLE tensile_internal.checkpoint_chunks IS
     'contents of each checkpoint: a safetensors file in chunks; visible to the job''s owner only';
 COMMENT ON COLUMN tensile_internal.checkpoint_chunks.generation IS 'number of the checkpoint';
@@ -180,15 +125,6 @@ CREATE TABLE tensile_internal.metrics (
     PRIMARY KEY (job, epoch, split, metric),
     FOREIGN KEY (job, epoch, split) REFERENCES tensile_internal.epochs ON DELETE CASCADE
 );
-COMMENT ON TABLE tensile_internal.metrics IS
-    'metrics of every epoch by name, as far as they apply to the task; epoch_metrics has a column for each';
-COMMENT ON COLUMN tensile_internal.metrics.epoch IS 'number of the epoch, from 1';
-COMMENT ON COLUMN tensile_internal.metrics.split IS 'training or validation, as in epochs';
-COMMENT ON COLUMN tensile_internal.metrics.metric IS
-    'loss; accuracy, balanced_accuracy, f1, precision, recall, mcc, log_loss, calibrated_log_loss, brier, roc_auc and '
-    'pr_auc of labels; '
-    'rmse, mae and r2 of numbers; epoch_metrics has columns for the most used';
-COMMENT ON COLUMN tensile_internal.metrics.value IS 'value of the metric over all rows of the split';
 ALTER TABLE tensile_internal.metrics ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.batch_sizes (
@@ -205,21 +141,6 @@ CREATE TABLE tensile_internal.batch_sizes (
     reason        text,
     PRIMARY KEY (job, batch_size)
 );
-COMMENT ON TABLE tensile_internal.batch_sizes IS 'batch sizes compared for each job submitted with batch_size => 0';
-COMMENT ON COLUMN tensile_internal.batch_sizes.chosen IS 'true for the batch size that the job trains with';
-COMMENT ON COLUMN tensile_internal.batch_sizes.feasible IS
-    'true if the batch size fits into the memory available to the job';
-COMMENT ON COLUMN tensile_internal.batch_sizes.learning_rate IS
-    'learning rate for this batch size, from the option learning_rate_scaling';
-COMMENT ON COLUMN tensile_internal.batch_sizes.samples_per_s IS
-    'predicted number of rows trained on per second; null: there is no plan';
-COMMENT ON COLUMN tensile_internal.batch_sizes.iteration_us IS
-    'expected duration of a step under its plan, from measurements where available';
-COMMENT ON COLUMN tensile_internal.batch_sizes.stall_us IS 'expected time per step spent waiting for copies';
-COMMENT ON COLUMN tensile_internal.batch_sizes.device_bytes IS 'device memory required by the step''s plan';
-COMMENT ON COLUMN tensile_internal.batch_sizes.measured_us IS
-    'measured duration of one of the job''s first steps; null: none had this size';
-COMMENT ON COLUMN tensile_internal.batch_sizes.reason IS 'reason for not being feasible, or summary of the plan';
 ALTER TABLE tensile_internal.batch_sizes ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.rank_reports (

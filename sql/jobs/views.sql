@@ -15,7 +15,7 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
            CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.time_left_s) END AS time_left,
            CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.least_time_left_s) END AS least_time_left
     FROM tensile_internal.jobs j LEFT JOIN tensile_worker._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
-         LEFT JOIN tensile_internal.footprints f ON f.job OPERATOR(pg_catalog.=) j.id
+         LEFT JOIN tensile_internal.plans f ON f.job OPERATOR(pg_catalog.=) j.id
          CROSS JOIN LATERAL (SELECT p.phase OPERATOR(pg_catalog.=) ANY (
              ARRAY['training', 'validating', 'refitting', 'calibrating'])) t (known)
          LEFT JOIN LATERAL (
@@ -24,7 +24,7 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
              FROM tensile_internal.traces g JOIN tensile_internal.traces s
                       ON s.fingerprint OPERATOR(pg_catalog.=) g.fingerprint
                          AND s.device OPERATOR(pg_catalog.=) g.device
-                  JOIN tensile_internal.latencies l ON l.job OPERATOR(pg_catalog.=) s.job
+                  JOIN tensile_internal.operator_latencies l ON l.job OPERATOR(pg_catalog.=) s.job
              WHERE g.job OPERATOR(pg_catalog.=) j.id AND l.alone_us IS NOT NULL
              ORDER BY s.job OPERATOR(pg_catalog.<>) j.id, l.at DESC LIMIT 1) a ON true
     WHERE j.ended_at IS NULL;
@@ -157,3 +157,100 @@ COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows with the right 
 COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the target''s unit';
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
+
+CREATE VIEW tensile.jobs WITH (security_invoker = true) AS
+    SELECT j.id AS job, j.kind, j.model_name AS model, j.model AS model_id, j.owner_name AS owner, j.owner AS owner_id,
+           j.state, j.reason, j.query, j.target, j.epochs, j.batch_size, j.chosen_batch_size, j.optimizer,
+           j.learning_rate, j.chosen_learning_rate, j.validation, j.split_by, j.validation_query, j.max_time, j.seed,
+           j.policy, j.memory_budget, j.priority, j.options, j.settings, j.architecture, j.architecture_reason,
+           j.tuning, j.automatic, j.start_version, j.cancel_requested, j.attempts, j.retries, j.not_before,
+           j.submitted_at, j.started_at, j.ended_at, j.rows, j.fingerprint, j.version, j.kept_epoch, j.stopped,
+           j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings
+    FROM tensile_internal.jobs j;
+COMMENT ON VIEW tensile.jobs IS
+    'training and calibration jobs; visible to their owners and to members of pg_read_all_stats';
+COMMENT ON COLUMN tensile.jobs.kind IS
+    'train; calibrate: a measurement of operators for the latency models of a device; compare: a comparison of a tuning''s '
+    'best version with the deployed one; or evaluate, for a schedule';
+COMMENT ON COLUMN tensile.jobs.model IS 'name of the model, kept after drop_model';
+COMMENT ON COLUMN tensile.jobs.model_id IS 'number of the model; null after drop_model';
+COMMENT ON COLUMN tensile.jobs.owner IS 'name of the role that has submitted the job';
+COMMENT ON COLUMN tensile.jobs.owner_id IS 'OID of the owning role; null while no role has that name';
+COMMENT ON COLUMN tensile.jobs.state IS
+    'queued, starting, running, waiting (for device memory, or for processors of a Ray cluster), finished, failed, '
+    'cancelled, or interrupted (to be continued)';
+COMMENT ON COLUMN tensile.jobs.reason IS 'reason for waiting, interruption or cancellation';
+COMMENT ON COLUMN tensile.jobs.batch_size IS
+    'requested batch size; null: chosen by the number of rows, 0: chosen by plans; see chosen_batch_size';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'batch size chosen automatically; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.learning_rate IS
+    'requested learning rate; for batches of 64 rows if the batch size is chosen by plans; null: chosen '
+    'automatically, see chosen_learning_rate';
+COMMENT ON COLUMN tensile.jobs.chosen_learning_rate IS
+    'learning rate chosen automatically, or for the chosen batch size; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.split_by IS
+    'column of the query by which rows are divided into training and validation; null: by their content';
+COMMENT ON COLUMN tensile.jobs.validation_query IS
+    'query of the rows for validation; null: a share of the rows of the training query';
+COMMENT ON COLUMN tensile.jobs.max_time IS 'longest time of training; null: no limit';
+COMMENT ON COLUMN tensile.jobs.memory_budget IS
+    'device memory available to the job, in bytes; null: no limit but the device''s';
+COMMENT ON COLUMN tensile.jobs.settings IS
+    'search_path, TimeZone, DateStyle and IntervalStyle of the submitting session';
+COMMENT ON COLUMN tensile.jobs.architecture IS
+    'architecture of a trial, or that the job has chosen by the values of its arrays; null: the model''s';
+COMMENT ON COLUMN tensile.jobs.architecture_reason IS
+    'reason for the architecture if the job has chosen it; null: it has not';
+COMMENT ON COLUMN tensile.jobs.tuning IS 'tuning that the job belongs to; null: none';
+COMMENT ON COLUMN tensile.jobs.automatic IS
+    'true for a calibration that the server has begun by itself; another job interrupts it';
+COMMENT ON COLUMN tensile.jobs.start_version IS
+    'id in model_versions of the version whose weights training began with (option start), or which a job of kind compare '
+    'compares; null: none';
+COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'true if cancel_job was called: the worker stops the job';
+COMMENT ON COLUMN tensile.jobs.attempts IS 'number of attempts: workers started for the job';
+COMMENT ON COLUMN tensile.jobs.retries IS
+    'number of faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
+COMMENT ON COLUMN tensile.jobs.not_before IS
+    'earliest time of an interrupted job''s next attempt; null: as soon as possible';
+COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows returned by the query';
+COMMENT ON COLUMN tensile.jobs.fingerprint IS 'fingerprint of the data: number of rows and sum of the row hashes';
+COMMENT ON COLUMN tensile.jobs.version IS 'version of the model that the job trained';
+COMMENT ON COLUMN tensile.jobs.kept_epoch IS
+    'epoch whose weights and metrics the version has; null: none yet, or trained by version 0.1.0, which kept the last one';
+COMMENT ON COLUMN tensile.jobs.stopped IS 'why the training ended: epochs, early_stopping or max_time';
+COMMENT ON COLUMN tensile.jobs.traceback IS 'traceback of the child process, if the job failed there';
+COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
+
+CREATE VIEW tensile.metrics WITH (security_invoker = true) AS
+    SELECT x.job, x.epoch, x.split, x.metric, x.value
+    FROM tensile_internal.metrics x;
+COMMENT ON VIEW tensile.metrics IS
+    'metrics of every epoch by name, as far as they apply to the task; epoch_metrics has a column for each';
+COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
+COMMENT ON COLUMN tensile.metrics.metric IS
+    'loss; accuracy, balanced_accuracy, f1, precision, recall, mcc, log_loss, calibrated_log_loss, brier, roc_auc and '
+    'pr_auc of labels; '
+    'rmse, mae and r2 of numbers; epoch_metrics has columns for the most used';
+COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric over all rows of the split';
+
+CREATE VIEW tensile.batch_sizes WITH (security_invoker = true) AS
+    SELECT b.job, b.batch_size, b.chosen, b.feasible, b.learning_rate, b.samples_per_s, b.iteration_us, b.stall_us,
+           b.device_bytes, b.measured_us, b.reason
+    FROM tensile_internal.batch_sizes b;
+COMMENT ON VIEW tensile.batch_sizes IS
+    'batch sizes compared for each job submitted with batch_size => 0';
+COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'true for the batch size that the job trains with';
+COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'true if the batch size fits into the memory available to the job';
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
+    'learning rate for this batch size, from the option learning_rate_scaling';
+COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS
+    'predicted number of rows trained on per second; null: there is no plan';
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
+    'expected duration of a step under its plan, from measurements where available';
+COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'expected time per step spent waiting for copies';
+COMMENT ON COLUMN tensile.batch_sizes.device_bytes IS 'device memory required by the step''s plan';
+COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
+    'measured duration of one of the job''s first steps; null: none had this size';
+COMMENT ON COLUMN tensile.batch_sizes.reason IS 'reason for not being feasible, or summary of the plan';

@@ -9,7 +9,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'undefined_object',
         MESSAGE = format('job %s does not exist', coalesce(job::text, 'null')),
-        HINT = 'The jobs you may see are listed in tensile_internal.jobs.';
+        HINT = 'The jobs you may see are listed in tensile.jobs.';
 END $$;
 
 -- Four significant digits
@@ -21,57 +21,60 @@ AS $$
 $$;
 
 -- What can be done next with a version that a job has trained. Reads as the caller.
-CREATE FUNCTION tensile_worker._next_step(j tensile_internal.jobs) RETURNS text
+CREATE FUNCTION tensile_worker._next_step(job bigint) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce((
-        SELECT CASE WHEN m.deployed_version = ($1).version
+        SELECT CASE WHEN m.deployed_version = v.version
                     THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is '
-                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.name)
-                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.name,
+                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.model)
+                    ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.model,
                                 v.version) END
-        FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id
-        WHERE m.id = ($1).model AND v.version = ($1).version), 'tensile.job_history has its other metrics.')
+        FROM tensile.jobs j JOIN tensile.models m ON m.model_id = j.model_id
+             JOIN tensile.model_versions v ON v.model_id = m.model_id AND v.version = j.version
+        WHERE j.job = $1), 'tensile.job_history has its other metrics.')
 $$;
 
 -- Tell what a finished job warned of and, of a training, how good the version is.
-CREATE FUNCTION tensile_worker._tell_result(j tensile_internal.jobs) RETURNS void
+CREATE FUNCTION tensile_worker._tell_result(job bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    j tensile.jobs;
     warning text;
     metrics text;
     validated bool;
 BEGIN
+    SELECT * INTO j FROM tensile.jobs o WHERE o.job = _tell_result.job;
     FOREACH warning IN ARRAY coalesce(j.warnings, '{}') LOOP
-        RAISE WARNING USING MESSAGE = format('job %s: %s', j.id, warning);
+        RAISE WARNING USING MESSAGE = format('job %s: %s', j.job, warning);
     END LOOP;
     IF j.kind <> 'train' OR j.kept_epoch IS NULL THEN
         RETURN;
     END IF;
     IF j.architecture_reason IS NOT NULL THEN
-        RAISE NOTICE 'model "%" has the architecture %: %', j.model_name, j.architecture->>'type',
+        RAISE NOTICE 'model "%" has the architecture %: %', j.model, j.architecture->>'type',
             j.architecture_reason;
     END IF;
-    validated := EXISTS (SELECT FROM tensile_internal.epochs e
-                         WHERE e.job = j.id AND e.epoch = j.kept_epoch AND e.split = 'validation');
+    validated := EXISTS (SELECT FROM tensile.epoch_metrics e
+                         WHERE e.job = j.job AND e.epoch = j.kept_epoch AND e.split = 'validation');
     -- log_loss is after calibration where there is one, as of the version's predictions
     SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', ' ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
-             JOIN tensile_internal.metrics m ON m.metric = o.metric AND m.job = j.id AND m.epoch = j.kept_epoch
+             JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.job AND m.epoch = j.kept_epoch
                  AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END
-             LEFT JOIN tensile_internal.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
+             LEFT JOIN tensile.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
                                         AND c.metric = 'calibrated_' || m.metric;
     RAISE NOTICE USING
-        MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model_name, metrics,
+        MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model, metrics,
                          CASE WHEN validated THEN 'validation' ELSE 'training' END),
         DETAIL = format('Its weights are those after epoch %s of %s; training ended because %s.', j.kept_epoch,
-                        (SELECT max(e.epoch) FROM tensile_internal.epochs e WHERE e.job = j.id),
+                        (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job),
                         CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
                                        WHEN 'max_time' THEN 'the time was up (max_time)'
                                        ELSE 'that was the last one (epochs)' END),
-        HINT = tensile_worker._next_step(j);
+        HINT = tensile_worker._next_step(j.job);
 END $$;
 
 -- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
@@ -79,16 +82,16 @@ CREATE FUNCTION tensile_worker._job_result(job bigint, deadline timestamptz) RET
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
 DECLARE
-    j tensile_internal.jobs;
+    j tensile.jobs;
 BEGIN
-    SELECT * INTO j FROM tensile_internal.jobs WHERE id = job;
+    SELECT * INTO j FROM tensile.jobs o WHERE o.job = _job_result.job;
     IF NOT FOUND THEN
         PERFORM tensile_worker._no_such_job(job);
     ELSIF j.state = 'failed' THEN
         PERFORM tensile_worker._raise(j.sqlstate, j.error, j.hint, j.detail);
     ELSIF j.state IN ('finished', 'cancelled') THEN
         IF j.state = 'finished' THEN
-            PERFORM tensile_worker._tell_result(j);
+            PERFORM tensile_worker._tell_result(job);
         END IF;
         RETURN j.state;
     ELSIF clock_timestamp() >= deadline THEN
@@ -135,7 +138,7 @@ BEGIN
             HINT = 'Commit first, then wait.';
     END IF;
     PERFORM tensile_worker._check_sees_changes(
-        'wait_for_job', 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.');
+        'wait_for_job', 'CALL await_job(...) outside a transaction block, or use READ COMMITTED.');
     LOOP
         result := tensile_worker._job_result(job, deadline);
         EXIT WHEN result IS NOT NULL;
@@ -145,7 +148,7 @@ BEGIN
 END $$;
 
 -- A procedure with SET cannot commit, so every name is qualified instead.
-CREATE PROCEDURE tensile_internal._wait_for_job_procedure(caller oid, job bigint, timeout interval, INOUT state text)
+CREATE PROCEDURE tensile_internal._await_job(caller oid, job bigint, timeout interval, INOUT state text)
     LANGUAGE plpgsql
 AS $$
 DECLARE

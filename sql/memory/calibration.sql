@@ -42,18 +42,18 @@ AS $$
         RETURNING id
 $$;
 
-CREATE FUNCTION tensile_internal._calibrate(caller oid, device_seconds int) RETURNS bigint
+CREATE FUNCTION tensile_internal._calibrate_device(caller oid, seconds int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     job bigint;
 BEGIN
-    PERFORM tensile_internal._not_null('device_seconds', device_seconds::text), tensile_internal._check_can_start(caller);
-    IF device_seconds NOT BETWEEN 1 AND 86400 THEN
+    PERFORM tensile_internal._not_null('seconds', seconds::text), tensile_internal._check_can_start(caller);
+    IF seconds NOT BETWEEN 1 AND 86400 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('device_seconds is out of range: %s', device_seconds), HINT = 'Use 1 to 86400.';
+            MESSAGE = format('seconds is out of range: %s', seconds), HINT = 'Use 1 to 86400.';
     END IF;
-    job := tensile_internal._submit_calibration(pg_get_userbyid(caller), jsonb_build_object('seconds', device_seconds), false);
+    job := tensile_internal._submit_calibration(pg_get_userbyid(caller), jsonb_build_object('seconds', seconds), false);
     IF job IS NULL THEN
         job := (SELECT j.id FROM tensile_internal.jobs j
                 WHERE j.kind = 'calibrate' AND NOT j.automatic AND j.ended_at IS NULL);
@@ -67,7 +67,7 @@ END $$;
 
 -- Times of automatic calibrations. idle_s: how long the server must have been idle; a user's next statement, and the next
 -- job of a script, come sooner and find the device free. pause_s: least time after an interruption or a failure until
--- the next attempt, doubled each time. device_seconds: that of calibrate(). most_s: after which it is stopped, whatever
+-- the next attempt, doubled each time. device_seconds: that of calibrate_device(). most_s: after which it is stopped, whatever
 -- it has measured. most_load: share of the processors' time above which the machine is busy: a calibration does not begin
 -- then, and stops if others than processes of a lowered priority, as its own are, take as much.
 CREATE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8, OUT device_seconds int,

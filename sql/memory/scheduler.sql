@@ -29,7 +29,7 @@ AS $$
     SELECT j.id, j.state = 'waiting', extract(epoch FROM clock_timestamp() - t.captured_at)::float8, j.aged_priority,
            t.policy, j.memory_budget, t.device, t.revision, l.total_us, t.overhead_bytes, t.least_bytes,
            t.refusal IS NOT NULL, t.rejected
-    FROM tensile_internal._open_jobs j JOIN tensile_internal.traces t ON t.job = j.id LEFT JOIN tensile_internal.latencies l ON l.job = j.id
+    FROM tensile_internal._open_jobs j JOIN tensile_internal.traces t ON t.job = j.id LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
     WHERE j.state IN ('waiting', 'running')
 $$;
 
@@ -82,7 +82,7 @@ CREATE FUNCTION tensile_internal._footprint(job bigint, generation bigint, event
                                    groups bytea DEFAULT '') RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.footprints
+    INSERT INTO tensile_internal.plans
         SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17
         FROM tensile_internal.traces t WHERE t.job = $1
         ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, events = EXCLUDED.events,
@@ -109,7 +109,7 @@ CREATE FUNCTION tensile_internal._search(job bigint, state text, budget_bytes bi
                                 first_us float8, best_us float8, generation int, evaluations bigint) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.searches AS s (job, state, budget_bytes, seconds, cached, first_us, best_us, generation,
+    INSERT INTO tensile_internal.plan_searches AS s (job, state, budget_bytes, seconds, cached, first_us, best_us, generation,
                                        evaluations, ended_at)
         SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $2 = 'finished' THEN clock_timestamp() END
         FROM tensile_internal.traces t WHERE t.job = $1

@@ -36,7 +36,7 @@ COMMENT ON COLUMN tensile.devices.flowing_jobs IS
     'number of jobs that share memory as they go (pg_tensile.memory_flow)';
 COMMENT ON COLUMN tensile.devices.flowing_bytes IS 'part of granted_bytes that these jobs hold now';
 
-CREATE VIEW tensile.plan WITH (security_invoker = true) AS
+CREATE VIEW tensile.plan_events WITH (security_invoker = true) AS
     SELECT p.job, p.generation, p.sequence, p.event, p.tensor, t.name AS tensor_name, t.kind AS tensor_kind, p.bytes,
            p.trigger_operator, o.target AS trigger_name, p.delay_us, p.deadline_operator, p.version, p.codec
     FROM tensile_worker._plan() p
@@ -44,26 +44,26 @@ CREATE VIEW tensile.plan WITH (security_invoker = true) AS
              ON t.job OPERATOR(pg_catalog.=) p.job AND t.tensor OPERATOR(pg_catalog.=) p.tensor
          LEFT JOIN tensile_internal.operators o
              ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
-COMMENT ON VIEW tensile.plan IS
+COMMENT ON VIEW tensile.plan_events IS
     'plan of each running job: swap, recompute and release events, and groups if the job shares memory as it goes';
-COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
-COMMENT ON COLUMN tensile.plan.sequence IS 'position of the event, in the order of execution; groups follow all others';
-COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute, release, begin_group or end_group';
-COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors; null: a group';
-COMMENT ON COLUMN tensile.plan.bytes IS
+COMMENT ON COLUMN tensile.plan_events.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.plan_events.sequence IS 'position of the event, in the order of execution; groups follow all others';
+COMMENT ON COLUMN tensile.plan_events.event IS 'swap_out, swap_in, recompute, release, begin_group or end_group';
+COMMENT ON COLUMN tensile.plan_events.tensor IS 'number of the tensor in tensors; null: a group';
+COMMENT ON COLUMN tensile.plan_events.bytes IS
     'size of the tensor; of a begin_group the most that the job takes during the group, of an end_group what it keeps';
-COMMENT ON COLUMN tensile.plan.tensor_name IS 'name of the tensor; see tensors';
-COMMENT ON COLUMN tensile.plan.tensor_kind IS 'kind of the tensor; see tensors';
-COMMENT ON COLUMN tensile.plan.trigger_operator IS
+COMMENT ON COLUMN tensile.plan_events.tensor_name IS 'name of the tensor; see tensors';
+COMMENT ON COLUMN tensile.plan_events.tensor_kind IS 'kind of the tensor; see tensors';
+COMMENT ON COLUMN tensile.plan_events.trigger_operator IS
     'operator after which the event begins, or the first one of a group: its number in operators';
-COMMENT ON COLUMN tensile.plan.trigger_name IS 'name of the PyTorch operator of that number';
-COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger by which a copy may be delayed';
-COMMENT ON COLUMN tensile.plan.deadline_operator IS
+COMMENT ON COLUMN tensile.plan_events.trigger_name IS 'name of the PyTorch operator of that number';
+COMMENT ON COLUMN tensile.plan_events.delay_us IS 'time after the trigger by which a copy may be delayed';
+COMMENT ON COLUMN tensile.plan_events.deadline_operator IS
     'operator before which a swap_in ends, after which a swap_out ends, which uses the recomputed tensor, or the last '
     'one of a group';
-COMMENT ON COLUMN tensile.plan.version IS
+COMMENT ON COLUMN tensile.plan_events.version IS
     'version of the tensor that is recomputed: number of its in-place changes';
-COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
+COMMENT ON COLUMN tensile.plan_events.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
 
 CREATE VIEW tensile.latency WITH (security_invoker = true) AS
     SELECT o.job, o.operator, o.phase, o.target, l.predicted_us, l.measured_us, l.average_us, l.samples,
@@ -75,7 +75,7 @@ CREATE VIEW tensile.latency WITH (security_invoker = true) AS
                            CASE WHEN u.predicted OPERATOR(pg_catalog.<>) 'NaN' THEN u.predicted END AS predicted_us,
                            CASE WHEN u.measured OPERATOR(pg_catalog.<>) 'NaN' THEN u.measured END AS measured_us,
                            CASE WHEN u.average OPERATOR(pg_catalog.<>) 'NaN' THEN u.average END AS average_us
-                    FROM tensile_internal.latencies x,
+                    FROM tensile_internal.operator_latencies x,
                          ROWS FROM (pg_catalog.unnest(x.predicted), pg_catalog.unnest(x.measured),
                                     pg_catalog.unnest(x.average),
                                     -- the planner expects 10 rows of unnest, 1000 of this:
@@ -98,7 +98,7 @@ COMMENT ON COLUMN tensile.latency.relative_error IS 'relative error of the predi
 CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
     SELECT f.job, (u.number OPERATOR(pg_catalog.-) 1)::pg_catalog.int4 AS sequence, u.operator, o.target,
            u.planned AS planned_bytes, u.vanilla AS vanilla_bytes
-    FROM tensile_internal.footprints f CROSS JOIN
+    FROM tensile_internal.plans f CROSS JOIN
          ROWS FROM (pg_catalog.unnest(f.operators), pg_catalog.unnest(f.planned), pg_catalog.unnest(f.vanilla))
              WITH ORDINALITY u (operator, planned, vanilla, number)
          LEFT JOIN tensile_internal.operators o ON o.job OPERATOR(pg_catalog.=) f.job
@@ -144,26 +144,146 @@ COMMENT ON COLUMN tensile.compression.compressed IS
 COMMENT ON COLUMN tensile.compression.moved_bytes IS
     'bytes moved by the last copy to the host; null: none was compressed yet';
 
-CREATE VIEW tensile.search WITH (security_invoker = true) AS
+CREATE VIEW tensile.plan_searches WITH (security_invoker = true) AS
     SELECT s.job,
            CASE WHEN s.ended_at IS NULL AND j.ended_at IS NOT NULL THEN 'stopped' ELSE s.state END AS state,
            coalesce(s.ended_at, j.ended_at, pg_catalog.clock_timestamp())
                OPERATOR(pg_catalog.-) s.started_at AS elapsed,
            s.generation, s.evaluations, s.first_us, s.best_us, s.cached, s.budget_bytes, s.seconds
-    FROM tensile_internal.searches s JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
-COMMENT ON VIEW tensile.search IS
+    FROM tensile_internal.plan_searches s JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
+COMMENT ON VIEW tensile.plan_searches IS
     'progress of the search for a better plan, of each job that has one: policies swapadvisor and joint';
-COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
-COMMENT ON COLUMN tensile.search.elapsed IS
+COMMENT ON COLUMN tensile.plan_searches.state IS 'queued, searching, finished, stopped (with its job) or failed';
+COMMENT ON COLUMN tensile.plan_searches.elapsed IS
     'time since the search began; null: not begun, or an earlier result is as good';
-COMMENT ON COLUMN tensile.search.generation IS
+COMMENT ON COLUMN tensile.plan_searches.generation IS
     'generation of the genetic search in which the best plan was found';
-COMMENT ON COLUMN tensile.search.evaluations IS 'number of plans evaluated until the best one was found';
-COMMENT ON COLUMN tensile.search.first_us IS
+COMMENT ON COLUMN tensile.plan_searches.evaluations IS 'number of plans evaluated until the best one was found';
+COMMENT ON COLUMN tensile.plan_searches.first_us IS
     'expected duration of an iteration under the first plan of the search';
-COMMENT ON COLUMN tensile.search.best_us IS 'expected duration of an iteration under the best plan so far';
-COMMENT ON COLUMN tensile.search.cached IS
+COMMENT ON COLUMN tensile.plan_searches.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.plan_searches.cached IS
     'true if the result of an earlier search for the same graph was used';
-COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may use';
-COMMENT ON COLUMN tensile.search.seconds IS
+COMMENT ON COLUMN tensile.plan_searches.budget_bytes IS 'device memory that a plan may use';
+COMMENT ON COLUMN tensile.plan_searches.seconds IS
     'time allowed for the search, in seconds: pg_tensile.search_time, or the job''s option';
+
+CREATE VIEW tensile.traces WITH (security_invoker = true) AS
+    SELECT t.job, t.device, t.revision, t.policy, t.fingerprint, t.overhead_bytes, t.persistent_bytes, t.parameters,
+           t.vanilla_bytes, t.least_bytes, t.largest_operator, t.graphs, t.traces, t.rejected, t.refusal,
+           t.captured_at, t.load, t.torch, t.profile, t.codec_times, l.alone_us
+    FROM tensile_internal.traces t
+         LEFT JOIN tensile_internal.operator_latencies l ON l.job OPERATOR(pg_catalog.=) t.job;
+COMMENT ON VIEW tensile.traces IS
+    'captured graphs of each job''s training iteration, with their memory requirements';
+COMMENT ON COLUMN tensile.traces.revision IS
+    'number of the trace, from 1; the executor sends another one when its workspaces change';
+COMMENT ON COLUMN tensile.traces.fingerprint IS
+    'fingerprint of the graph: the same for equal graphs; null: not captured';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the executor besides its tensors';
+COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
+COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';
+COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that every plan requires at least';
+COMMENT ON COLUMN tensile.traces.largest_operator IS 'operator that requires the most memory';
+COMMENT ON COLUMN tensile.traces.graphs IS 'names and row counts of the graphs in column traces';
+COMMENT ON COLUMN tensile.traces.traces IS 'graphs in the library''s binary format';
+COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the executor could not use';
+COMMENT ON COLUMN tensile.traces.refusal IS 'error for a job that cannot be given memory; null: none';
+COMMENT ON COLUMN tensile.traces.load IS
+    'share of the time, 0 to 1, that other processes kept the device busy, for which its latencies were predicted';
+COMMENT ON COLUMN tensile.traces.torch IS 'version of PyTorch that has captured the graphs';
+COMMENT ON COLUMN tensile.traces.profile IS
+    'profile of the device, as in device_profiles, if it is one of a Ray cluster; else null';
+COMMENT ON COLUMN tensile.traces.codec_times IS
+    'coefficients as in table codec_times, if the device is one of a Ray cluster and they were measured; else null';
+
+CREATE VIEW tensile.plans WITH (security_invoker = true) AS
+    SELECT p.job, p.generation, p.planned_bytes, p.granted_bytes, p.host_bytes, p.out_bytes, p.in_bytes,
+           p.iteration_us, p.vanilla_us, p.stall_us, p.recomputes, p.events, p.operators, p.planned, p.vanilla,
+           p.plan_order, p.groups
+    FROM tensile_internal.plans p;
+COMMENT ON VIEW tensile.plans IS
+    'expected memory use under each job''s newest plan; see view footprint';
+COMMENT ON COLUMN tensile.plans.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.plans.planned_bytes IS 'peak device memory under the plan';
+COMMENT ON COLUMN tensile.plans.granted_bytes IS 'device memory that the executor may use';
+COMMENT ON COLUMN tensile.plans.host_bytes IS 'host memory for copies of tensors';
+COMMENT ON COLUMN tensile.plans.out_bytes IS 'bytes copied to the host in an iteration';
+COMMENT ON COLUMN tensile.plans.in_bytes IS 'bytes copied to the device in an iteration';
+COMMENT ON COLUMN tensile.plans.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.plans.vanilla_us IS 'expected duration of an iteration without a plan';
+COMMENT ON COLUMN tensile.plans.stall_us IS 'time of an iteration spent waiting for copies';
+COMMENT ON COLUMN tensile.plans.recomputes IS 'number of operators recomputed in an iteration';
+COMMENT ON COLUMN tensile.plans.events IS 'events of the plan, as in the plan table';
+COMMENT ON COLUMN tensile.plans.operators IS 'operator executed in each step of an iteration under the plan';
+COMMENT ON COLUMN tensile.plans.planned IS 'bytes on the device in each step under the plan';
+COMMENT ON COLUMN tensile.plans.vanilla IS 'bytes on the device in each step without a plan';
+COMMENT ON COLUMN tensile.plans.plan_order IS
+    'execution order of the operators under the plan, int32 each; empty: as captured';
+COMMENT ON COLUMN tensile.plans.groups IS
+    'groups of steps before which the job takes memory, as in the plan table; empty: its grant is constant';
+
+CREATE VIEW tensile.operators WITH (security_invoker = true) AS
+    SELECT o.job, o.operator, o.target, o.phase, o.module, o.source, o.signature, o.flops, o.bytes, o.random,
+           o.tensors
+    FROM tensile_internal.operators o;
+COMMENT ON VIEW tensile.operators IS
+    'operators of a training iteration of each job, in execution order';
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in execution order';
+COMMENT ON COLUMN tensile.operators.target IS 'name of the PyTorch operator';
+COMMENT ON COLUMN tensile.operators.phase IS 'forward, backward or optimizer';
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model that the operator comes from';
+COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code that the operator comes from';
+COMMENT ON COLUMN tensile.operators.signature IS
+    'operand types and scalar arguments: the same for operators with equal work';
+COMMENT ON COLUMN tensile.operators.flops IS 'number of floating-point operations; 0 if unknown';
+COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
+COMMENT ON COLUMN tensile.operators.random IS 'true if the operator draws random numbers';
+COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
+
+CREATE VIEW tensile.tensors WITH (security_invoker = true) AS
+    SELECT t.job, t.tensor, t.name, t.kind, t.dtype, t.shape, t.bytes, t.first_operator, t.last_operator
+    FROM tensile_internal.tensors t;
+COMMENT ON VIEW tensile.tensors IS
+    'tensors of a training iteration of each job; all views of a storage are one tensor';
+COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
+COMMENT ON COLUMN tensile.tensors.kind IS
+    'parameter, optimizer_state, buffer, constant, input, activation, gradient or temporary';
+COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesses the tensor';
+COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
+
+CREATE VIEW tensile.device_profiles WITH (security_invoker = true) AS
+    SELECT p.device, p.profile, p.measured_at
+    FROM tensile_internal.device_profiles p;
+COMMENT ON VIEW tensile.device_profiles IS
+    'measured rates of this machine''s devices';
+COMMENT ON COLUMN tensile.device_profiles.profile IS
+    'memory size, rates of the link to the host in both directions, arithmetic rate, memory bandwidth, overheads';
+
+CREATE VIEW tensile.latency_models WITH (security_invoker = true) AS
+    SELECT l.device, l.models, l.kinds, l.samples, l.error, l.job, l.calibrated_at, l.torch, l.known_kinds
+    FROM tensile_internal.latency_models l;
+COMMENT ON VIEW tensile.latency_models IS
+    'models that predict the latency of operators on this machine''s devices';
+COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks in a binary format without code';
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with their own model';
+COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on held-out operators';
+COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
+COMMENT ON COLUMN tensile.latency_models.torch IS 'version of PyTorch that has executed the operators';
+COMMENT ON COLUMN tensile.latency_models.known_kinds IS
+    'operators and the types of their first operands: those to be measured, and those of jobs until then';
+
+CREATE VIEW tensile.scheduler_log WITH (security_invoker = true) AS
+    SELECT l.id, l.at, l.event, l.job, l.generation, l.device, l.reason, l.details
+    FROM tensile_internal.scheduler_log l;
+COMMENT ON VIEW tensile.scheduler_log IS
+    'decisions of the memory scheduler and their reasons; the last 10,000 lines';
+COMMENT ON COLUMN tensile.scheduler_log.event IS
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch '
+    'size (chosen), calibration (finished, or an automatic one has failed)';
+COMMENT ON COLUMN tensile.scheduler_log.job IS
+    'number of the job; null: a whole device, visible to members of pg_read_all_stats only';
+COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.scheduler_log.details IS 'figures of a plan or of a round of planning';

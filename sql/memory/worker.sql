@@ -52,8 +52,8 @@ BEGIN
         END IF;
     END IF;
     IF tables IS NOT NULL THEN -- another graph: latencies and footprint of the previous one do not apply
-        DELETE FROM tensile_internal.latencies l WHERE l.job = j;
-        DELETE FROM tensile_internal.footprints f WHERE f.job = j;
+        DELETE FROM tensile_internal.operator_latencies l WHERE l.job = j;
+        DELETE FROM tensile_internal.plans f WHERE f.job = j;
         PERFORM tensile_internal._keep_tables(j, tables);
     END IF;
     PERFORM tensile_internal._notify(j);
@@ -119,7 +119,7 @@ $$;
 CREATE FUNCTION tensile_worker._job_latency(header jsonb, predicted real[], measured real[], average real[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.latencies (job, predicted, measured, average, samples, total_us, load, average_load,
+    INSERT INTO tensile_internal.operator_latencies (job, predicted, measured, average, samples, total_us, load, average_load,
                                    alone_us)
         SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load, h.alone_us
         FROM tensile_internal.traces t,

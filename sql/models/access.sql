@@ -29,7 +29,7 @@ AS $$
 BEGIN
     IF m.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', name),
-            HINT = 'The models you may use are listed in tensile_internal.models; register_model creates a new one.';
+            HINT = 'The models you may use are listed in tensile.models; register_model creates a new one.';
     ELSIF NOT tensile_internal._acts_for(caller, m.owner, m.owner_name) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be owner of model "%s"', name),
             HINT = format('It belongs to role "%s".', m.owner_name);

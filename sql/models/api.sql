@@ -13,7 +13,7 @@ CREATE FUNCTION @extschema@.deploy_model(model text, version int, reason text DE
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.deploy_model(text, int, text) IS
     'set the version that predictions use from now on; older versions are possible; the reason is kept in '
-    'tensile_internal.deployments; for the model''s owner';
+    'tensile.deployments; for the model''s owner';
 CREATE FUNCTION @extschema@.rollback_model(model text, reason text DEFAULT NULL) RETURNS int
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.rollback_model(text, text) IS
@@ -38,9 +38,9 @@ COMMENT ON FUNCTION @extschema@.set_model_memory_budget(text, text) IS
     'limit the device memory of predictions with a model, unless a call specifies its own budget; null: no '
     'limit; for the model''s owner';
 
-CREATE FUNCTION @extschema@.drop_version(model text, version int) RETURNS void
+CREATE FUNCTION @extschema@.drop_model_version(model text, version int) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
-COMMENT ON FUNCTION @extschema@.drop_version(text, int) IS
+COMMENT ON FUNCTION @extschema@.drop_model_version(text, int) IS
     'drop a version of a model that is not deployed, with its weights; for the model''s owner';
 
 CREATE FUNCTION @extschema@.set_model_retention(model text, keep_versions int) RETURNS void
@@ -49,7 +49,7 @@ COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
     'set how many of a model''s newest versions are kept, besides the deployed one, when a job adds a '
     'version; null: all; for the model''s owner';
 
-CREATE FUNCTION @extschema@.models_of_table(relation regclass)
+CREATE FUNCTION @extschema@.models_of_table(source regclass)
     RETURNS TABLE (model text, version int, deployed bool, scheduled bool, trained_on regclass, columns name[])
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -66,16 +66,16 @@ AS $$
               AND d.refobjid = r.relation AND w.ev_type = '1' AND w.is_instead) x (relation)
     )
     SELECT s.model, s.version, m.deployed_version IS NOT DISTINCT FROM s.version,
-           EXISTS (SELECT FROM tensile_internal.schedules c WHERE c.model = m.id), s.relation,
+           EXISTS (SELECT FROM tensile.schedules c WHERE c.model_id = m.model_id), s.relation,
            array_agg(DISTINCT k.name) FILTER (WHERE k.name IS NOT NULL)
-    FROM tensile.model_sources s JOIN tensile_internal.models m ON m.name = s.model
+    FROM tensile.model_sources s JOIN tensile.models m ON m.model = s.model
          LEFT JOIN LATERAL unnest(s.columns) k (name) ON true
     -- What a view reads is a source of its own.
     WHERE s.relation IN (SELECT r.relation FROM readers r) AND (s.kind <> 'view' OR s.relation = $1)
-    GROUP BY s.model, s.version, m.id, s.relation
+    GROUP BY s.model, s.version, m.model_id, m.deployed_version, s.relation
     UNION ALL
-    SELECT m.name, NULL, false, true, c.source, NULL
-    FROM tensile_internal.schedules c JOIN tensile_internal.models m ON m.id = c.model
+    SELECT m.model, NULL, false, true, c.source, NULL
+    FROM tensile.schedules c JOIN tensile.models m ON m.model_id = c.model_id
     WHERE c.source IN (SELECT r.relation FROM readers r)
     ORDER BY 1, 2 NULLS LAST, 5
 $$;

@@ -15,21 +15,6 @@ CREATE TABLE tensile_internal.models (
     architecture_reason text,
     auto_registered  bool NOT NULL DEFAULT false
 );
-COMMENT ON TABLE tensile_internal.models IS
-    'models; visible to their owners and to roles with a grant; dumped by superusers and BYPASSRLS roles only';
-COMMENT ON COLUMN tensile_internal.models.owner IS 'OID of the owning role; null while no role has the name owner_name';
-COMMENT ON COLUMN tensile_internal.models.architecture IS 'type and keys; null: chosen by the first training';
-COMMENT ON COLUMN tensile_internal.models.architecture_reason IS
-    'reason for the architecture if a training has chosen it; null: given to register_model, or not chosen yet';
-COMMENT ON COLUMN tensile_internal.models.auto_registered IS
-    'true: train_model or tune_model has registered it; it is dropped if its training ends before the first epoch, unless '
-    'something else refers to it';
-COMMENT ON COLUMN tensile_internal.models.deployed_version IS
-    'version that predictions use; null while none is deployed';
-COMMENT ON COLUMN tensile_internal.models.memory_budget IS
-    'device memory for predictions with the model, in bytes, unless a call specifies its own; null: no limit';
-COMMENT ON COLUMN tensile_internal.models.keep_versions IS
-    'number of newest versions kept whenever one is added; the deployed version is kept as well; null: all';
 ALTER TABLE tensile_internal.models ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.model_versions (
@@ -50,26 +35,6 @@ CREATE TABLE tensile_internal.model_versions (
     UNIQUE (model, version)
 );
 CREATE INDEX model_versions_of_job ON tensile_internal.model_versions (job);
-COMMENT ON TABLE tensile_internal.model_versions IS
-    'versions of models, one for each finished job and each import: task, fitted preprocessing, final metrics';
-COMMENT ON COLUMN tensile_internal.model_versions.job IS 'job that trained the version; null: imported';
-COMMENT ON COLUMN tensile_internal.model_versions.task IS 'regression, binary or multiclass';
-COMMENT ON COLUMN tensile_internal.model_versions.preprocessing IS
-    'features, means and categories fitted to the training rows; predictions apply them';
-COMMENT ON COLUMN tensile_internal.model_versions.metrics IS
-    'metrics of the epoch that the weights are from: {"epoch", "training", "validation"}';
-COMMENT ON COLUMN tensile_internal.model_versions.rows IS 'number of rows returned by the training query';
-COMMENT ON COLUMN tensile_internal.model_versions.weight_bytes IS
-    'size of the weights in bytes; null while they are being written';
-COMMENT ON COLUMN tensile_internal.model_versions.training IS
-    'settings and course of the training: {"batch_size", "learning_rate", "epochs", "stopped"}; "stopped" is the '
-    'reason for its end: epochs, early_stopping or max_time';
-COMMENT ON COLUMN tensile_internal.model_versions.reference IS
-    'numbers of training rows in the bins of each feature, and of validation rows in those of predictions: {"columns"}; '
-    'the view drift compares predicted rows with them';
-COMMENT ON COLUMN tensile_internal.model_versions.prediction_query IS
-    'query of predict_rows without one, derived from the training query: {"query", "template", "source", "reason", '
-    '"settings"}; "template" reads tensile_source in place of "source"; "reason": why "query" or "template" is null';
 ALTER TABLE tensile_internal.model_versions ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.model_weights (
@@ -80,8 +45,7 @@ CREATE TABLE tensile_internal.model_weights (
 );
 ALTER TABLE tensile_internal.model_weights ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE tensile_internal.model_weights SET (
-    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
--- 10 MB
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000); -- 10 MB
 COMMENT ON TABLE tensile_internal.model_weights IS
     'weights of each version: a safetensors file in chunks; visible to the model''s owner only';
 COMMENT ON COLUMN tensile_internal.model_weights.version IS 'id of the version in model_versions';
@@ -98,12 +62,9 @@ CREATE TABLE tensile_internal.model_grants (
     grantor_name name NOT NULL,
     PRIMARY KEY (model, grantee_name, privilege)
 );
-COMMENT ON TABLE tensile_internal.model_grants IS 'privileges on models granted by their owners';
 COMMENT ON COLUMN tensile_internal.model_grants.grantee IS
     'OID of the role; 0 for public; null while no role has that name';
 COMMENT ON COLUMN tensile_internal.model_grants.grantor IS 'OID of the model''s owner';
-COMMENT ON COLUMN tensile_internal.model_grants.grantee_name IS 'name of the role, or public';
-COMMENT ON COLUMN tensile_internal.model_grants.privilege IS 'predict or train';
 ALTER TABLE tensile_internal.model_grants ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.deployments (
@@ -125,32 +86,11 @@ CREATE TABLE tensile_internal.deployments (
 );
 CREATE UNIQUE INDEX deployments_in_force ON tensile_internal.deployments (model) WHERE ended_at IS NULL;
 CREATE INDEX deployments_of_model ON tensile_internal.deployments (model, id);
-COMMENT ON TABLE tensile_internal.deployments IS
-    'decisions about the versions that predictions use: by whom, when and why; visible as the model is';
-COMMENT ON COLUMN tensile_internal.deployments.model IS 'id of the model';
-COMMENT ON COLUMN tensile_internal.deployments.version IS 'version that was deployed, or that was not';
-COMMENT ON COLUMN tensile_internal.deployments.decision IS
-    'deployed, kept (the deployed version stayed, because this one was not better), or rolled back (to this one)';
-COMMENT ON COLUMN tensile_internal.deployments.reason IS
-    'reason for the decision: that given to deploy_model or rollback_model, or the comparison of a job';
-COMMENT ON COLUMN tensile_internal.deployments.job IS 'job that trained the version and decided; null: decided by a function';
-COMMENT ON COLUMN tensile_internal.deployments.decided_by IS 'name of the role that called the function or submitted the job';
-COMMENT ON COLUMN tensile_internal.deployments.decided_at IS 'time of the decision';
-COMMENT ON COLUMN tensile_internal.deployments.ended_at IS
-    'time from which predictions used another version; null: they use this one; of a version that was not deployed, '
-    'the time of the decision';
-COMMENT ON COLUMN tensile_internal.deployments.metric IS 'metric by which versions were compared; null: they were not';
-COMMENT ON COLUMN tensile_internal.deployments.value IS 'value of the metric for this version; null: not defined or not known';
-COMMENT ON COLUMN tensile_internal.deployments.previous_version IS
-    'version that was deployed before, or stayed; null: none was deployed';
-COMMENT ON COLUMN tensile_internal.deployments.previous_value IS 'value of the metric for the version that was deployed before';
-COMMENT ON COLUMN tensile_internal.deployments.follows IS
-    'id of the deployment that rollback_model returns to from this one; null: there is none';
 ALTER TABLE tensile_internal.deployments ENABLE ROW LEVEL SECURITY;
 
 -- A row for each relation that a query of the version has read. The OID finds it when it was renamed, the name when it
 -- was created again or restored; nothing keeps it from being dropped.
-CREATE TABLE tensile_internal._version_sources (
+CREATE TABLE tensile_internal.version_sources (
     version       bigint REFERENCES tensile_internal.model_versions ON DELETE CASCADE,
     purpose       text CHECK (purpose OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
     relation      oid,
@@ -160,9 +100,9 @@ CREATE TABLE tensile_internal._version_sources (
     columns       name[] NOT NULL,
     PRIMARY KEY (version, purpose, schema_name, relation_name)
 );
-CREATE INDEX version_sources_of_relation ON tensile_internal._version_sources (relation);
-COMMENT ON TABLE tensile_internal._version_sources IS 'relations and columns that each version was trained on';
-ALTER TABLE tensile_internal._version_sources ENABLE ROW LEVEL SECURITY;
+CREATE INDEX version_sources_of_relation ON tensile_internal.version_sources (relation);
+COMMENT ON TABLE tensile_internal.version_sources IS 'relations and columns that each version was trained on';
+ALTER TABLE tensile_internal.version_sources ENABLE ROW LEVEL SECURITY;
 
 -- A grant stores its grantor so that this policy need not query models, whose own policy queries model_grants.
 CREATE POLICY visible ON tensile_internal.model_grants FOR SELECT USING (
@@ -177,8 +117,8 @@ CREATE POLICY visible ON tensile_internal.model_versions FOR SELECT USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile_internal.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 CREATE POLICY visible ON tensile_internal.deployments FOR SELECT USING (
     EXISTS (SELECT FROM tensile_internal.models m WHERE m.id OPERATOR(pg_catalog.=) model));
-CREATE POLICY visible ON tensile_internal._version_sources FOR SELECT USING (
-    EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
+CREATE POLICY visible ON tensile_internal.version_sources FOR SELECT USING (
+    EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version_sources.version));
 CREATE POLICY owner ON tensile_internal.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile_worker._owned(m.owner, m.owner_name)));
@@ -206,7 +146,7 @@ BEGIN
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER resolve_source BEFORE INSERT ON tensile_internal._version_sources
+CREATE TRIGGER resolve_source BEFORE INSERT ON tensile_internal.version_sources
     FOR EACH ROW EXECUTE FUNCTION tensile_internal._resolve_source();
 CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile_internal.models
     FOR EACH ROW EXECUTE FUNCTION tensile_internal._resolve_owner();
@@ -226,7 +166,7 @@ SELECT pg_catalog.pg_extension_config_dump('tensile_internal.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile_internal.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile_internal.model_weights',
     'WHERE version IN (SELECT id FROM tensile_internal.model_versions WHERE weight_bytes IS NOT NULL)');
-SELECT pg_catalog.pg_extension_config_dump('tensile_internal._version_sources',
+SELECT pg_catalog.pg_extension_config_dump('tensile_internal.version_sources',
     'WHERE version IN (SELECT id FROM tensile_internal.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile_internal.deployments', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile_internal.model_grants', '');

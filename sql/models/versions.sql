@@ -48,7 +48,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION tensile_internal._drop_version(caller oid, model text, version int) RETURNS void
+CREATE FUNCTION tensile_internal._drop_model_version(caller oid, model text, version int) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -60,7 +60,7 @@ BEGIN
             MESSAGE = format('cannot drop version %s of model "%s" because it is deployed', version, model),
             HINT = 'Deploy another version with deploy_model first, or drop the model with drop_model.';
     END IF;
-    DELETE FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.version = _drop_version.version;
+    DELETE FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.version = _drop_model_version.version;
 END $$;
 
 CREATE FUNCTION tensile_internal._set_model_retention(caller oid, model text, keep_versions int) RETURNS void

@@ -5,7 +5,7 @@ CREATE VIEW tensile.model_sources WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, s.purpose, coalesce(c.oid, d.oid)::pg_catalog.regclass AS relation,
            coalesce(n.nspname, s.schema_name) AS schema_name, coalesce(c.relname, s.relation_name) AS relation_name,
            s.kind, s.columns
-    FROM tensile_internal._version_sources s
+    FROM tensile_internal.version_sources s
          JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) s.version
          JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model
          LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace)
@@ -78,3 +78,94 @@ COMMENT ON COLUMN tensile.model_status.drifted_column IS
     'column of predicted rows that has drifted most from the training rows; null: none above its threshold';
 COMMENT ON COLUMN tensile.model_status.drift IS 'population stability index of that column when it exceeded the threshold';
 COMMENT ON COLUMN tensile.model_status.warnings IS 'what the job that trained the version warned of; null: nothing';
+
+CREATE VIEW tensile.models WITH (security_invoker = true) AS
+    SELECT m.name AS model, m.id AS model_id, m.owner_name AS owner, m.owner AS owner_id, m.architecture,
+           m.architecture_reason, m.description, m.deployed_version, m.memory_budget, m.keep_versions,
+           m.auto_registered, m.created_at, m.updated_at
+    FROM tensile_internal.models m;
+COMMENT ON VIEW tensile.models IS
+    'models; visible to their owners and to roles with a grant; dumped by superusers and BYPASSRLS roles only';
+COMMENT ON COLUMN tensile.models.model IS 'name of the model';
+COMMENT ON COLUMN tensile.models.model_id IS 'number of the model';
+COMMENT ON COLUMN tensile.models.owner IS 'name of the owning role';
+COMMENT ON COLUMN tensile.models.owner_id IS 'OID of the owning role; null while no role has that name';
+COMMENT ON COLUMN tensile.models.architecture IS 'type and keys; null: chosen by the first training';
+COMMENT ON COLUMN tensile.models.architecture_reason IS
+    'reason for the architecture if a training has chosen it; null: given to register_model, or not chosen yet';
+COMMENT ON COLUMN tensile.models.deployed_version IS 'version that predictions use; null while none is deployed';
+COMMENT ON COLUMN tensile.models.memory_budget IS
+    'device memory for predictions with the model, in bytes, unless a call specifies its own; null: no limit';
+COMMENT ON COLUMN tensile.models.keep_versions IS
+    'number of newest versions kept whenever one is added; the deployed version is kept as well; null: all';
+COMMENT ON COLUMN tensile.models.auto_registered IS
+    'true: train_model or tune_model has registered it; it is dropped if its training ends before the first epoch, unless '
+    'something else refers to it';
+
+CREATE VIEW tensile.model_versions WITH (security_invoker = true) AS
+    SELECT m.name AS model, v.model AS model_id, v.version, v.id AS version_id, v.job, v.task, v.architecture,
+           v.preprocessing, v.metrics, v.rows, v.weight_bytes, v.training, v.reference, v.prediction_query,
+           v.created_at
+    FROM tensile_internal.model_versions v
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+COMMENT ON VIEW tensile.model_versions IS
+    'versions of models, one for each finished job and each import: task, fitted preprocessing, final metrics';
+COMMENT ON COLUMN tensile.model_versions.model IS 'name of the model';
+COMMENT ON COLUMN tensile.model_versions.model_id IS 'number of the model';
+COMMENT ON COLUMN tensile.model_versions.version_id IS 'number of the version among those of all models';
+COMMENT ON COLUMN tensile.model_versions.job IS 'job that trained the version; null: imported';
+COMMENT ON COLUMN tensile.model_versions.task IS 'regression, binary or multiclass';
+COMMENT ON COLUMN tensile.model_versions.preprocessing IS
+    'features, means and categories fitted to the training rows; predictions apply them';
+COMMENT ON COLUMN tensile.model_versions.metrics IS
+    'metrics of the epoch that the weights are from: {"epoch", "training", "validation"}';
+COMMENT ON COLUMN tensile.model_versions.rows IS 'number of rows returned by the training query';
+COMMENT ON COLUMN tensile.model_versions.weight_bytes IS
+    'size of the weights in bytes; null while they are being written';
+COMMENT ON COLUMN tensile.model_versions.training IS
+    'settings and course of the training: {"batch_size", "learning_rate", "epochs", "stopped"}; "stopped" is the '
+    'reason for its end: epochs, early_stopping or max_time';
+COMMENT ON COLUMN tensile.model_versions.reference IS
+    'numbers of training rows in the bins of each feature, and of validation rows in those of predictions: {"columns"}; '
+    'the view drift compares predicted rows with them';
+COMMENT ON COLUMN tensile.model_versions.prediction_query IS
+    'query of predict_rows without one, derived from the training query: {"query", "template", "source", "reason", '
+    '"settings"}; "template" reads tensile_source in place of "source"; "reason": why "query" or "template" is null';
+
+CREATE VIEW tensile.model_grants WITH (security_invoker = true) AS
+    SELECT m.name AS model, g.model AS model_id, g.grantee_name AS grantee, g.privilege, g.grantor_name AS grantor
+    FROM tensile_internal.model_grants g
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) g.model;
+COMMENT ON VIEW tensile.model_grants IS
+    'privileges on models granted by their owners';
+COMMENT ON COLUMN tensile.model_grants.grantee IS 'name of the role, or public';
+COMMENT ON COLUMN tensile.model_grants.privilege IS 'predict or train';
+COMMENT ON COLUMN tensile.model_grants.grantor IS 'name of the model''s owner';
+
+CREATE VIEW tensile.deployments WITH (security_invoker = true) AS
+    SELECT d.id, m.name AS model, d.model AS model_id, d.version, d.decision, d.reason, d.job, d.decided_by,
+           d.decided_at, d.ended_at, d.metric, d.value, d.previous_version, d.previous_value, d.follows
+    FROM tensile_internal.deployments d
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) d.model;
+COMMENT ON VIEW tensile.deployments IS
+    'decisions about the versions that predictions use: by whom, when and why; visible as the model is';
+COMMENT ON COLUMN tensile.deployments.model IS 'name of the model';
+COMMENT ON COLUMN tensile.deployments.model_id IS 'number of the model';
+COMMENT ON COLUMN tensile.deployments.version IS 'version that was deployed, or that was not';
+COMMENT ON COLUMN tensile.deployments.decision IS
+    'deployed, kept (the deployed version stayed, because this one was not better), or rolled back (to this one)';
+COMMENT ON COLUMN tensile.deployments.reason IS
+    'reason for the decision: that given to deploy_model or rollback_model, or the comparison of a job';
+COMMENT ON COLUMN tensile.deployments.job IS 'job that trained the version and decided; null: decided by a function';
+COMMENT ON COLUMN tensile.deployments.decided_by IS 'name of the role that called the function or submitted the job';
+COMMENT ON COLUMN tensile.deployments.decided_at IS 'time of the decision';
+COMMENT ON COLUMN tensile.deployments.ended_at IS
+    'time from which predictions used another version; null: they use this one; of a version that was not deployed, '
+    'the time of the decision';
+COMMENT ON COLUMN tensile.deployments.metric IS 'metric by which versions were compared; null: they were not';
+COMMENT ON COLUMN tensile.deployments.value IS 'value of the metric for this version; null: not defined or not known';
+COMMENT ON COLUMN tensile.deployments.previous_version IS
+    'version that was deployed before, or stayed; null: none was deployed';
+COMMENT ON COLUMN tensile.deployments.previous_value IS 'value of the metric for the version that was deployed before';
+COMMENT ON COLUMN tensile.deployments.follows IS
+    'id of the deployment that rollback_model returns to from this one; null: there is none';

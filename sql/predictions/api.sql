@@ -15,10 +15,10 @@ CREATE FUNCTION @extschema@.predict_class(model text, features jsonb, memory_bud
 CREATE FUNCTION @extschema@.predict_rows(model text, query text, memory_budget text DEFAULT NULL)
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
-CREATE FUNCTION @extschema@.predict_rows(model text, source regclass DEFAULT NULL, memory_budget text DEFAULT NULL)
+CREATE FUNCTION @extschema@.predict_table(model text, source regclass DEFAULT NULL, memory_budget text DEFAULT NULL)
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
-    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows_of_source';
-CREATE FUNCTION @extschema@.embed(model text, content text) RETURNS real[]
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_table';
+CREATE FUNCTION @extschema@.embed(model text, document text) RETURNS real[]
     LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed';
 CREATE FUNCTION @extschema@.embed_rows(model text, query text)
     RETURNS TABLE (row_number bigint, embedding real[])
@@ -41,9 +41,9 @@ COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb, text) IS
     'predict the most probable class for an object {"feature": value, ...}';
 COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS
     'predict for every row of a query, in batches';
-COMMENT ON FUNCTION @extschema@.predict_rows(text, regclass, text) IS
-    'predict for every row of the query that is derived from the training query, which reads "source" in place of its '
-    'own table; with the caller''s privileges';
+COMMENT ON FUNCTION @extschema@.predict_table(text, regclass, text) IS
+    'predict for every row of the query that is derived from the training query; it reads "source" in place of its own '
+    'table, unless that is null; with the caller''s privileges';
 CREATE FUNCTION @extschema@.predict_interval(model text, features record, coverage float8 DEFAULT 0.9,
                                              memory_budget text DEFAULT NULL,
                                              OUT lower float8, OUT prediction float8, OUT upper float8)

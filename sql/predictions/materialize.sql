@@ -44,7 +44,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', search_path, true); -- until the function ends
     -- The errors of a model without a version, of a caller who may not use it, and of a query without its features
     PERFORM FROM @extschema@.predict_rows(model, pg_catalog.format('SELECT * FROM %s q LIMIT 0', source), memory_budget);
-    SELECT m.deployed_version INTO version FROM tensile_internal.models m WHERE m.name OPERATOR(pg_catalog.=) model;
+    SELECT m.deployed_version INTO version FROM tensile.models m WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
 
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p.part), '.' ORDER BY p.number) INTO kept
         FROM pg_catalog.unnest(pg_catalog.parse_ident(into_table)) WITH ORDINALITY p (part, number);
@@ -121,7 +121,7 @@ BEGIN
                                'Add columns to the key until it identifies a row.', NULL);
     END;
     DROP TABLE pg_temp.tensile_changed_rows;
-    SELECT m.deployed_version INTO version_after FROM tensile_internal.models m WHERE m.name OPERATOR(pg_catalog.=) model;
+    SELECT m.deployed_version INTO version_after FROM tensile.models m WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
     IF coalesce(version_after OPERATOR(pg_catalog.<>) version, true) THEN
         PERFORM tensile_worker._raise('40001', pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
                                'Call it again.', NULL);

@@ -24,29 +24,8 @@ CREATE TABLE tensile_internal.schedules (
     CHECK ((rows IS NULL) OPERATOR(pg_catalog.=) (source IS NULL)),
     CHECK ((every IS NULL) OPERATOR(pg_catalog.=) (next_run IS NULL))
 );
-COMMENT ON TABLE tensile_internal.schedules IS
-    'schedules by which models are trained again; visible to their owners and to members of pg_read_all_stats; '
-    'schedule_status has the outcomes';
-COMMENT ON COLUMN tensile_internal.schedules.model IS 'id of the model';
-COMMENT ON COLUMN tensile_internal.schedules.owner IS 'OID of the role that submits the jobs; null while no role has that name';
-COMMENT ON COLUMN tensile_internal.schedules.owner_name IS 'name of the role that has called schedule_training';
-COMMENT ON COLUMN tensile_internal.schedules.every IS 'time between two trainings; null: not by time';
-COMMENT ON COLUMN tensile_internal.schedules.rows IS 'number of new rows that cause a training; null: not by rows';
-COMMENT ON COLUMN tensile_internal.schedules.source IS 'table whose new rows count';
-COMMENT ON COLUMN tensile_internal.schedules.drift IS
-    'drift of the deployed version above which it is trained again; null: not by drift';
-COMMENT ON COLUMN tensile_internal.schedules.arguments IS 'arguments of train_model';
 COMMENT ON COLUMN tensile_internal.schedules.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called schedule_training';
-COMMENT ON COLUMN tensile_internal.schedules.next_run IS
-    'time of the next training; one in the past waits for the model''s job to end; null: not by time';
-COMMENT ON COLUMN tensile_internal.schedules.counted_rows IS
-    'number of rows inserted into the source, by the server''s statistics, when the last training was due';
-COMMENT ON COLUMN tensile_internal.schedules.last_run IS 'time at which a training was last due and submitted, or refused';
-COMMENT ON COLUMN tensile_internal.schedules.last_job IS 'job of the last training; null: none yet, or it was refused';
-COMMENT ON COLUMN tensile_internal.schedules.sqlstate IS 'SQLSTATE of the last refusal; null: the last training was submitted';
-COMMENT ON COLUMN tensile_internal.schedules.error IS 'message of the last refusal';
-COMMENT ON COLUMN tensile_internal.schedules.last_reason IS 'reason for which the last training was due';
 ALTER TABLE tensile_internal.schedules ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY visible ON tensile_internal.schedules FOR SELECT USING (

@@ -52,7 +52,7 @@ AS $$
     FROM tensile_internal.jobs j
          CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
          LEFT JOIN tensile_worker._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'refitting', 'saving')
-         LEFT JOIN tensile_internal.latencies l ON l.job = j.id
+         LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
          CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
                              FROM (SELECT y.epoch, y.seconds FROM tensile_internal.epochs y WHERE y.job = j.id
                                    ORDER BY y.epoch DESC, y.split LIMIT 10) x) e
@@ -123,7 +123,7 @@ BEGIN
                    'swap_share', coalesce((j.options->>'swap_share')::float8, 1)),
                t.traces[1], l.average
         FROM tensile_internal.jobs j JOIN tensile_internal.traces t ON t.job = j.id
-             LEFT JOIN tensile_internal.footprints f ON f.job = j.id LEFT JOIN tensile_internal.latencies l ON l.job = j.id
+             LEFT JOIN tensile_internal.plans f ON f.job = j.id LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
         WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL AND NOT tensile_internal._on_cluster(t.device)
         ORDER BY j.id;
 END $$;

@@ -112,13 +112,13 @@ BEGIN
        AND EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.state NOT IN ('waiting', 'running')) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', coalesce(first_failure.sqlstate, '55000'),
                                     coalesce(first_failure.error, 'the first trial was stopped'),
-                                    'The first trial chooses the architecture; tensile_internal.trials has its job.');
+                                    'The first trial chooses the architecture; tensile.trials has its job.');
         RETURN true;
     ELSIF NOT EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number < 2 * t.parallel
                    AND k.state <> 'failed')
        AND (SELECT count(*) >= least(t.trials, 2 * t.parallel) FROM tensile_internal.trials k WHERE k.tuning = t.id) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', first_failure.sqlstate, first_failure.error,
-                                    'All of the first trials have failed; tensile_internal.trials has their jobs.');
+                                    'All of the first trials have failed; tensile.trials has their jobs.');
         RETURN true;
     ELSIF EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.tuning = t.id AND j.ended_at IS NULL)
           OR EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.state IN ('waiting', 'running'))
@@ -131,7 +131,7 @@ BEGIN
             t, 'failed', coalesce(first_failure.sqlstate, '55000'),
             coalesce(first_failure.error, 'no trial has finished'),
             CASE WHEN first_failure.error IS NULL THEN 'Use a longer time_limit.'
-                 ELSE 'No trial has finished; tensile_internal.trials has their errors.' END);
+                 ELSE 'No trial has finished; tensile.trials has their errors.' END);
     ELSE
         PERFORM tensile_internal._deploy_winner(t);
     END IF;
@@ -170,7 +170,7 @@ BEGIN
     IF v.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
             MESSAGE = format('the version of the best trial, %s, was dropped', t.best_trial),
-            HINT = 'tensile_internal.trials has its values, with which train_model trains it again.';
+            HINT = 'tensile.trials has its values, with which train_model trains it again.';
     ELSIF tensile_internal._deploys(options) = 'if_better' THEN
         UPDATE tensile_internal.tunings o SET state = 'comparing', comparison = tensile_internal._submit_comparison(t, v)
             WHERE o.id = t.id;

@@ -143,7 +143,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'undefined_object',
         MESSAGE = format('tuning %s does not exist', coalesce(tuning::text, 'null')),
-        HINT = 'The tunings you may see are listed in tensile_internal.tunings.';
+        HINT = 'The tunings you may see are listed in tensile.tunings.';
 END $$;
 
 -- The rules are those of cancel_job.
@@ -175,9 +175,9 @@ CREATE FUNCTION tensile_worker._tuning_result(tuning bigint, deadline timestampt
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
 DECLARE
-    t tensile_internal.tunings;
+    t tensile.tunings;
 BEGIN
-    SELECT * INTO t FROM tensile_internal.tunings o WHERE o.id = tuning;
+    SELECT * INTO t FROM tensile.tunings o WHERE o.tuning = _tuning_result.tuning;
     IF NOT FOUND THEN
         PERFORM tensile_worker._no_such_tuning(tuning);
     ELSIF t.state = 'failed' THEN
@@ -188,7 +188,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'query_canceled',
             MESSAGE = format('tuning %s has not ended in time: it is %s', tuning, t.state),
             DETAIL = 'The tuning continues.',
-            HINT = format('Wait longer, see its progress in tensile.tuning_status, or stop it with cancel_tuning(%s).',
+            HINT = format('Wait longer, see its progress in tensile.tunings, or stop it with cancel_tuning(%s).',
                           tuning);
     END IF;
     RETURN NULL;

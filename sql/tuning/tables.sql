@@ -35,38 +35,11 @@ CREATE TABLE tensile_internal.tunings (
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
 CREATE INDEX tunings_open ON tensile_internal.tunings (id) WHERE ended_at IS NULL;
-COMMENT ON TABLE tensile_internal.tunings IS
-    'searches for hyperparameters by tune_model; visible to their owners and to members of pg_read_all_stats; '
-    'tuning_status has their progress';
-COMMENT ON COLUMN tensile_internal.tunings.model IS 'id of the model; null after drop_model';
-COMMENT ON COLUMN tensile_internal.tunings.model_name IS 'name of the model, kept after drop_model';
-COMMENT ON COLUMN tensile_internal.tunings.owner IS 'OID of the role that submits the trials; null while no role has that name';
-COMMENT ON COLUMN tensile_internal.tunings.owner_name IS 'name of the role that has called tune_model';
-COMMENT ON COLUMN tensile_internal.tunings.architecture IS
-    'architecture of the model, which trials vary; null: the first trial has yet to choose it, or the space has types';
-COMMENT ON COLUMN tensile_internal.tunings.arguments IS 'arguments of train_model, which trials vary';
 COMMENT ON COLUMN tensile_internal.tunings.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called tune_model';
-COMMENT ON COLUMN tensile_internal.tunings.space IS
-    'ranges and lists that values are chosen from, by key; null: not known before the architecture';
-COMMENT ON COLUMN tensile_internal.tunings.trials IS 'number of trials';
-COMMENT ON COLUMN tensile_internal.tunings.time_limit IS 'time after which no trial begins or goes on; null: no limit';
-COMMENT ON COLUMN tensile_internal.tunings.metric IS
-    'metric of the validation rows by which trials are compared; null: not known before the first epoch';
-COMMENT ON COLUMN tensile_internal.tunings.parallel IS 'number of trials that train at once, at most';
-COMMENT ON COLUMN tensile_internal.tunings.halving IS
-    '{"min_epochs", "factor"}: trials are compared after min_epochs, min_epochs * factor, ... epochs, and only the best '
-    '1 / factor go on; null: none is pruned';
 COMMENT ON COLUMN tensile_internal.tunings.threads IS 'threads of each trial''s executor; null: not known before the first trial';
-COMMENT ON COLUMN tensile_internal.tunings.state IS
-    'queued, running, comparing (the best trial''s version with the deployed one), finished, failed or cancelled';
 COMMENT ON COLUMN tensile_internal.tunings.cancel_requested IS 'true if cancel_tuning was called';
-COMMENT ON COLUMN tensile_internal.tunings.rows IS 'number of rows returned by the query, which all trials share';
 COMMENT ON COLUMN tensile_internal.tunings.fingerprint IS 'fingerprint of these rows, as in jobs';
-COMMENT ON COLUMN tensile_internal.tunings.best_trial IS 'number of the best trial so far; null: none has finished';
-COMMENT ON COLUMN tensile_internal.tunings.comparison IS
-    'job that compares the best trial''s version with the deployed one (option deploy = if_better); null: none does';
-COMMENT ON COLUMN tensile_internal.tunings.warnings IS 'problems that did not stop the tuning, such as rows that have changed';
 ALTER TABLE tensile_internal.tunings ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.trials (
@@ -89,20 +62,6 @@ CREATE TABLE tensile_internal.trials (
     PRIMARY KEY (tuning, number)
 );
 CREATE INDEX trials_of_job ON tensile_internal.trials (job);
-COMMENT ON TABLE tensile_internal.trials IS 'trials of tunings, each of which is a job; visible as the tuning is';
-COMMENT ON COLUMN tensile_internal.trials.number IS 'number of the trial in its tuning, from 0';
-COMMENT ON COLUMN tensile_internal.trials.params IS 'value chosen for each key of the space';
-COMMENT ON COLUMN tensile_internal.trials.state IS
-    'waiting, running (its job is open), finished, pruned (worse than others after some epochs), infeasible (it does not '
-    'fit into the memory, or its values exclude each other), failed or cancelled';
-COMMENT ON COLUMN tensile_internal.trials.job IS 'job of the trial; null: not submitted yet';
-COMMENT ON COLUMN tensile_internal.trials.value IS
-    'metric of the weights that the job has kept; of a pruned trial the best one up to the comparison that it has lost';
-COMMENT ON COLUMN tensile_internal.trials.epochs IS 'number of finished epochs';
-COMMENT ON COLUMN tensile_internal.trials.rungs IS 'best values of the metric up to each of the epochs at which trials are compared';
-COMMENT ON COLUMN tensile_internal.trials.least_bytes IS
-    'least device memory that its training steps need, as admission counts it; null: not known';
-COMMENT ON COLUMN tensile_internal.trials.version IS 'version of the model that the job trained; kept for the best trial only';
 ALTER TABLE tensile_internal.trials ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY visible ON tensile_internal.tunings FOR SELECT USING (

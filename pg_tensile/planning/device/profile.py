@@ -66,11 +66,11 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, stored: Any) -> DeviceProfile:
-        """Return the profile that tensile.device_profiles holds as JSON. Raises DeviceError if it is damaged."""
+        """Return the profile that tensile_internal.device_profiles holds as JSON. Raises DeviceError if it is damaged."""
         try:
             return cls(**stored)
         except (TypeError, DeviceError) as error:
-            hint = "As a superuser, delete its row from tensile.device_profiles: the next job measures it again."
+            hint = "As a superuser, delete its row from tensile_internal.device_profiles: the next job measures it again."
             raise DeviceError("the stored profile of the device cannot be used", hint, str(error)) from error
 
     def with_link(

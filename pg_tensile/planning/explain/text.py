@@ -197,7 +197,7 @@ def _time_lines(explanation: Explanation) -> list[_Line]:
     if time is None:
         return []
     calibrated = explanation.request.calibrated
-    origin = "predicted by calibrated models" if calibrated else "estimated: SELECT tensile.calibrate() to learn"
+    origin = "predicted by calibrated models" if calibrated else "estimated: SELECT calibrate_device() to learn"
     lines = [_Line("Time a step", "without a plan", duration(time.vanilla_us), origin)]
     if isinstance(plan, PlanUse) and (plan.swapped.tensors or plan.recomputed.tensors):
         assert time.planned_us is not None and time.recompute_us is not None and time.stall_us is not None

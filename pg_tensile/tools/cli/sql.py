@@ -23,8 +23,9 @@ examples:
 MODEL = """
     SELECT v.task, v.preprocessing->'target'->>'name' AS target, v.preprocessing->'labels' AS labels,
            v.metrics->'validation' AS metrics, v.job, m.deployed_version
-    FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id AND v.version = m.deployed_version
-    WHERE m.name = %s
+    FROM tensile.models m
+         LEFT JOIN tensile.model_versions v ON v.model_id = m.model_id AND v.version = m.deployed_version
+    WHERE m.model = %s
 """
 
 

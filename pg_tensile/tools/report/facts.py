@@ -249,7 +249,7 @@ def _own_versions() -> dict[str, str]:
 
 
 def _summary(record: JobRecord) -> Summary:
-    """Return the numbers of the newest plan: from tensile.footprints, or from the log if the plan is not kept."""
+    """Return the numbers of the newest plan: from tensile.plans, or from the log if the plan is not kept."""
     job, planned = record.job, record.planned
     numbers: Row = {}
     vanilla_bytes = job["vanilla_bytes"]

@@ -68,10 +68,10 @@ def iteration_of(record: JobRecord) -> Iteration:
         sequence = AccessSequence(planned.trace, planned.plan)
         instructions = _instructions(sequence, timeline, planned.profile.handover_us)
     except InvalidPlanError as error:
-        raise _outdated(record.job["id"], error.message) from None
+        raise _outdated(record.job["job"], error.message) from None
     by_step = (planned.operators, planned.planned_bytes, planned.vanilla_bytes)
     if any(len(column) != len(sequence.steps) for column in by_step) or np.any(sequence.operators != planned.operators):
-        raise _outdated(record.job["id"], "its steps are not those of the trace")
+        raise _outdated(record.job["job"], "its steps are not those of the trace")
     vanilla_bytes = np.zeros(planned.trace.operator_count, np.int64)
     vanilla_bytes[planned.operators] = planned.vanilla_bytes
     return Iteration(
@@ -118,7 +118,7 @@ def is_eager(job: Mapping[str, Any]) -> bool:
 
 def _why_there_is_none(job: Mapping[str, Any]) -> tuple[str, str]:
     """Return message and hint of the error for a job without a plan."""
-    number, ended = job["id"], job["ended_at"] is not None
+    number, ended = job["job"], job["ended_at"] is not None
     if job["kind"] == "calibrate":
         hint = "tensile.latency_models has what it found. Name a job that train_model has returned."
         return f"job {number} measures the device and trains no model: there is no plan", hint

@@ -82,7 +82,7 @@ def render(record: JobRecord) -> str:
         notes["log"].append(f"The last {SHOWN_LINES:,} of {len(facts.log):,} lines are shown.")
     job, eager = facts.job, is_eager(facts.job)
     page: str = _template().render(
-        title=f"Job {job['id']}: {job['model_name']}",
+        title=f"Job {job['job']}: {job['model']}",
         policy=POLICY,
         style=_own("page.css"),
         script=_own("page.js"),
@@ -200,7 +200,7 @@ def _state_note(facts: Facts) -> str:
 def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
     dates = ("submitted_at", "started_at", "ended_at", "captured_at")
     return [
-        ("owner", job["owner_name"]),
+        ("owner", job["owner"]),
         ("policy that planned", job["planned_policy"]),
         ("device", job["device"] or None),
         ("parameters of the model", None if job["parameters"] is None else f"{job['parameters']:,}"),

@@ -10,7 +10,7 @@ from typing import Any
 def submission_of(job: Mapping[str, Any]) -> str:
     """Return the statements that register the model of a job, given as its row in tensile.jobs, and submit the job."""
     if job["kind"] == "calibrate":
-        return f"SELECT tensile.calibrate(device_seconds => {job['options'].get('seconds', 240)});"
+        return f"SELECT calibrate_device(seconds => {job['options'].get('seconds', 240)});"
     budget, policy = job["memory_budget"], job["policy"] or job["planned_policy"]
     arguments: dict[str, object] = {
         "target": _literal(job["target"]),
@@ -24,7 +24,7 @@ def submission_of(job: Mapping[str, Any]) -> str:
         **{name: _optional(job.get(name)) for name in ("split_by", "validation_query", "max_time")},
     }
     named = "".join(f",\n    {name} => {value}" for name, value in arguments.items() if value is not None)
-    model = _literal(job["model_name"])
+    model = _literal(job["model"])
     registration = ""
     if job.get("architecture") is not None:
         architecture = _literal(json.dumps(job["architecture"], ensure_ascii=False))

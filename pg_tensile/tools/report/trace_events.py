@@ -61,8 +61,8 @@ def _about(record: JobRecord, iteration: Iteration) -> Event:
     timeline = iteration.timeline
     return {
         "note": NOTE,
-        "job": record.job["id"],
-        "model": record.job["model_name"],
+        "job": record.job["job"],
+        "model": record.job["model"],
         "state": record.job["state"],
         "generation": iteration.plan.generation,
         "read_at": json_value(record.read_at),
@@ -77,7 +77,7 @@ def _about(record: JobRecord, iteration: Iteration) -> Event:
 
 
 def _names(record: JobRecord) -> Iterator[Event]:
-    name = f"job {record.job['id']}: {record.job['model_name']}"
+    name = f"job {record.job['job']}: {record.job['model']}"
     yield {"ph": "M", "name": "process_name", "pid": PROCESS, "tid": COMPUTE, "ts": 0, "args": {"name": name}}
     for thread, title in THREADS.items():
         yield from _lane(thread, title)

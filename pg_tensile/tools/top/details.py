@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Parts = Sequence[str | None]
 
 DETAILS = """
-    SELECT j.id AS job, j.model_name, j.owner_name, j.kind, j.state, left(j.reason, 4000) AS reason,
+    SELECT j.job, j.model, j.owner, j.kind, j.state, left(j.reason, 4000) AS reason,
            left(j.query, 8000) AS query, j.target, j.epochs,
            coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer,
            coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
@@ -32,12 +32,12 @@ DETAILS = """
            f.vanilla_us, f.stall_us, f.recomputes,
            (SELECT json_agg(l) FROM (
                 SELECT extract(epoch FROM x.at)::float8 AS at, x.event, x.generation, left(x.reason, 1000) AS reason
-                FROM tensile.scheduler_log x WHERE x.job = j.id ORDER BY x.id DESC LIMIT 8) l) AS log,
+                FROM tensile.scheduler_log x WHERE x.job = j.job ORDER BY x.id DESC LIMIT 8) l) AS log,
            (SELECT json_agg(r) FROM (
                 SELECT x.rank, x.node, x.device, x.state, x.step, x.samples_per_s, x.device_bytes
-                FROM tensile.ranks x WHERE x.job = j.id ORDER BY x.rank) r) AS ranks
-    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
-    WHERE j.id = %s
+                FROM tensile.ranks x WHERE x.job = j.job ORDER BY x.rank) r) AS ranks
+    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.job LEFT JOIN tensile.plans f ON f.job = j.job
+    WHERE j.job = %s
 """
 LABEL = 10  # cells
 LONGEST = 12  # lines of one text, at most
@@ -66,10 +66,10 @@ def page(row: Row, width: int) -> list[Text]:
 
 def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
     """Return (label, text or its parts, style) of each fact; those without a text are left out of the page."""
-    named = f"{row['job']} {row['model_name']}" + (", a calibration" if row["kind"] == "calibrate" else "")
+    named = f"{row['job']} {row['model']}" + (", a calibration" if row["kind"] == "calibrate" else "")
     trains = row["kind"] == "train"
     return [
-        ("job", f"{named}, of {row['owner_name']}", "bold"),
+        ("job", f"{named}, of {row['owner']}", "bold"),
         ("state", _state(row), ""),
         ("reason", row["reason"], "yellow"),
         ("error", row["error"] and f"{row['error']} ({row['sqlstate']})", "red"),

@@ -37,20 +37,20 @@ SNAPSHOT = """
                        p.device_bytes, p.device_peak_bytes, f.planned_bytes, f.granted_bytes, t.vanilla_bytes,
                        p.bytes_swapped, p.stall_us / 1e6::float8 AS stall_s, p.passive_swap_ins, p.plan_generation
                 FROM tensile.progress p
-                     JOIN tensile.jobs j ON j.id = p.job
+                     JOIN tensile.jobs j ON j.job = p.job
                      LEFT JOIN tensile.traces t ON t.job = p.job
-                     LEFT JOIN tensile.footprints f ON f.job = p.job
+                     LEFT JOIN tensile.plans f ON f.job = p.job
                 ORDER BY p.job) o) AS jobs,
            (SELECT json_agg(a) FROM (
-                SELECT left(m.name, 200) AS model, v.version, d.column_name, d.psi, d.threshold,
+                SELECT left(d.model, 200) AS model, d.version, d.column_name, d.psi, d.threshold,
                        extract(epoch FROM d.at)::float8 AS at
-                FROM tensile.drift_alarms d JOIN tensile.model_versions v ON v.id = d.version
-                     JOIN tensile.models m ON m.id = v.model AND m.deployed_version = v.version
-                ORDER BY d.psi DESC, m.name) a) AS drifted,
+                FROM tensile.drift_alarms d
+                     JOIN tensile.models m ON m.model = d.model AND m.deployed_version = d.version
+                ORDER BY d.psi DESC, d.model) a) AS drifted,
            (SELECT json_agg(t) FROM (
-                SELECT id AS tuning, left(model, 200) AS model, owner, state, trials, ended, running, pruned, metric,
+                SELECT tuning, left(model, 200) AS model, owner, state, trials, ended, running, pruned, metric,
                        best_trial, best_value, extract(epoch FROM started_at)::float8 AS started_at
-                FROM tensile.tuning_status WHERE ended_at IS NULL ORDER BY id) t) AS tunings
+                FROM tensile.tunings WHERE ended_at IS NULL ORDER BY tuning) t) AS tunings
 """
 EPOCHS = """
     SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
@@ -161,7 +161,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Tuning:
-    """An open tuning: fields of tensile.tuning_status."""
+    """An open tuning: fields of tensile.tunings."""
 
     tuning: int
     model: str

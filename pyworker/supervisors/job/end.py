@@ -17,7 +17,7 @@ from typing import Any
 from pyworker.supervisors.failures import Failure
 from pyworker.supervisors.server import Server
 
-END = "tensile._job_end(text,text,text,text,text,text,text[],text)"
+END = "tensile_worker._job_end(text,text,text,text,text,text,text[],text)"
 INTERRUPTED = {
     "server": "the server was stopped",
     "launcher": "pg_tensile.database was changed",
@@ -49,7 +49,7 @@ class JobEnd:
 
     def interrupt(self, reason: str, *, retry: bool, traceback: str | None = None) -> None:
         text = self._server.text
-        self._write_last_state("tensile._job_interrupt(text,bool,text)", text(reason), retry, text(traceback))
+        self._write_last_state("tensile_worker._job_interrupt(text,bool,text)", text(reason), retry, text(traceback))
 
     def stop(self) -> None:
         """End the attempt after SIGTERM: cancelled by pg_terminate_backend, else interrupted, to be resumed later."""
@@ -62,7 +62,7 @@ class JobEnd:
 
     def stop_cause(self) -> str:
         """Return the cause of SIGTERM: server, launcher, release or terminated."""
-        cause = self._server.call("tensile._stop_cause()")
+        cause = self._server.call("tensile_worker._stop_cause()")
         self._server.commit()
         return str(cause)
 

@@ -28,7 +28,7 @@ class Evaluation:
 
         `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError."""
         server, row = self._server, self._row
-        text = server.call("tensile._job_evaluation()")
+        text = server.call("tensile_worker._job_evaluation()")
         server.commit()
         if text is None:
             raise Failure("42704", "the model or its schedule was dropped", hint="Schedule the evaluation again.")
@@ -38,7 +38,7 @@ class Evaluation:
         def feed(fds: list[int]) -> None:
             nonlocal rows
             values = (fds[0], spec["version"], row["query"], row["settings"])
-            rows = server.call("tensile._evaluation_feed(int4,int8,text,jsonb)", *values)
+            rows = server.call("tensile_worker._evaluation_feed(int4,int8,text,jsonb)", *values)
 
-        (result,) = await self._executors.run([spec], "tensile._job_evaluation_weights", feed, check_job)
-        server.call("tensile._job_evaluated(int8,int8,jsonb)", spec["version"], rows, metrics(result))
+        (result,) = await self._executors.run([spec], "tensile_worker._job_evaluation_weights", feed, check_job)
+        server.call("tensile_worker._job_evaluated(int8,int8,jsonb)", spec["version"], rows, metrics(result))

@@ -19,8 +19,8 @@ from pyworker.supervisors.failures import ChildDied, Failure, Stopped
 from pyworker.supervisors.server import Server
 from pyworker.wire import ProtocolError
 
-FEED = "tensile._gate_feed(int4,int4,int8,int8,text,jsonb)"
-DECIDE = "SELECT * FROM tensile._job_decide($1, $2, $3, $4, $5, $6)"
+FEED = "tensile_worker._gate_feed(int4,int4,int8,int8,text,jsonb)"
+DECIDE = "SELECT * FROM tensile_worker._job_decide($1, $2, $3, $4, $5, $6)"
 TYPES = ("int8", "text", "float8", "float8", "text", "text")
 
 
@@ -46,7 +46,7 @@ class Gate:
 
         Returns a warning if the version is not deployed. `check_job` raises an exception if the job is to end."""
         while True:
-            text = self._server.call("tensile._job_gate()")
+            text = self._server.call("tensile_worker._job_gate()")
             self._server.commit()
             if text is None:
                 check_job()
@@ -95,7 +95,7 @@ class Gate:
             self._server.call(FEED, *fds, *versions, gate["query"], self._settings)
 
         specs = (gate["version"], gate["previous"])
-        results = await self._executors.run(specs, "tensile._job_gate_weights", feed, check_job)
+        results = await self._executors.run(specs, "tensile_worker._job_gate_weights", feed, check_job)
         value, previous_value = (_value(gate["metric"], result) for result in results)
         return _Compared(value, previous_value)
 

@@ -41,7 +41,7 @@ class JobMemory:
 
     def forward_plans(self) -> None:
         """Send newer plans to the executor; the first one ends the job's waiting."""
-        plans = self._server.rows("SELECT * FROM tensile._fetch_plan($1)", ["int8"], self._generation_sent)
+        plans = self._server.rows("SELECT * FROM tensile_worker._fetch_plan($1)", ["int8"], self._generation_sent)
         self._server.commit()
         for plan in plans:
             buffers = [plan.pop("events"), plan.pop("plan_order"), plan.pop("groups")]
@@ -55,7 +55,7 @@ class JobMemory:
         if self._refused:
             return
         self._refused = True
-        refusal = json.loads(self._server.call("tensile._job_refusal()"))
+        refusal = json.loads(self._server.call("tensile_worker._job_refusal()"))
         self._server.commit()
         self._child.queue(FrameType.REFUSE, self._job, header=refusal)
         self._refused_at = time.monotonic()
@@ -75,7 +75,7 @@ class JobMemory:
         traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
         tables = [bytes(buffer).decode() for buffer in frame.buffers[graphs:]]
         self._server.call(
-            "tensile._register_device(text,int8,float8,float8,int8)",
+            "tensile_worker._register_device(text,int8,float8,float8,int8)",
             header["device"],
             profile["memory_bytes"],
             profile["out_bytes_per_s"],
@@ -83,7 +83,7 @@ class JobMemory:
             header["overhead_bytes"],
         )
         values = (self._server.json(header | {"torch": self._child.torch}), traces, tables[0] if tables else None)
-        sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
+        sql = "SELECT tensile_worker._job_trace($1::jsonb, $2, $3::jsonb)"
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()
         if self._generation_sent == 0 or not graphs:
@@ -103,8 +103,8 @@ class JobMemory:
         used = progress.get("plan_generation") or 0
         if used > self._generation_used:
             self._generation_used = used
-            self._server.call("tensile._acknowledge_plan(int8)", used)
+            self._server.call("tensile_worker._acknowledge_plan(int8)", used)
         rejected = progress.get("plan_rejected")
         if rejected is not None:
             reason = self._server.text(rejected["reason"])
-            self._server.call("tensile._job_log(text,text,int8)", "rejected", reason, rejected["generation"])
+            self._server.call("tensile_worker._job_log(text,text,int8)", "rejected", reason, rejected["generation"])

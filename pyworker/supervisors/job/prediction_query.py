@@ -24,7 +24,7 @@ IS_KEY = """
                                              AND a.attnum OPERATOR(pg_catalog.=) i.indkey[n]
           WHERE a.attname OPERATOR(pg_catalog.<>) ALL ($2::pg_catalog.name[]))
 """
-CHECK = "tensile._check_prediction_query(int8,text,text,jsonb)"
+CHECK = "tensile_worker._check_prediction_query(int8,text,text,jsonb)"
 TABLES = ("table", "partitioned table")
 
 
@@ -54,7 +54,7 @@ class Judge:
 
     def _misunderstanding(self, printed: str) -> str | None:
         try:
-            same = self._server.call("tensile._same_query(text,text,jsonb)", self._query, printed, self._settings)
+            same = self._server.call("tensile_worker._same_query(text,text,jsonb)", self._query, printed, self._settings)
         except self._server.plpy.spiexceptions.QueryCanceled:
             raise
         except self._server.plpy.SPIError as error:

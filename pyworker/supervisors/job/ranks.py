@@ -56,7 +56,7 @@ class JobRanks:
         self._states, self._stored_at = states, now
         text = self._server.text
         stored = [report | {key: text(report[key]) or None for key in TEXTS} for report in reports]
-        self._server.call("tensile._job_ranks(jsonb)", stored)
+        self._server.call("tensile_worker._job_ranks(jsonb)", stored)
 
 
 def checked_reports(reports: Any) -> list[dict[str, Any]]:

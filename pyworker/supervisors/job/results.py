@@ -64,10 +64,10 @@ class JobResults:
         that it can determine the cost of its checkpoints.
         """
         generation = self._generation
-        self._server.call("tensile._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
+        self._server.call("tensile_worker._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
         if chunk.last:
             meta = chunk.meta | {"generation": generation}
-            self._server.call("tensile._job_checkpoint_done(int4,jsonb)", generation, meta)
+            self._server.call("tensile_worker._job_checkpoint_done(int4,jsonb)", generation, meta)
             self._generation += 1
         self._server.commit()
         if chunk.last:
@@ -79,13 +79,13 @@ class JobResults:
             raise ProtocolError("a second VERSION frame")
         self._report_saving()
         values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training", "reference"))
-        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text,jsonb,jsonb)", *values)
-        self._server.call("tensile._job_sources(int8,jsonb)", self._version, self.sources)
+        self._version = self._server.call("tensile_worker._job_version(text,jsonb,jsonb,text,jsonb,jsonb)", *values)
+        self._server.call("tensile_worker._job_sources(int8,jsonb)", self._version, self.sources)
         self._server.commit()
         if self.derived is not None:
             judge = Judge(self._server, self._version, self._row, self.sources)
             kept = judge.chosen(self.derived)
-            self._server.call("tensile._job_prediction_query(int8,jsonb)", self._version, kept)
+            self._server.call("tensile_worker._job_prediction_query(int8,jsonb)", self._version, kept)
             self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:
@@ -93,35 +93,35 @@ class JobResults:
 
         Chunks are stored as they come, because a model may be larger than what a process of the server should hold.
         """
-        self._server.call("tensile._job_weights(int8,int4,bytea)", self._version, chunk.seq, bytes(chunk.data))
+        self._server.call("tensile_worker._job_weights(int8,int4,bytea)", self._version, chunk.seq, bytes(chunk.data))
         self._server.commit()
         self._complete = chunk.last
 
     # -- measurements -------------------------------------------------------------------------------------------------
 
     def keep_metrics(self, frame: Frame) -> None:
-        self._server.call("tensile._job_metric(jsonb)", frame.header)
+        self._server.call("tensile_worker._job_metric(jsonb)", frame.header)
         self._server.commit()
 
     def keep_architecture(self, frame: Frame) -> None:
         """Store the architecture that the executor has chosen."""
         choice = frame.header
-        self._server.call("tensile._job_architecture(jsonb,text)", choice["architecture"], choice["reason"])
+        self._server.call("tensile_worker._job_architecture(jsonb,text)", choice["architecture"], choice["reason"])
         self._server.commit()
 
     def keep_settings(self, frame: Frame) -> None:
         """Store the settings that the job left open."""
-        self._server.call("tensile._job_settings(jsonb)", frame.header)
+        self._server.call("tensile_worker._job_settings(jsonb)", frame.header)
         self._server.commit()
 
     def keep_choice(self, frame: Frame) -> None:
         """Store the batch size that the executor has chosen."""
-        self._server.call("tensile._job_choice(jsonb)", frame.header)
+        self._server.call("tensile_worker._job_choice(jsonb)", frame.header)
         self._server.commit()
 
     def keep_latency(self, frame: Frame) -> None:
         columns = [list(memoryview(buffer).cast("f")) for buffer in frame.buffers]
-        self._server.call("tensile._job_latency(jsonb,float4[],float4[],float4[])", frame.header, *columns)
+        self._server.call("tensile_worker._job_latency(jsonb,float4[],float4[],float4[])", frame.header, *columns)
         self._server.commit()
 
     def keep_sparsity(self, frame: Frame) -> None:
@@ -131,13 +131,13 @@ class JobResults:
         tensors, *shares, moved = frame.buffers
         share_columns = [buffer.cast("f").tolist() for buffer in shares]
         columns = (tensors.cast("i").tolist(), *share_columns, moved.cast("q").tolist())
-        signature = "tensile._job_sparsity(int4,int4[],float4[],float4[],float4[],int8[])"
+        signature = "tensile_worker._job_sparsity(int4,int4[],float4[],float4[],float4[],int8[])"
         self._server.call(signature, frame.header["revision"], *columns)
         self._server.commit()
 
     def _keep_codecs(self, measured: dict[str, Any]) -> None:
         fields = [measured[name] for name in ("device", "times", "relative_error")]
-        self._server.call("tensile._job_codec_times(text,jsonb,float8)", *fields)
+        self._server.call("tensile_worker._job_codec_times(text,jsonb,float8)", *fields)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class JobResults:
         self._report_saving()
         meta = self._calibration
         self._server.call(
-            "tensile._calibrate_done(text,jsonb,bytea,int4,int4,float8,text[],text)",
+            "tensile_worker._calibrate_done(text,jsonb,bytea,int4,int4,float8,text[],text)",
             meta["device"],
             meta["profile"],
             b"".join(self._latency_models),

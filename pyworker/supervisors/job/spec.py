@@ -27,16 +27,16 @@ def choose_threads(server: Server, options: dict[str, Any], running: int = 1) ->
 def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dict[str, Any]:
     """Return the header for a job, whose row is what `_job_begin` returned."""
     interval = row["options"].get("checkpoint_interval", server.number("pg_tensile.checkpoint_interval"))
-    workloads = server.call("tensile._calibration_workloads()") if row["kind"] == "calibrate" else "null"
+    workloads = server.call("tensile_worker._calibration_workloads()") if row["kind"] == "calibrate" else "null"
     ranks = asked_ranks(row["options"])
     return {
         "job": job,
         "kind": row["kind"],
-        "profiles": json.loads(server.call("tensile._job_profiles()")),
-        "codecs": json.loads(server.call("tensile._job_codecs()")),
+        "profiles": json.loads(server.call("tensile_worker._job_profiles()")),
+        "codecs": json.loads(server.call("tensile_worker._job_codecs()")),
         "workloads": json.loads(workloads),
         "ranks": ranks,
-        "ray": None if ranks is None else json.loads(server.call("tensile._job_ray()")),
+        "ray": None if ranks is None else json.loads(server.call("tensile_worker._job_ray()")),
         "latency_weight": float(server.setting("pg_tensile.latency_weight")),
         **{key: row[key] for key in COPIED},
         "validation_query": row["validation_query"] is not None,  # the rows carry the flag column

@@ -39,9 +39,9 @@ class Waiting:
 
     def _write(self) -> None:
         if self._for_cluster is not None:
-            self._server.call("tensile._job_waits_for(text)", self._for_cluster)
+            self._server.call("tensile_worker._job_waits_for(text)", self._for_cluster)
         elif self._for_memory:
-            self._server.call("tensile._job_waits_for()")
+            self._server.call("tensile_worker._job_waits_for()")
         else:
-            self._server.call("tensile._job_admitted()")
+            self._server.call("tensile_worker._job_admitted()")
         self._server.commit()

@@ -15,15 +15,15 @@ JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
            cardinality(t.traces) > 0 AS traced, coalesce(j.options->>'compression', 'none') AS compression,
            coalesce(x.revision, 0) AS sparsity,
-           j.batch_size = 0 AND NOT EXISTS (SELECT FROM tensile.checkpoints c
+           j.batch_size = 0 AND NOT EXISTS (SELECT FROM tensile_internal.checkpoints c
                                             WHERE c.job = s.job AND c.meta IS NOT NULL) AS choosing,
            (j.options->>'search_time')::float8 AS search_time,
            (j.options->>'max_slowdown')::float8 AS max_slowdown,
            coalesce((j.options->>'swap_share')::float8, 1) AS swap_share, p.utilisation AS load,
-           t.load AS traced_load, EXISTS (SELECT FROM tensile.latency_models m WHERE m.device = s.device) AS modelled
-    FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
-         LEFT JOIN tensile.sparsities x ON x.job = s.job
-         LEFT JOIN tensile._progress() p ON p.job = s.job
+           t.load AS traced_load, EXISTS (SELECT FROM tensile_internal.latency_models m WHERE m.device = s.device) AS modelled
+    FROM tensile_internal._schedule_jobs() s JOIN tensile_internal.jobs j ON j.id = s.job JOIN tensile_internal.traces t ON t.job = s.job
+         LEFT JOIN tensile_internal.sparsities x ON x.job = s.job
+         LEFT JOIN tensile_worker._progress() p ON p.job = s.job
 """
 
 
@@ -111,8 +111,8 @@ def host_bytes_left(device: str, limit: int, records: JobRecords, jobs: Collecti
 def read_device_views(server: Server, records: JobRecords, searches: Searches) -> dict[str, DeviceView]:
     """Return all devices by name, and bring the records up to date."""
     rows = server.rows(JOBS)
-    grants = server.rows("SELECT * FROM tensile._grants() WHERE device IS NOT NULL")
-    devices = server.rows("SELECT * FROM tensile._device_memory()")
+    grants = server.rows("SELECT * FROM tensile_internal._grants() WHERE device IS NOT NULL")
+    devices = server.rows("SELECT * FROM tensile_internal._device_memory()")
     ageing_s = float(server.number("pg_tensile.ageing"))
     host_bytes = (server.number("pg_tensile.host_memory") << 20) or memory_bytes() // 2
     memory_flow = server.setting("pg_tensile.memory_flow") == "auto"

@@ -1,4 +1,4 @@
-"""The scheduler's events in tensile.scheduler_log. Standard library only."""
+"""The scheduler's events in tensile_internal.scheduler_log. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def log_event(
     details: dict[str, Any] | None = None,
     generation: int | None = None,
 ) -> None:
-    signature = "tensile._log(text,int8,int8,text,text,jsonb)"
+    signature = "tensile_internal._log(text,int8,int8,text,text,jsonb)"
     server.call(signature, event, job, generation, device, reason, details or {})

@@ -100,10 +100,10 @@ class PlannerClient:
         last_line = f" ({lines[-1]})" if lines else ""
         reason = f"planner died: {reason}{last_line}"
         self._server.log_once(reason)
-        self._server.call("tensile._log(text,int8,int8,text,text)", "planner", None, None, None, reason)
+        self._server.call("tensile_internal._log(text,int8,int8,text,text)", "planner", None, None, None, reason)
         for request in self.requests.values():
             for job in request.view.jobs:
-                self._server.call("tensile._job_waits(int8,text)", job, f"{reason}; it is started again")
+                self._server.call("tensile_internal._job_waits(int8,text)", job, f"{reason}; it is started again")
             self._set_deadly_trace_aside(request, reason)
         self.requests.clear()
         self._server.commit()
@@ -127,7 +127,7 @@ class PlannerClient:
         record = self._records[job]
         record.set_aside = True
         reason = f"its trace is set aside, for {record.deaths} planners have died that were given it: {reason}"
-        self._server.call("tensile._job_waits(int8,text)", job, reason)
+        self._server.call("tensile_internal._job_waits(int8,text)", job, reason)
         log_event(self._server, "failed", job, request.view.name, reason)
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class PlannerClient:
     def _new_models(self, device: str) -> list[bytes]:
         """Return the device's latency models if the planner does not have them yet, else nothing."""
         sql = """
-            SELECT models, calibrated_at::text AS at FROM tensile.latency_models
+            SELECT models, calibrated_at::text AS at FROM tensile_internal.latency_models
             WHERE device = $1 AND calibrated_at::text <> $2
         """
         rows = self._server.rows(sql, ["text", "text"], device, self._models_sent.get(device, ""))
@@ -178,20 +178,20 @@ class PlannerClient:
         assert self._child is not None
         record, server = self._records[job], self._server
         if not record.sent:
-            traces = server.rows("SELECT traces[1] AS trace, load FROM tensile.traces WHERE job = $1", ["int8"], job)
+            traces = server.rows("SELECT traces[1] AS trace, load FROM tensile_internal.traces WHERE job = $1", ["int8"], job)
             header = {"device": row["device"], "load": traces[0]["load"] if traces else None}
             buffers = [trace["trace"] for trace in traces]
             self._child.queue(FrameType.TRACE, job, header=header, buffers=buffers)
             record.sent = bool(traces)
             record.planned_us, record.sparsity = None, 0
         if row["total_us"] is not None and row["total_us"] != record.planned_us:
-            sql = "SELECT average, average_load AS load FROM tensile.latencies WHERE job = $1"
+            sql = "SELECT average, average_load AS load FROM tensile_internal.operator_latencies WHERE job = $1"
             for latencies in server.rows(sql, ["int8"], job):
                 buffers = [array("f", latencies["average"]).tobytes()]
                 self._child.queue(FrameType.LATENCY, job, header={"load": latencies["load"]}, buffers=buffers)
                 record.planned_us = row["total_us"]
         if row["sparsity"] != record.sparsity:
-            sql = "SELECT tensors, zero_share, run_share, lz4_share FROM tensile.sparsities WHERE job = $1"
+            sql = "SELECT tensors, zero_share, run_share, lz4_share FROM tensile_internal.sparsities WHERE job = $1"
             for statistics in server.rows(sql, ["int8"], job):
                 columns = zip("ifff", statistics.values(), strict=True)
                 self._child.queue(FrameType.SPARSITY, job, buffers=[array(*column).tobytes() for column in columns])
@@ -239,7 +239,7 @@ class PlannerClient:
 
     def _device_part(self, view: DeviceView) -> dict[str, Any]:
         """Return the device's part of SCHEDULE's header."""
-        sql = "SELECT profile, codec_times FROM tensile._device_description($1)"
+        sql = "SELECT profile, codec_times FROM tensile_internal._device_description($1)"
         (described,) = self._server.rows(sql, ["text"], view.name)
         header = {
             "name": view.name,

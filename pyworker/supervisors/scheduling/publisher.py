@@ -19,11 +19,11 @@ from pyworker.supervisors.server import Server
 from pyworker.wire import Frame
 
 PENDING = "its plan is made; it waits until other jobs have given memory back"
-PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
-LACK = "tensile._lack_memory(text,int8[],int8)"
+PUBLISH = "tensile_internal._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
+LACK = "tensile_internal._lack_memory(text,int8[],int8)"
 BUFFERS = 6  # of a plan: those of job_records.Plan
 FOOTPRINT = (
-    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,"
+    "tensile_internal._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,"
     "bytea,bytea)"
 )
 FOOTPRINT_FIELDS = (
@@ -64,7 +64,7 @@ class Publisher:
                 self._tell_job(view.name, answer)
         for job, decisions in header["codings"].items():
             if self._records.is_current(view.jobs[int(job)]):
-                self._server.call("tensile._coding(int8,jsonb)", int(job), decisions)
+                self._server.call("tensile_internal._coding(int8,jsonb)", int(job), decisions)
         for note in header["notes"]:
             log_event(self._server, "note", note["job"], view.name, note["reason"])
         details = {
@@ -93,12 +93,12 @@ class Publisher:
         """Record a decision that is no plan in the job's row and in the log."""
         job, decision = answer["job"], answer["decision"]
         if decision in ("waits", "failed"):
-            is_new = self._server.call("tensile._job_waits(int8,text)", job, answer["reason"])
+            is_new = self._server.call("tensile_internal._job_waits(int8,text)", job, answer["reason"])
             if is_new or decision == "failed":
                 log_event(self._server, decision, job, device, answer["reason"])
         elif decision == "refused":
             refusal = {key: answer[key] for key in ("budget_bytes", "least_bytes", "operator", "max_slowdown")}
-            self._server.call("tensile._job_refuse(int8,jsonb)", job, refusal)
+            self._server.call("tensile_internal._job_refuse(int8,jsonb)", job, refusal)
             least, budget = answer["least_bytes"], answer["budget_bytes"]
             reason = f"it needs at least {least:,} bytes of device memory, and may have {budget:,}"
             log_event(self._server, "refused", job, device, reason, refusal)
@@ -156,7 +156,7 @@ class Publisher:
             generation = self._server.call(PUBLISH, job, plan.rows, *numbers, plan.order, plan.groups)
             if generation is None:
                 self._pending[job] = plan
-                self._server.call("tensile._job_waits(int8,text)", job, PENDING)
+                self._server.call("tensile_internal._job_waits(int8,text)", job, PENDING)
             else:
                 self._record_publication(job, plan, generation)
             self._server.commit()
@@ -182,6 +182,6 @@ class Publisher:
         if failure.sqlstate == "42704":
             return  # its worker is gone
         reason = f"its plan cannot be published: {failure.message}"
-        self._server.call("tensile._job_waits(int8,text)", job, reason)
+        self._server.call("tensile_internal._job_waits(int8,text)", job, reason)
         log_event(self._server, "failed", job, plan.device, reason)
         self._server.commit()

@@ -121,7 +121,7 @@ class Searches:
     def _add(self, task: SearchTask) -> None:
         """Take the result of an earlier search, and queue a new search unless that one is as good."""
         search = self._searches[task.job] = Search(task)
-        sql = "SELECT * FROM tensile._searched($1, $2)"
+        sql = "SELECT * FROM tensile_internal._searched($1, $2)"
         for row in self._server.rows(sql, ["int8", "int8"], task.job, task.budget_bytes):
             search.cached = True
             self._accept(search, row["events"], row["plan_order"], row["iteration_us"], row["generations"], 0)
@@ -175,9 +175,9 @@ class Searches:
         """Return the header of SEARCH, the trace and its latencies now, or None if the job is ending."""
         sql = """
             SELECT t.traces[1] AS trace, l.average, j.seed, p.profile::text AS profile
-            FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
-                 CROSS JOIN LATERAL tensile._device_description(t.device) p
-                 LEFT JOIN tensile.latencies l ON l.job = t.job
+            FROM tensile_internal.traces t JOIN tensile_internal.jobs j ON j.id = t.job
+                 CROSS JOIN LATERAL tensile_internal._device_description(t.device) p
+                 LEFT JOIN tensile_internal.operator_latencies l ON l.job = t.job
             WHERE t.job = $1 AND t.captured_at::text = $2
         """
         rows = self._server.rows(sql, ["int8", "text"], task.job, task.captured)
@@ -228,7 +228,7 @@ class Searches:
         await self.close()
         task, search.state = search.task, "finished"
         self._server.call(
-            "tensile._search_result(int8,int8,int8,bytea,bytea,float8,float8,int4)",
+            "tensile_internal._search_result(int8,int8,int8,bytea,bytea,float8,float8,int4)",
             *(task.job, task.budget_bytes, peak_bytes, rows, order),
             *(search.best_us, task.seconds, search.generation),
         )
@@ -241,7 +241,7 @@ class Searches:
     def _report(self, search: Search) -> None:
         task = search.task
         self._server.call(
-            "tensile._search(int8,text,int8,float8,bool,float8,float8,int4,int8)",
+            "tensile_internal._search(int8,text,int8,float8,bool,float8,float8,int4,int8)",
             *(task.job, search.state, task.budget_bytes, task.seconds, search.cached, task.iteration_us),
             *(search.best_us, search.generation, search.evaluations),
         )
