@@ -25,10 +25,6 @@ COMMENT ON COLUMN tensile.evaluation_schedules.last_state IS
 COMMENT ON COLUMN tensile.evaluation_schedules.last_sqlstate IS 'SQLSTATE of the refusal, or of the job''s failure';
 COMMENT ON COLUMN tensile.evaluation_schedules.last_error IS 'message of the refusal, or of the job''s failure';
 COMMENT ON COLUMN tensile.evaluation_schedules.last_hint IS 'hint of the refusal, or of the job''s failure';
-COMMENT ON COLUMN tensile.evaluation_schedules.sqlstate IS
-    'SQLSTATE of the last refusal; null: the last evaluation was submitted';
-COMMENT ON COLUMN tensile.evaluation_schedules.error IS 'message of the last refusal';
-COMMENT ON COLUMN tensile.evaluation_schedules.hint IS 'hint of the last refusal';
 
 CREATE VIEW tensile.evaluations WITH (security_invoker = true) AS
     SELECT e.id, m.name AS model, e.model AS model_id, e.version, e.at, e.rows, e.metric, e.value

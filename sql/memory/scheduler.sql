@@ -113,7 +113,7 @@ AS $$
                                        evaluations, ended_at)
         SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $2 = 'finished' THEN clock_timestamp() END
         FROM tensile_internal.traces t WHERE t.job = $1
-        ON CONFLICT ON CONSTRAINT searches_pkey DO UPDATE SET state = EXCLUDED.state,
+        ON CONFLICT ON CONSTRAINT plan_searches_pkey DO UPDATE SET state = EXCLUDED.state,
             budget_bytes = EXCLUDED.budget_bytes, seconds = EXCLUDED.seconds, cached = EXCLUDED.cached,
             first_us = EXCLUDED.first_us, best_us = EXCLUDED.best_us, generation = EXCLUDED.generation,
             evaluations = EXCLUDED.evaluations,

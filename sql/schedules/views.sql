@@ -39,7 +39,3 @@ COMMENT ON COLUMN tensile.schedules.drift IS
 COMMENT ON COLUMN tensile.schedules.last_reason IS
     'reason for which the last training was due: time, a number of new rows, or a drift';
 COMMENT ON COLUMN tensile.schedules.arguments IS 'arguments of train_model';
-COMMENT ON COLUMN tensile.schedules.counted_rows IS
-    'number of rows inserted into the source, by the server''s statistics, when the last training was due';
-COMMENT ON COLUMN tensile.schedules.sqlstate IS 'SQLSTATE of the last refusal; null: the last training was submitted';
-COMMENT ON COLUMN tensile.schedules.error IS 'message of the last refusal';
