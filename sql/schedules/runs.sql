@@ -116,7 +116,6 @@ CREATE FUNCTION tensile_internal._submit_scheduled(s tensile_internal.schedules)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    a record;
     job bigint;
 BEGIN
     PERFORM tensile_internal._check_schedule_owner(s.owner, s.owner_name, 'train_model');
@@ -124,15 +123,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
             HINT = 'Schedule the training again with another source.';
     END IF;
-    SELECT * INTO a FROM jsonb_to_record(s.arguments) AS r (
-        query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,
-        seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
-        validation_query text, max_time interval);
     job := tensile_internal._submit_training(
-        s.owner, (SELECT m.name FROM tensile_internal.models m WHERE m.id = s.model), a.query, a.target, a.epochs, a.batch_size,
-        a.optimizer, a.learning_rate, a.validation, a.seed, a.policy, a.memory_budget, a.priority, a.options, a.split_by,
-        a.validation_query, a.max_time, s.settings->>'search_path', '{}');
-    UPDATE tensile_internal.jobs j SET settings = s.settings WHERE j.id = job;
+        s.owner, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile_internal.models m WHERE m.id = s.model),
+        s.settings, '{}');
     PERFORM tensile_internal._notify(job);
     RETURN job;
 END $$;

@@ -1,23 +1,17 @@
 -- Making and removing schedules
 
 -- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
-CREATE FUNCTION tensile_internal._schedule_training(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                           optimizer text, learning_rate float8, validation float8, seed bigint,
-                                           policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                           validation_query text, max_time interval, every interval, rows bigint,
-                                           source regclass, drift float8, search_path text, arrays text[])
-    RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+CREATE FUNCTION tensile_internal._schedule_training(caller oid, arguments jsonb, every interval, rows bigint, source regclass,
+                                           drift float8, search_path text, arrays text[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile_internal.models := tensile_internal._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile_internal.models := tensile_internal._check_submission(caller, arguments, arrays);
     schedule bigint;
 BEGIN
-    PERFORM tensile_internal._parse_budget(memory_budget), tensile_internal._check_schedule(caller, every, rows, source, drift);
+    PERFORM tensile_internal._check_schedule(caller, every, rows, source, drift);
     IF m.id IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', m.name),
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
     PERFORM tensile_internal._store_architecture(caller, m, arrays);
@@ -27,15 +21,11 @@ BEGIN
                 _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
                 tensile_worker._inserted_rows(_schedule_training.source),
                 tensile_internal._session_settings(_schedule_training.search_path),
-                jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
-                                   'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
-                                   'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
-                                   'priority', priority, 'options', options, 'split_by', split_by,
-                                   'validation_query', validation_query, 'max_time', max_time))
+                _schedule_training.arguments - 'model')
         ON CONFLICT DO NOTHING
         RETURNING id INTO schedule;
     IF schedule IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', model),
+        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', m.name),
             HINT = 'Remove it with unschedule_training first.';
     END IF;
     PERFORM tensile_internal._notify(-1); -- wakes the controller

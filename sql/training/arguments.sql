@@ -1,7 +1,18 @@
 -- The arguments of a training: one jsonb, and its checks
 
-CREATE FUNCTION tensile_internal._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
-                                        validation float8, policy text, priority int) RETURNS void
+-- The columns of a job that these arguments determine, as they are before the checks. Not the memory budget:
+-- _parse_budget has a check of its own. Options that are JSON null are refused later.
+CREATE FUNCTION tensile_internal._job_of_arguments(arguments jsonb, OUT j tensile_internal.jobs)
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    j := jsonb_populate_record(j, arguments - '{model,memory_budget}'::text[]);
+    j.model_name := arguments->>'model';
+    j.policy := coalesce(j.policy, current_setting('pg_tensile.policy'));
+    j.options := arguments->'options';
+END $$;
+
+CREATE FUNCTION tensile_internal._check_training(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -9,45 +20,45 @@ DECLARE
     message text;
     hint text;
 BEGIN
-    IF epochs NOT BETWEEN 1 AND 1000000 THEN
-        message := format('epochs is out of range: %s', epochs);
+    IF j.epochs NOT BETWEEN 1 AND 1000000 THEN
+        message := format('epochs is out of range: %s', j.epochs);
         hint := 'Use 1 to 1000000.';
-    ELSIF batch_size NOT BETWEEN 0 AND 10000000 THEN
-        message := format('batch_size is out of range: %s', batch_size);
+    ELSIF j.batch_size NOT BETWEEN 0 AND 10000000 THEN
+        message := format('batch_size is out of range: %s', j.batch_size);
         hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen by plans.';
-    ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
-        message := format('unknown optimizer "%s"', optimizer);
+    ELSIF j.optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
+        message := format('unknown optimizer "%s"', j.optimizer);
         hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
-    ELSIF NOT (learning_rate > 0 AND learning_rate < 'Infinity') THEN
-        message := format('learning_rate is out of range: %s', learning_rate);
+    ELSIF NOT (j.learning_rate > 0 AND j.learning_rate < 'Infinity') THEN
+        message := format('learning_rate is out of range: %s', j.learning_rate);
         hint := 'Use a positive, finite number such as 0.001, or leave it out to have it chosen.';
-    ELSIF NOT (validation >= 0 AND validation < 1) THEN
-        message := format('validation is out of range: %s', validation);
+    ELSIF NOT (j.validation >= 0 AND j.validation < 1) THEN
+        message := format('validation is out of range: %s', j.validation);
         hint := 'Use the share of rows kept for validation: 0 or more, and less than 1.';
-    ELSIF policy <> ALL (policies) THEN
-        message := format('unknown policy "%s"', policy);
+    ELSIF j.policy <> ALL (policies) THEN
+        message := format('unknown policy "%s"', j.policy);
         hint := format('Use one of ''%s'', or leave it out for the setting pg_tensile.policy.',
                        array_to_string(policies, ''', '''));
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
     END IF;
-    PERFORM tensile_internal._check_priority(priority);
+    PERFORM tensile_internal._check_priority(j.priority);
 END $$;
 
 -- The rows for validation are a share of the query's rows, or those of a query of their own. 0.2 is the default share.
-CREATE FUNCTION tensile_internal._check_split(validation float8, split_by text, validation_query text) RETURNS void
+CREATE FUNCTION tensile_internal._check_split(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF validation_query IS NOT NULL AND split_by IS NOT NULL THEN
+    IF j.validation_query IS NOT NULL AND j.split_by IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'split_by and validation_query contradict each other',
             HINT = 'Leave split_by out to validate on the rows of the validation query.';
-    ELSIF validation_query IS NOT NULL AND validation <> 0.2 THEN
+    ELSIF j.validation_query IS NOT NULL AND j.validation <> 0.2 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('validation is %s, but the validation query decides which rows are for validation',
-                             validation),
+                             j.validation),
             HINT = 'Leave validation out, or validation_query.';
     END IF;
 END $$;
@@ -79,19 +90,19 @@ AS $$
 $$;
 
 -- batch_size => 0: the batch size is chosen by plans, which show what fits.
-CREATE FUNCTION tensile_internal._check_choice(batch_size int, policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile_internal._check_choice(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    option text := CASE WHEN batch_size IS DISTINCT FROM 0 THEN (SELECT k FROM jsonb_object_keys(options) k
+    option text := CASE WHEN j.batch_size IS DISTINCT FROM 0 THEN (SELECT k FROM jsonb_object_keys(j.options) k
                         WHERE k IN ('batch_size_range', 'learning_rate_scaling') ORDER BY k LIMIT 1) END;
 BEGIN
     IF option IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('option "%s" requires a batch size chosen by plans, but batch_size is %s', option,
-                             coalesce(batch_size::text, 'null')),
+                             coalesce(j.batch_size::text, 'null')),
             HINT = 'Use batch_size => 0, or leave the option out.';
-    ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
+    ELSIF j.batch_size = 0 AND j.policy = 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'cannot choose a batch size with policy "none": without a plan, the memory of a step is unknown',
             HINT = 'Use policy => ''joint'', or give a batch_size.';
@@ -99,47 +110,44 @@ BEGIN
 END $$;
 
 -- Only swapped tensors are compressed.
-CREATE FUNCTION tensile_internal._check_compression(policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile_internal._check_compression(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF coalesce(policy, current_setting('pg_tensile.policy')) = 'none'
-       AND coalesce(options->>'compression', 'none') <> 'none' THEN
+    IF j.policy = 'none' AND coalesce(j.options->>'compression', 'none') <> 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
-                             options->>'compression'),
+                             j.options->>'compression'),
             HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
     END IF;
 END $$;
 
 -- The limit is one of the paper's algorithm; other policies would ignore it.
-CREATE FUNCTION tensile_internal._check_swap_share(policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile_internal._check_swap_share(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    chosen text := coalesce(policy, current_setting('pg_tensile.policy'));
 BEGIN
-    IF chosen <> 'tensile' AND options ? 'swap_share' THEN
+    IF j.policy <> 'tensile' AND j.options ? 'swap_share' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', chosen),
+            MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', j.policy),
             HINT = 'Use policy => ''tensile'', or leave the option out.';
     END IF;
 END $$;
 
 -- Plans show what fits into the memory of one rank, so they choose the batch size of one rank only.
-CREATE FUNCTION tensile_internal._check_ranks(batch_size int, options jsonb) RETURNS void
+CREATE FUNCTION tensile_internal._check_ranks(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT options ? 'ranks' THEN
+    IF NOT j.options ? 'ranks' THEN
         RETURN;
-    ELSIF options->>'start' = 'deployed' THEN
+    ELSIF j.options->>'start' = 'deployed' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'a job with ranks cannot begin with the weights of the deployed version',
             HINT = 'Leave out the option "start", or the option "ranks".';
-    ELSIF batch_size = 0 AND options->'ranks' NOT IN ('1', '[1, 1]') THEN
+    ELSIF j.batch_size = 0 AND j.options->'ranks' NOT IN ('1', '[1, 1]') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('cannot choose a batch size for several ranks: %s', options->'ranks'),
+            MESSAGE = format('cannot choose a batch size for several ranks: %s', j.options->'ranks'),
             HINT = 'Give a batch_size, which the ranks divide among themselves, or use one rank.';
     END IF;
     PERFORM tensile_internal._ray_address();

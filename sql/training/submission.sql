@@ -1,60 +1,50 @@
 -- Submitting a training
 
--- Insert a job after the checks of the query. `architecture` is that of a trial; null: the model's.
-CREATE FUNCTION tensile_internal._submit_training(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                         optimizer text, learning_rate float8, validation float8, seed bigint,
-                                         policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                         validation_query text, max_time interval, search_path text, arrays text[],
-                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL)
-    RETURNS bigint
+-- Insert a job after the checks of the query. `settings`: those with which the query is to run;
+-- `architecture`: that of a trial; null: the model's.
+CREATE FUNCTION tensile_internal._submit_training(caller oid, arguments jsonb, settings jsonb, arrays text[],
+                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile_internal.models := tensile_internal._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile_internal.models := tensile_internal._check_submission(caller, arguments, arrays);
+    j tensile_internal.jobs := tensile_internal._job_of_arguments(arguments);
+    model_id bigint := tensile_internal._store_architecture(caller, m, arrays);
     job bigint;
-    budget bigint;
-    model_id bigint;
 BEGIN
-    budget := tensile_internal._parse_budget(memory_budget);
-    model_id := tensile_internal._store_architecture(caller, m, arrays);
-
     INSERT INTO tensile_internal.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
                               split_by, validation_query, max_time, architecture, tuning)
-        VALUES (model_id, m.name, pg_get_userbyid(caller), _submit_training.query, _submit_training.target,
-                _submit_training.epochs, _submit_training.batch_size, _submit_training.optimizer,
-                _submit_training.learning_rate, _submit_training.validation,
-                _submit_training.seed, coalesce(_submit_training.policy, current_setting('pg_tensile.policy')), budget,
-                _submit_training.priority, _submit_training.options,
-                jsonb_build_object('search_path', _submit_training.search_path, 'TimeZone', current_setting('TimeZone'),
-                                   'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')),
-                _submit_training.split_by, _submit_training.validation_query, _submit_training.max_time,
+        VALUES (model_id, m.name, pg_get_userbyid(caller), j.query, j.target, j.epochs, j.batch_size, j.optimizer,
+                j.learning_rate, j.validation, j.seed, j.policy, tensile_internal._parse_budget(arguments->>'memory_budget'),
+                j.priority, j.options, _submit_training.settings, j.split_by, j.validation_query, j.max_time,
                 _submit_training.architecture, _submit_training.tuning)
         ON CONFLICT DO NOTHING
         RETURNING id INTO job;
     IF job IS NULL THEN
         PERFORM tensile_internal._no_open_job(m);
-        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', model),
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', m.name),
             HINT = 'Wait until that job has ended, or stop it with cancel_job.';
     END IF;
     PERFORM tensile_internal._log_event(job, 'submitted');
     RETURN job;
 END $$;
 
+-- Settings of this session with which the query is to run
+CREATE FUNCTION tensile_internal._session_settings(search_path text) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_build_object('search_path', $1, 'TimeZone', current_setting('TimeZone'),
+                              'DateStyle', current_setting('DateStyle'),
+                              'IntervalStyle', current_setting('IntervalStyle'))
+$$;
+
 -- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
-CREATE FUNCTION tensile_internal._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                     optimizer text, learning_rate float8, validation float8, seed bigint,
-                                     policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                     validation_query text, max_time interval, search_path text, arrays text[])
-    RETURNS bigint
+CREATE FUNCTION tensile_internal._train_model(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := tensile_internal._submit_training($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                                           $18, $19);
+    job bigint := tensile_internal._submit_training(caller, arguments, tensile_internal._session_settings(search_path), arrays);
     about text := ', ' || tensile_internal._about(tensile_internal._expected_time(caller, job));
 BEGIN
     RAISE NOTICE 'job %: SELECT wait_for_job(%)', job || coalesce(about, ''), job;
@@ -155,31 +145,27 @@ END $$;
 -- not exist has no id; one without an architecture gets one if the query has no array. Neither is stored. Which
 -- architecture takes an array depends on its values, so the job chooses it. `arrays`: names of the features that are
 -- arrays; null: not known
-CREATE FUNCTION tensile_internal._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
-                                          learning_rate float8, validation float8, policy text, priority int,
-                                          options jsonb, split_by text, validation_query text, max_time interval,
-                                          arrays text[]) RETURNS tensile_internal.models
+CREATE FUNCTION tensile_internal._check_submission(caller oid, arguments jsonb, arrays text[]) RETURNS tensile_internal.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    j tensile_internal.jobs := tensile_internal._job_of_arguments(arguments);
     m tensile_internal.models;
 BEGIN
-    SELECT * INTO m FROM tensile_internal.models WHERE name = model;
+    SELECT * INTO m FROM tensile_internal.models WHERE name = j.model_name;
     IF NOT FOUND THEN
-        PERFORM tensile_internal._check_model_name(model);
-        m := jsonb_populate_record(m, jsonb_build_object('name', model));
+        PERFORM tensile_internal._check_model_name(j.model_name);
+        m := jsonb_populate_record(m, jsonb_build_object('name', j.model_name));
     ELSIF NOT tensile_internal._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('permission denied for model "%s"', model),
-            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
+            MESSAGE = format('permission denied for model "%s"', m.name),
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', m.name,
                           pg_get_userbyid(caller));
     END IF;
-    PERFORM tensile_internal._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
-            tensile_internal._check_split(validation, split_by, validation_query), tensile_internal._check_max_time(max_time),
-            tensile_internal._check_options(options), tensile_internal._check_choice(batch_size, policy, options),
-            tensile_internal._check_compression(policy, options), tensile_internal._check_swap_share(policy, options),
-            tensile_internal._check_ranks(batch_size, options), tensile_internal._check_gate(m, options, validation_query),
-            tensile_internal._check_can_start(caller);
+    PERFORM tensile_internal._check_training(j), tensile_internal._check_split(j), tensile_internal._check_max_time(j.max_time),
+            tensile_internal._check_options(j.options), tensile_internal._check_choice(j), tensile_internal._check_compression(j),
+            tensile_internal._check_swap_share(j), tensile_internal._check_ranks(j), tensile_internal._check_gate(m, j),
+            tensile_internal._check_can_start(caller), tensile_internal._parse_budget(arguments->>'memory_budget');
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
         m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}, '
                                        '"architecture_reason": "no column is an array"}');
@@ -218,12 +204,3 @@ BEGIN
             HINT = 'The job''s worker connects as the role that submits it: grant it CONNECT.';
     END IF;
 END $$;
-
--- Settings of this session with which the query of a schedule is to run
-CREATE FUNCTION tensile_internal._session_settings(search_path text) RETURNS jsonb
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT jsonb_build_object('search_path', $1, 'TimeZone', current_setting('TimeZone'),
-                              'DateStyle', current_setting('DateStyle'),
-                              'IntervalStyle', current_setting('IntervalStyle'))
-$$;

@@ -236,12 +236,11 @@ AS $$
 $$;
 
 -- Keys of a space that have a value already
-CREATE FUNCTION tensile_internal._given_keys(architecture jsonb, batch_size int, learning_rate float8, options jsonb)
-    RETURNS text[]
+CREATE FUNCTION tensile_internal._given_keys(architecture jsonb, arguments jsonb) RETURNS text[]
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($4)
-                 UNION SELECT 'batch_size' WHERE $2 IS NOT NULL UNION SELECT 'learning_rate' WHERE $3 IS NOT NULL)
+    SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($2->'options')
+                 UNION SELECT a FROM unnest('{batch_size,learning_rate}'::text[]) a WHERE $2->>a IS NOT NULL)
 $$;
 
 -- True while the first trial has yet to choose the architecture by the values of arrays.
@@ -260,8 +259,7 @@ AS $$
         SET architecture = $2,
             space = CASE WHEN t.space IS NULL
                 THEN tensile_internal._default_space($2->>'type')
-                     - tensile_internal._given_keys($2, (t.arguments->>'batch_size')::int,
-                                           (t.arguments->>'learning_rate')::float8, t.arguments->'options')
+                     - tensile_internal._given_keys($2, t.arguments)
                 ELSE (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(t.space) e
                       WHERE e.key IN (SELECT r.key FROM tensile_internal._space_rules(ARRAY[$2->>'type']) r)) END
         WHERE t.id = $1 AND tensile_internal._is_open(t);
@@ -269,11 +267,11 @@ AS $$
 $$;
 
 -- Raise an error if an argument or an option is given, and is to be chosen as well.
-CREATE FUNCTION tensile_internal._check_given(space jsonb, batch_size int, learning_rate float8, options jsonb) RETURNS void
+CREATE FUNCTION tensile_internal._check_given(space jsonb, arguments jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    given text := (SELECT k FROM unnest(tensile_internal._given_keys('{}', batch_size, learning_rate, options)) k
+    given text := (SELECT k FROM unnest(tensile_internal._given_keys('{}', arguments)) k
                    WHERE space ? k ORDER BY k LIMIT 1);
 BEGIN
     IF given IS NOT NULL THEN

@@ -1,47 +1,32 @@
 -- Submitting, cancelling and waiting for a tuning
 
 -- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c)
-CREATE FUNCTION tensile_internal._tune_model(caller oid, model text, query text, target text, space jsonb, trials int,
-                                    time_limit interval, metric text, parallel int, halving jsonb, epochs int,
-                                    batch_size int, optimizer text, learning_rate float8, validation float8, seed bigint,
-                                    policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                    validation_query text, max_time interval, search_path text, arrays text[])
+CREATE FUNCTION tensile_internal._tune_model(caller oid, arguments jsonb, space jsonb, trials int, time_limit interval,
+                                    metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile_internal.models := tensile_internal._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile_internal.models := tensile_internal._check_submission(caller, arguments, arrays);
     base jsonb := m.architecture;
     model_id bigint;
     tuning bigint;
 BEGIN
-    PERFORM tensile_internal._parse_budget(memory_budget), tensile_internal._check_tuning(trials, time_limit, metric, parallel),
-            tensile_internal._check_measurable(validation, validation_query);
+    PERFORM tensile_internal._check_tuning(trials, time_limit, metric, parallel), tensile_internal._check_measurable(arguments);
     IF base IS NOT NULL THEN -- otherwise the first trial chooses it
-        space := coalesce(space, tensile_internal._default_space(base->>'type')
-                                 - tensile_internal._given_keys(base, batch_size, learning_rate, options));
+        space := coalesce(space, tensile_internal._default_space(base->>'type') - tensile_internal._given_keys(base, arguments));
     END IF;
     IF space IS NOT NULL THEN
-        PERFORM tensile_internal._check_space(space, base->>'type'),
-                tensile_internal._check_given(space, batch_size, learning_rate, options),
+        PERFORM tensile_internal._check_space(space, base->>'type'), tensile_internal._check_given(space, arguments),
                 tensile_internal._check_space_code(caller, base, space);
     END IF;
-    halving := tensile_internal._halving(halving, epochs);
+    halving := tensile_internal._halving(halving, (arguments->>'epochs')::int);
     model_id := tensile_internal._store_architecture(caller, m, arrays);
     INSERT INTO tensile_internal.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric,
                                  parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
                 _tune_model.time_limit, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
-                jsonb_build_object('search_path', _tune_model.search_path, 'TimeZone', current_setting('TimeZone'),
-                                   'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')),
-                jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
-                                   'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
-                                   'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
-                                   'priority', priority, 'options', options, 'split_by', split_by,
-                                   'validation_query', validation_query, 'max_time', max_time))
+                tensile_internal._session_settings(_tune_model.search_path), _tune_model.arguments - 'model')
         RETURNING id INTO tuning;
     PERFORM tensile_internal._log_tuning(tuning, 'submitted');
     RETURN tuning;
@@ -83,11 +68,11 @@ AS $$
 $$;
 
 -- Trials are compared by their validation rows.
-CREATE FUNCTION tensile_internal._check_measurable(validation float8, validation_query text) RETURNS void
+CREATE FUNCTION tensile_internal._check_measurable(arguments jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF validation = 0 AND validation_query IS NULL THEN
+    IF (arguments->>'validation')::float8 = 0 AND arguments->>'validation_query' IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'there are no rows for validation, by which trials are compared',
             HINT = 'Leave validation out for a share of 0.2, or use validation_query.';
