@@ -81,21 +81,21 @@ BEGIN
 END $$;
 
 -- Raise an error unless the rows and the metric by which versions are compared are known, and can be.
-CREATE FUNCTION tensile._check_gate(m tensile.models, options jsonb, validation_query text) RETURNS void
+CREATE FUNCTION tensile._check_gate(m tensile.models, j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    metric text := options->'gate'->>'metric';
+    metric text := j.options->'gate'->>'metric';
     metrics text[] := (SELECT tensile._metrics_of(v.task) FROM tensile.model_versions v
                        WHERE v.model = m.id AND v.version = m.deployed_version);
 BEGIN
-    IF tensile._deploys(options) <> 'if_better' THEN
-        IF options ? 'gate' THEN
+    IF tensile._deploys(j.options) <> 'if_better' THEN
+        IF j.options ? 'gate' THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = 'option "gate" requires the option "deploy" to be "if_better"',
                 HINT = 'Add "deploy": "if_better", or leave "gate" out.';
         END IF;
-    ELSIF options->'gate'->>'query' IS NULL AND validation_query IS NULL THEN
+    ELSIF j.options->'gate'->>'query' IS NULL AND j.validation_query IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'there are no rows on which the versions could be compared',
             HINT = 'Add a query of them to the options, such as "gate": {"query": "SELECT * FROM test_rows"}, or '

@@ -2,61 +2,66 @@
 -- Jobs: submission
 ------------------------------------------------------------------------------------------------------------------------
 
--- Insert a job after the checks of the query. `architecture` is that of a trial; null: the model's.
-CREATE FUNCTION tensile._submit_training(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                         optimizer text, learning_rate float8, validation float8, seed bigint,
-                                         policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                         validation_query text, max_time interval, search_path text, arrays text[],
-                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL)
-    RETURNS bigint
+-- The arguments of a training are one jsonb, {name: value} as train_model declares them. csrc/submit.c makes it; schedules
+-- and tunings store it without the model's name.
+
+-- The columns of a job that these arguments determine, as they are before the checks. Not the memory budget:
+-- _parse_budget has a check of its own. Options that are JSON null are refused later.
+CREATE FUNCTION tensile._job_of_arguments(arguments jsonb, OUT j tensile.jobs)
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    j := jsonb_populate_record(j, arguments - '{model,memory_budget}'::text[]);
+    j.model_name := arguments->>'model';
+    j.policy := coalesce(j.policy, current_setting('pg_tensile.policy'));
+    j.options := arguments->'options';
+END $$;
+
+-- Insert a job after the checks of the query. `settings`: those with which the query is to run;
+-- `architecture`: that of a trial; null: the model's.
+CREATE FUNCTION tensile._submit_training(caller oid, arguments jsonb, settings jsonb, arrays text[],
+                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile.models := tensile._check_submission(caller, arguments, arrays);
+    j tensile.jobs := tensile._job_of_arguments(arguments);
+    model_id bigint := tensile._store_architecture(caller, m, arrays);
     job bigint;
-    budget bigint;
-    model_id bigint;
 BEGIN
-    budget := tensile._parse_budget(memory_budget);
-    model_id := tensile._store_architecture(caller, m, arrays);
-
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
                               split_by, validation_query, max_time, architecture, tuning)
-        VALUES (model_id, m.name, pg_get_userbyid(caller), _submit_training.query, _submit_training.target,
-                _submit_training.epochs, _submit_training.batch_size, _submit_training.optimizer,
-                _submit_training.learning_rate, _submit_training.validation,
-                _submit_training.seed, coalesce(_submit_training.policy, current_setting('pg_tensile.policy')), budget,
-                _submit_training.priority, _submit_training.options,
-                jsonb_build_object('search_path', _submit_training.search_path, 'TimeZone', current_setting('TimeZone'),
-                                   'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')),
-                _submit_training.split_by, _submit_training.validation_query, _submit_training.max_time,
+        VALUES (model_id, m.name, pg_get_userbyid(caller), j.query, j.target, j.epochs, j.batch_size, j.optimizer,
+                j.learning_rate, j.validation, j.seed, j.policy, tensile._parse_budget(arguments->>'memory_budget'),
+                j.priority, j.options, _submit_training.settings, j.split_by, j.validation_query, j.max_time,
                 _submit_training.architecture, _submit_training.tuning)
         ON CONFLICT DO NOTHING
         RETURNING id INTO job;
     IF job IS NULL THEN
         PERFORM tensile._no_open_job(m);
-        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', model),
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', m.name),
             HINT = 'Wait until that job has ended, or stop it with cancel_job.';
     END IF;
     PERFORM tensile._log_event(job, 'submitted');
     RETURN job;
 END $$;
 
+-- Settings of this session with which the query is to run
+CREATE FUNCTION tensile._session_settings(search_path text) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_build_object('search_path', $1, 'TimeZone', current_setting('TimeZone'),
+                              'DateStyle', current_setting('DateStyle'),
+                              'IntervalStyle', current_setting('IntervalStyle'))
+$$;
+
 -- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
-CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                     optimizer text, learning_rate float8, validation float8, seed bigint,
-                                     policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                     validation_query text, max_time interval, search_path text, arrays text[])
-    RETURNS bigint
+CREATE FUNCTION tensile._train_model(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := tensile._submit_training($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                                           $18, $19);
+    job bigint := tensile._submit_training(caller, arguments, tensile._session_settings(search_path), arrays);
     about text := ', ' || tensile._about(tensile._expected_time(caller, job));
 BEGIN
     RAISE NOTICE 'job %: SELECT wait_for_job(%)', job || coalesce(about, ''), job;
@@ -178,31 +183,27 @@ END $$;
 -- not exist has no id; one without an architecture gets one if the query has no array. Neither is stored. Which
 -- architecture takes an array depends on its values, so the job chooses it. `arrays`: names of the features that are
 -- arrays; null: not known
-CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
-                                          learning_rate float8, validation float8, policy text, priority int,
-                                          options jsonb, split_by text, validation_query text, max_time interval,
-                                          arrays text[]) RETURNS tensile.models
+CREATE FUNCTION tensile._check_submission(caller oid, arguments jsonb, arrays text[]) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    j tensile.jobs := tensile._job_of_arguments(arguments);
     m tensile.models;
 BEGIN
-    SELECT * INTO m FROM tensile.models WHERE name = model;
+    SELECT * INTO m FROM tensile.models WHERE name = j.model_name;
     IF NOT FOUND THEN
-        PERFORM tensile._check_model_name(model);
-        m := jsonb_populate_record(m, jsonb_build_object('name', model));
+        PERFORM tensile._check_model_name(j.model_name);
+        m := jsonb_populate_record(m, jsonb_build_object('name', j.model_name));
     ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('permission denied for model "%s"', model),
-            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
+            MESSAGE = format('permission denied for model "%s"', m.name),
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', m.name,
                           pg_get_userbyid(caller));
     END IF;
-    PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
-            tensile._check_split(validation, split_by, validation_query), tensile._check_max_time(max_time),
-            tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
-            tensile._check_compression(policy, options), tensile._check_swap_share(policy, options),
-            tensile._check_ranks(batch_size, options), tensile._check_gate(m, options, validation_query),
-            tensile._check_can_start(caller);
+    PERFORM tensile._check_training(j), tensile._check_split(j), tensile._check_max_time(j.max_time),
+            tensile._check_options(j.options), tensile._check_choice(j), tensile._check_compression(j),
+            tensile._check_swap_share(j), tensile._check_ranks(j), tensile._check_gate(m, j),
+            tensile._check_can_start(caller), tensile._parse_budget(arguments->>'memory_budget');
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
         m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}, '
                                        '"architecture_reason": "no column is an array"}');
@@ -221,8 +222,7 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
-                                        validation float8, policy text, priority int) RETURNS void
+CREATE FUNCTION tensile._check_training(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -230,45 +230,45 @@ DECLARE
     message text;
     hint text;
 BEGIN
-    IF epochs NOT BETWEEN 1 AND 1000000 THEN
-        message := format('epochs is out of range: %s', epochs);
+    IF j.epochs NOT BETWEEN 1 AND 1000000 THEN
+        message := format('epochs is out of range: %s', j.epochs);
         hint := 'Use 1 to 1000000.';
-    ELSIF batch_size NOT BETWEEN 0 AND 10000000 THEN
-        message := format('batch_size is out of range: %s', batch_size);
+    ELSIF j.batch_size NOT BETWEEN 0 AND 10000000 THEN
+        message := format('batch_size is out of range: %s', j.batch_size);
         hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen by plans.';
-    ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
-        message := format('unknown optimizer "%s"', optimizer);
+    ELSIF j.optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
+        message := format('unknown optimizer "%s"', j.optimizer);
         hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
-    ELSIF NOT (learning_rate > 0 AND learning_rate < 'Infinity') THEN
-        message := format('learning_rate is out of range: %s', learning_rate);
+    ELSIF NOT (j.learning_rate > 0 AND j.learning_rate < 'Infinity') THEN
+        message := format('learning_rate is out of range: %s', j.learning_rate);
         hint := 'Use a positive, finite number such as 0.001, or leave it out to have it chosen.';
-    ELSIF NOT (validation >= 0 AND validation < 1) THEN
-        message := format('validation is out of range: %s', validation);
+    ELSIF NOT (j.validation >= 0 AND j.validation < 1) THEN
+        message := format('validation is out of range: %s', j.validation);
         hint := 'Use the share of rows kept for validation: 0 or more, and less than 1.';
-    ELSIF policy <> ALL (policies) THEN
-        message := format('unknown policy "%s"', policy);
+    ELSIF j.policy <> ALL (policies) THEN
+        message := format('unknown policy "%s"', j.policy);
         hint := format('Use one of ''%s'', or leave it out for the setting pg_tensile.policy.',
                        array_to_string(policies, ''', '''));
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
     END IF;
-    PERFORM tensile._check_priority(priority);
+    PERFORM tensile._check_priority(j.priority);
 END $$;
 
 -- The rows for validation are a share of the query's rows, or those of a query of their own. 0.2 is the default share.
-CREATE FUNCTION tensile._check_split(validation float8, split_by text, validation_query text) RETURNS void
+CREATE FUNCTION tensile._check_split(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF validation_query IS NOT NULL AND split_by IS NOT NULL THEN
+    IF j.validation_query IS NOT NULL AND j.split_by IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'split_by and validation_query contradict each other',
             HINT = 'Leave split_by out to validate on the rows of the validation query.';
-    ELSIF validation_query IS NOT NULL AND validation <> 0.2 THEN
+    ELSIF j.validation_query IS NOT NULL AND j.validation <> 0.2 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('validation is %s, but the validation query decides which rows are for validation',
-                             validation),
+                             j.validation),
             HINT = 'Leave validation out, or validation_query.';
     END IF;
 END $$;
@@ -300,19 +300,19 @@ AS $$
 $$;
 
 -- batch_size => 0: the batch size is chosen by plans, which show what fits.
-CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile._check_choice(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    option text := CASE WHEN batch_size IS DISTINCT FROM 0 THEN (SELECT k FROM jsonb_object_keys(options) k
+    option text := CASE WHEN j.batch_size IS DISTINCT FROM 0 THEN (SELECT k FROM jsonb_object_keys(j.options) k
                         WHERE k IN ('batch_size_range', 'learning_rate_scaling') ORDER BY k LIMIT 1) END;
 BEGIN
     IF option IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('option "%s" requires a batch size chosen by plans, but batch_size is %s', option,
-                             coalesce(batch_size::text, 'null')),
+                             coalesce(j.batch_size::text, 'null')),
             HINT = 'Use batch_size => 0, or leave the option out.';
-    ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
+    ELSIF j.batch_size = 0 AND j.policy = 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'cannot choose a batch size with policy "none": without a plan, the memory of a step is unknown',
             HINT = 'Use policy => ''joint'', or give a batch_size.';
@@ -320,47 +320,45 @@ BEGIN
 END $$;
 
 -- Only swapped tensors are compressed.
-CREATE FUNCTION tensile._check_compression(policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile._check_compression(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF coalesce(policy, current_setting('pg_tensile.policy')) = 'none'
-       AND coalesce(options->>'compression', 'none') <> 'none' THEN
+    IF j.policy = 'none'
+       AND coalesce(j.options->>'compression', 'none') <> 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
-                             options->>'compression'),
+                             j.options->>'compression'),
             HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
     END IF;
 END $$;
 
 -- The limit is one of the paper's algorithm; other policies would ignore it.
-CREATE FUNCTION tensile._check_swap_share(policy text, options jsonb) RETURNS void
+CREATE FUNCTION tensile._check_swap_share(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    chosen text := coalesce(policy, current_setting('pg_tensile.policy'));
 BEGIN
-    IF chosen <> 'tensile' AND options ? 'swap_share' THEN
+    IF j.policy <> 'tensile' AND j.options ? 'swap_share' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', chosen),
+            MESSAGE = format('option "swap_share" requires the policy "tensile", but the policy is "%s"', j.policy),
             HINT = 'Use policy => ''tensile'', or leave the option out.';
     END IF;
 END $$;
 
 -- Plans show what fits into the memory of one rank, so they choose the batch size of one rank only.
-CREATE FUNCTION tensile._check_ranks(batch_size int, options jsonb) RETURNS void
+CREATE FUNCTION tensile._check_ranks(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT options ? 'ranks' THEN
+    IF NOT j.options ? 'ranks' THEN
         RETURN;
-    ELSIF options->>'start' = 'deployed' THEN
+    ELSIF j.options->>'start' = 'deployed' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'a job with ranks cannot begin with the weights of the deployed version',
             HINT = 'Leave out the option "start", or the option "ranks".';
-    ELSIF batch_size = 0 AND options->'ranks' NOT IN ('1', '[1, 1]') THEN
+    ELSIF j.batch_size = 0 AND j.options->'ranks' NOT IN ('1', '[1, 1]') THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('cannot choose a batch size for several ranks: %s', options->'ranks'),
+            MESSAGE = format('cannot choose a batch size for several ranks: %s', j.options->'ranks'),
             HINT = 'Give a batch_size, which the ranks divide among themselves, or use one rank.';
     END IF;
     PERFORM tensile._ray_address();

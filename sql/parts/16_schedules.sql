@@ -3,23 +3,17 @@
 ------------------------------------------------------------------------------------------------------------------------
 
 -- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
-CREATE FUNCTION tensile._schedule_training(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                           optimizer text, learning_rate float8, validation float8, seed bigint,
-                                           policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                           validation_query text, max_time interval, every interval, rows bigint,
-                                           source regclass, drift float8, search_path text, arrays text[])
-    RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+CREATE FUNCTION tensile._schedule_training(caller oid, arguments jsonb, every interval, rows bigint, source regclass,
+                                           drift float8, search_path text, arrays text[]) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile.models := tensile._check_submission(caller, arguments, arrays);
     schedule bigint;
 BEGIN
-    PERFORM tensile._parse_budget(memory_budget), tensile._check_schedule(caller, every, rows, source, drift);
+    PERFORM tensile._check_schedule(caller, every, rows, source, drift);
     IF m.id IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', m.name),
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
     PERFORM tensile._store_architecture(caller, m, arrays);
@@ -29,15 +23,11 @@ BEGIN
                 _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
                 tensile._inserted_rows(_schedule_training.source),
                 tensile._session_settings(_schedule_training.search_path),
-                jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
-                                   'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
-                                   'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
-                                   'priority', priority, 'options', options, 'split_by', split_by,
-                                   'validation_query', validation_query, 'max_time', max_time))
+                _schedule_training.arguments - 'model')
         ON CONFLICT DO NOTHING
         RETURNING id INTO schedule;
     IF schedule IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', model),
+        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', m.name),
             HINT = 'Remove it with unschedule_training first.';
     END IF;
     PERFORM tensile._notify(-1); -- wakes the controller
@@ -86,15 +76,6 @@ CREATE FUNCTION tensile._check_every(every interval) RETURNS void
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._check_time('every', every, '1 second', 'Use a time from 1 second to 100 years, such as ''1 day''.')
-$$;
-
--- Settings of this session with which the query of a schedule is to run
-CREATE FUNCTION tensile._session_settings(search_path text) RETURNS jsonb
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT jsonb_build_object('search_path', $1, 'TimeZone', current_setting('TimeZone'),
-                              'DateStyle', current_setting('DateStyle'),
-                              'IntervalStyle', current_setting('IntervalStyle'))
 $$;
 
 -- Raise an error unless the role of a schedule exists and may execute the public function of that name.
@@ -246,7 +227,6 @@ CREATE FUNCTION tensile._submit_scheduled(s tensile.schedules) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    a record;
     job bigint;
 BEGIN
     PERFORM tensile._check_schedule_owner(s.owner, s.owner_name, 'train_model');
@@ -254,15 +234,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
             HINT = 'Schedule the training again with another source.';
     END IF;
-    SELECT * INTO a FROM jsonb_to_record(s.arguments) AS r (
-        query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,
-        seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
-        validation_query text, max_time interval);
     job := tensile._submit_training(
-        s.owner, (SELECT m.name FROM tensile.models m WHERE m.id = s.model), a.query, a.target, a.epochs, a.batch_size,
-        a.optimizer, a.learning_rate, a.validation, a.seed, a.policy, a.memory_budget, a.priority, a.options, a.split_by,
-        a.validation_query, a.max_time, s.settings->>'search_path', '{}');
-    UPDATE tensile.jobs j SET settings = s.settings WHERE j.id = job;
+        s.owner, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile.models m WHERE m.id = s.model),
+        s.settings, '{}');
     PERFORM tensile._notify(job);
     RETURN job;
 END $$;

@@ -212,30 +212,24 @@ CREATE FUNCTION tensile._begin_trial(t tensile.tunings, k tensile.trials) RETURN
 AS $$
 DECLARE
     architecture jsonb := tensile._trial_architecture(t.architecture, k.params);
-    a record;
+    arguments jsonb := tensile._trial_arguments(t.arguments, k.params);
+    options jsonb := (arguments->'options') - 'gate' || jsonb_build_object('deploy', 'never', 'threads', t.threads);
     submitted bigint;
     text_of_error text;
 BEGIN
-    SELECT * INTO a FROM jsonb_to_record(tensile._trial_arguments(t.arguments, k.params)) AS r (
-        query text, target text, epochs int, batch_size int, optimizer text, learning_rate float8, validation float8,
-        seed bigint, policy text, memory_budget text, priority int, options jsonb, split_by text,
-        validation_query text, max_time interval);
     BEGIN
         IF architecture IS NOT NULL THEN
             PERFORM tensile._check_architecture(architecture);
         END IF;
         submitted := tensile._submit_training(
-            t.owner, t.model_name, a.query, a.target, a.epochs, a.batch_size, a.optimizer, a.learning_rate,
-            a.validation, a.seed, a.policy, a.memory_budget, a.priority,
-            a.options - 'gate' || jsonb_build_object('deploy', 'never', 'threads', t.threads), a.split_by,
-            a.validation_query, a.max_time, t.settings->>'search_path', NULL, architecture, t.id);
+            t.owner, arguments || jsonb_build_object('model', t.model_name, 'options', options), t.settings, NULL,
+            architecture, t.id);
     EXCEPTION WHEN invalid_parameter_value THEN
         GET STACKED DIAGNOSTICS text_of_error = MESSAGE_TEXT;
         UPDATE tensile.trials o SET state = 'infeasible', sqlstate = '22023', error = text_of_error,
             ended_at = clock_timestamp() WHERE o.tuning = k.tuning AND o.number = k.number;
         RETURN false;
     END;
-    UPDATE tensile.jobs j SET settings = t.settings WHERE j.id = submitted;
     UPDATE tensile.trials o SET state = 'running', job = submitted, started_at = clock_timestamp()
         WHERE o.tuning = k.tuning AND o.number = k.number;
     PERFORM tensile._notify(submitted);

@@ -3,47 +3,32 @@
 ------------------------------------------------------------------------------------------------------------------------
 
 -- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c)
-CREATE FUNCTION tensile._tune_model(caller oid, model text, query text, target text, space jsonb, trials int,
-                                    time_limit interval, metric text, parallel int, halving jsonb, epochs int,
-                                    batch_size int, optimizer text, learning_rate float8, validation float8, seed bigint,
-                                    policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                    validation_query text, max_time interval, search_path text, arrays text[])
+CREATE FUNCTION tensile._tune_model(caller oid, arguments jsonb, space jsonb, trials int, time_limit interval,
+                                    metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, options, split_by, validation_query,
-                                                  max_time, arrays);
+    m tensile.models := tensile._check_submission(caller, arguments, arrays);
     base jsonb := m.architecture;
     model_id bigint;
     tuning bigint;
 BEGIN
-    PERFORM tensile._parse_budget(memory_budget), tensile._check_tuning(trials, time_limit, metric, parallel),
-            tensile._check_measurable(validation, validation_query);
+    PERFORM tensile._check_tuning(trials, time_limit, metric, parallel), tensile._check_measurable(arguments);
     IF base IS NOT NULL THEN -- otherwise the first trial chooses it
-        space := coalesce(space, tensile._default_space(base->>'type')
-                                 - tensile._given_keys(base, batch_size, learning_rate, options));
+        space := coalesce(space, tensile._default_space(base->>'type') - tensile._given_keys(base, arguments));
     END IF;
     IF space IS NOT NULL THEN
-        PERFORM tensile._check_space(space, base->>'type'),
-                tensile._check_given(space, batch_size, learning_rate, options),
+        PERFORM tensile._check_space(space, base->>'type'), tensile._check_given(space, arguments),
                 tensile._check_space_code(caller, base, space);
     END IF;
-    halving := tensile._halving(halving, epochs);
+    halving := tensile._halving(halving, (arguments->>'epochs')::int);
     model_id := tensile._store_architecture(caller, m, arrays);
     INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric,
                                  parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
                 _tune_model.time_limit, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
-                jsonb_build_object('search_path', _tune_model.search_path, 'TimeZone', current_setting('TimeZone'),
-                                   'DateStyle', current_setting('DateStyle'),
-                                   'IntervalStyle', current_setting('IntervalStyle')),
-                jsonb_build_object('query', query, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
-                                   'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation,
-                                   'seed', seed, 'policy', policy, 'memory_budget', memory_budget,
-                                   'priority', priority, 'options', options, 'split_by', split_by,
-                                   'validation_query', validation_query, 'max_time', max_time))
+                tensile._session_settings(_tune_model.search_path), _tune_model.arguments - 'model')
         RETURNING id INTO tuning;
     PERFORM tensile._log_tuning(tuning, 'submitted');
     RETURN tuning;
@@ -85,11 +70,11 @@ AS $$
 $$;
 
 -- Trials are compared by their validation rows.
-CREATE FUNCTION tensile._check_measurable(validation float8, validation_query text) RETURNS void
+CREATE FUNCTION tensile._check_measurable(arguments jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF validation = 0 AND validation_query IS NULL THEN
+    IF (arguments->>'validation')::float8 = 0 AND arguments->>'validation_query' IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'there are no rows for validation, by which trials are compared',
             HINT = 'Leave validation out for a share of 0.2, or use validation_query.';
@@ -97,12 +82,11 @@ BEGIN
 END $$;
 
 -- Keys of a space that have a value already
-CREATE FUNCTION tensile._given_keys(architecture jsonb, batch_size int, learning_rate float8, options jsonb)
-    RETURNS text[]
+CREATE FUNCTION tensile._given_keys(architecture jsonb, arguments jsonb) RETURNS text[]
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($4)
-                 UNION SELECT 'batch_size' WHERE $2 IS NOT NULL UNION SELECT 'learning_rate' WHERE $3 IS NOT NULL)
+    SELECT ARRAY(SELECT jsonb_object_keys($1) UNION SELECT jsonb_object_keys($2->'options')
+                 UNION SELECT a FROM unnest('{batch_size,learning_rate}'::text[]) a WHERE $2->>a IS NOT NULL)
 $$;
 
 -- True while the first trial has yet to choose the architecture by the values of arrays.
@@ -121,8 +105,7 @@ AS $$
         SET architecture = $2,
             space = CASE WHEN t.space IS NULL
                 THEN tensile._default_space($2->>'type')
-                     - tensile._given_keys($2, (t.arguments->>'batch_size')::int,
-                                           (t.arguments->>'learning_rate')::float8, t.arguments->'options')
+                     - tensile._given_keys($2, t.arguments)
                 ELSE (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(t.space) e
                       WHERE e.key IN (SELECT r.key FROM tensile._space_rules(ARRAY[$2->>'type']) r)) END
         WHERE t.id = $1 AND tensile._is_open(t);
@@ -130,11 +113,11 @@ AS $$
 $$;
 
 -- Raise an error if an argument or an option is given, and is to be chosen as well.
-CREATE FUNCTION tensile._check_given(space jsonb, batch_size int, learning_rate float8, options jsonb) RETURNS void
+CREATE FUNCTION tensile._check_given(space jsonb, arguments jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    given text := (SELECT k FROM unnest(tensile._given_keys('{}', batch_size, learning_rate, options)) k
+    given text := (SELECT k FROM unnest(tensile._given_keys('{}', arguments)) k
                    WHERE space ? k ORDER BY k LIMIT 1);
 BEGIN
     IF given IS NOT NULL THEN

@@ -23,32 +23,27 @@ CREATE FUNCTION tensile._session_check(function text) RETURNS void
 
 -- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
 -- and what its admission depends on. The rows of the query are read as the caller.
-CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
-                                          optimizer text, learning_rate float8, validation float8, seed bigint,
-                                          policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                          validation_query text, max_time interval, search_path text,
-                                          arrays text[]) RETURNS jsonb
+CREATE FUNCTION tensile._explain_training(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
-    format text := tensile._explanation_format(options);
-    job_options jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
-    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, job_options, split_by,
-                                                  validation_query, max_time, arrays);
-    budget bigint := tensile._parse_budget(memory_budget);
-    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL AND j.tuning IS NULL);
+    format text := tensile._explanation_format(arguments->'options');
+    m tensile.models;
+    j tensile.jobs;
+    open_job bigint;
 BEGIN
-    RETURN jsonb_build_object(
-        'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
-        'architecture', m.architecture, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
-        'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
-        'policy', coalesce(policy, current_setting('pg_tensile.policy')),
-        'memory_budget', budget, 'options', job_options,
-        'split_by', split_by, 'validation_query', validation_query IS NOT NULL,
-        'max_time_s', extract(epoch FROM max_time),
+    IF jsonb_typeof(arguments->'options') = 'object' THEN
+        arguments := arguments #- '{options,format}';
+    END IF;
+    m := tensile._check_submission(caller, arguments, arrays);
+    j := tensile._job_of_arguments(arguments);
+    open_job := (SELECT o.id FROM tensile.jobs o WHERE o.model = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
+    RETURN arguments - '{query,priority,max_time}'::text[] || jsonb_build_object(
+        'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'architecture', m.architecture,
+        'policy', j.policy, 'memory_budget', tensile._parse_budget(arguments->>'memory_budget'),
+        'validation_query', j.validation_query IS NOT NULL, 'max_time_s', extract(epoch FROM j.max_time),
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
-        'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
+        'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(j.priority));
 END $$;
 
 CREATE FUNCTION tensile._explanation_format(options jsonb) RETURNS text
