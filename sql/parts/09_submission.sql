@@ -324,8 +324,7 @@ CREATE FUNCTION tensile._check_compression(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF j.policy = 'none'
-       AND coalesce(j.options->>'compression', 'none') <> 'none' THEN
+    IF j.policy = 'none' AND coalesce(j.options->>'compression', 'none') <> 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
                              j.options->>'compression'),

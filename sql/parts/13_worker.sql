@@ -262,9 +262,7 @@ BEGIN
                                      stall_us, device_bytes, measured_us, reason)
         SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
                c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
-        FROM jsonb_to_recordset(choice->'candidates') AS c (
-             batch_size int, feasible bool, learning_rate float8, samples_per_s float8, iteration_us float8,
-             stall_us float8, device_bytes bigint, measured_us float8, reason text);
+        FROM jsonb_populate_recordset(NULL::tensile.batch_sizes, choice->'candidates') c;
     PERFORM tensile._log('batch size', j, NULL, choice->>'device', choice->>'reason',
                          choice - '{device,reason}'::text[]);
     PERFORM tensile._notify(j);
