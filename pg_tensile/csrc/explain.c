@@ -40,11 +40,11 @@ feed_training_query(SessionRun *run, int fd)
 TENSILE_PUBLIC_FUNCTION(tensile_explain_training)
 {
 	Explanation explanation = {.run = {.function = "explain_training",.feed = feed_training_query}};
-	Datum		arrays;
+	Datum		spec;
 
 	tensile_require_no_session_run(explanation.run.function);
-	arrays = tensile_check_submission(fcinfo);
+	spec = tensile_submit(fcinfo, 0, 0);
 	explanation.training = tensile_training_query(fcinfo);
-	tensile_session_run(fcinfo, &explanation.run, tensile_forward_submission(fcinfo, arrays));
+	tensile_session_run(fcinfo, &explanation.run, spec);
 	return (Datum) 0;
 }

@@ -10,9 +10,9 @@
  *	 3. the caller has the privileges: the query is planned, and started as by
  *		EXPLAIN, which checks tables, columns, functions and what views read,
  *		and reads no row.
- * Then tensile_internal._train_model (SECURITY DEFINER) checks the rest and inserts the
- * job.  The commit wakes the controller.  explain_training (explain.c) makes
- * the same checks.
+ * Then tensile_internal._train_model (SECURITY DEFINER), which gets the arguments as one
+ * jsonb, checks the rest and inserts the job.  The commit wakes the controller.
+ * explain_training (explain.c) makes the same checks.
  *
  * Memory: the checks have a context that is deleted afterwards.  Locks: those
  * of planning the query, until the end of the transaction.
@@ -24,20 +24,27 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
 #include "nodes/nodeFuncs.h"
 #include "optimizer/optimizer.h"
 #include "tcop/tcopprot.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "compat.h"
 #include "convert.h"
@@ -334,8 +341,9 @@ array_columns(const Query *query)
 	return construct_array(texts, n, TEXTOID, -1, false, TYPALIGN_INT);
 }
 
-Datum
-tensile_check_submission(FunctionCallInfo fcinfo)
+/* As the caller; returns the features that are arrays (array_columns). */
+static Datum
+check_submission(FunctionCallInfo fcinfo)
 {
 	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission",
 												 ALLOCSET_DEFAULT_SIZES);
@@ -359,16 +367,71 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	return arrays;
 }
 
-Datum
-tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays)
-{
-	Oid			types[] = {TEXTOID, TEXTARRAYOID};
-	NullableDatum extra[] = {
-		{CStringGetTextDatum(namespace_search_path), false},
-		{arrays, false}
-	};
+/* ---- the arguments ---- */
 
-	return tensile_forward_with(fcinfo, 2, types, extra);
+/*
+ * The arguments as a jsonb object.  Whatever the session's settings are, numbers
+ * keep all digits, and intervals mean the same everywhere.
+ */
+static Datum
+arguments_as_jsonb(FunctionCallInfo fcinfo, char *const *names, const Oid *types)
+{
+	TupleDesc	desc = CreateTemplateTupleDesc(PG_NARGS());
+	Datum		values[FUNC_MAX_ARGS];
+	bool		nulls[FUNC_MAX_ARGS];
+	int			nest_level = NewGUCNestLevel();
+	Datum		json;
+
+	for (int i = 0; i < PG_NARGS(); i++)
+	{
+		TupleDescInitEntry(desc, i + 1, names[i], types[i], -1, 0);
+		values[i] = fcinfo->args[i].value;
+		nulls[i] = PG_ARGISNULL(i);
+	}
+	(void) set_config_option("extra_float_digits", "1", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("IntervalStyle", "postgres", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	json = DirectFunctionCall1(row_to_json, HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+																			  values, nulls)));
+	AtEOXact_GUC(false, nest_level);
+	return DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
+}
+
+Datum
+tensile_submit(FunctionCallInfo fcinfo, int first_own, int n_own)
+{
+	LOCAL_FCINFO(training, FUNC_MAX_ARGS);
+	Oid			function = fcinfo->flinfo->fn_oid;
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	int			n_training = PG_NARGS() - n_own;
+	int			n_behind = n_training - first_own;
+	Oid		   *types;
+	char	  **names;
+	char	   *modes;
+	Oid			call_types[FUNC_MAX_ARGS] = {OIDOID, JSONBOID};
+	NullableDatum call[FUNC_MAX_ARGS] = {{ObjectIdGetDatum(GetUserId()), false}};
+	int			n = 2;
+
+	get_func_arg_info(tuple, &types, &names, &modes);
+	ReleaseSysCache(tuple);
+	memcpy(call_types + n, types + first_own, n_own * sizeof(Oid));
+	memcpy(call + n, fcinfo->args + first_own, n_own * sizeof(NullableDatum));
+	n += n_own;
+
+	InitFunctionCallInfoData(*training, fcinfo->flinfo, n_training, InvalidOid, NULL, NULL);
+	memcpy(training->args, fcinfo->args, PG_NARGS() * sizeof(NullableDatum));
+	memmove(training->args + first_own, training->args + first_own + n_own,
+			n_behind * sizeof(NullableDatum));
+	memmove(types + first_own, types + first_own + n_own, n_behind * sizeof(Oid));
+	memmove(names + first_own, names + first_own + n_own, n_behind * sizeof(char *));
+
+	call_types[n] = TEXTOID;
+	call[n++] = (NullableDatum) {CStringGetTextDatum(namespace_search_path), false};
+	call_types[n] = TEXTARRAYOID;
+	call[n++] = (NullableDatum) {check_submission(training), false};
+	call[1] = (NullableDatum) {arguments_as_jsonb(training, names, types), false};
+	return tensile_call(psprintf("_%s", get_func_name(function)), n, call_types, call).value;
 }
 
 /* train_model(model, query, target, ...) -> job */
@@ -377,7 +440,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_train_model)
 	int64		job;
 
 	tensile_require_writable(fcinfo);
-	job = DatumGetInt64(tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo)));
+	job = DatumGetInt64(tensile_submit(fcinfo, 0, 0));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
 }
@@ -389,29 +452,22 @@ TENSILE_PUBLIC_FUNCTION(tensile_train_model)
 TENSILE_PUBLIC_FUNCTION(tensile_schedule_training)
 {
 	tensile_require_writable(fcinfo);
-	return tensile_forward_submission(fcinfo, tensile_check_submission(fcinfo));
+	return tensile_submit(fcinfo, PG_NARGS() - 4, 4);
 }
 
 /*
- * tune_model(model, query, target, space, ..., halving, epochs, ...) -> tuning:
- * arguments of its own between the third and the fourth of train_model.
+ * tune_model(model, query, target, space, trials, time_limit, metric, parallel,
+ * halving, epochs, ...) -> tuning: arguments of its own behind the target.
  *
- * The checks take those of train_model.  wait_for_tuning asks for the negative
- * number, which no job has (_submitted_here).
+ * wait_for_tuning asks for the negative number, which no job has
+ * (_submitted_here).
  */
 TENSILE_PUBLIC_FUNCTION(tensile_tune_model)
 {
-	LOCAL_FCINFO(training, TENSILE_N_ARGS);
-	int			own = PG_NARGS() - TENSILE_N_ARGS;
-	Datum		arrays;
 	int64		tuning;
 
 	tensile_require_writable(fcinfo);
-	InitFunctionCallInfoData(*training, fcinfo->flinfo, TENSILE_N_ARGS, InvalidOid, NULL, NULL);
-	for (int i = 0; i < TENSILE_N_ARGS; i++)
-		training->args[i] = fcinfo->args[i <= TENSILE_ARG_TARGET ? i : i + own];
-	arrays = tensile_check_submission(training);
-	tuning = DatumGetInt64(tensile_forward_submission(fcinfo, arrays));
+	tuning = DatumGetInt64(tensile_submit(fcinfo, TENSILE_ARG_TARGET + 1, 6));
 	tensile_submitted_at_commit(-tuning);
 	PG_RETURN_INT64(tuning);
 }

@@ -16,7 +16,6 @@
 #define TENSILE_ARG_OPTIONS 12
 #define TENSILE_ARG_SPLIT_BY 13
 #define TENSILE_ARG_VALIDATION_QUERY 14
-#define TENSILE_N_ARGS 16
 
 /*
  * The column that marks the rows of the validation query, among those of the
@@ -37,13 +36,6 @@ typedef struct TrainingQuery
 extern TrainingQuery tensile_training_query(FunctionCallInfo fcinfo);
 
 /*
- * Checks the arguments as the caller, and raises the errors of train_model.
- * Returns the features that are arrays: a text[] of name and type on the wire
- * of each.
- */
-extern Datum tensile_check_submission(FunctionCallInfo fcinfo);
-
-/*
  * Plans the query and starts it without reading a row.  Raises 42501 for what
  * the current user may not read or call, and 0A000 for temporary tables.
  */
@@ -56,10 +48,13 @@ extern void tensile_check_privileges(const char *sql, const char *what);
 extern void tensile_check_gate(const TrainingQuery *training, const Query *query, Jsonb *options);
 
 /*
- * In a public function f(args): calls tensile_internal._f(caller's OID, args,
- * search_path, arrays).
+ * In a public function f with the arguments of train_model and, among them,
+ * n_own of its own, the first one at position first_own: checks those of
+ * train_model as the caller, and calls tensile_internal._f(caller's OID, arguments of
+ * train_model as one jsonb, own arguments, search_path, features that are
+ * arrays).
  */
-extern Datum tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays);
+extern Datum tensile_submit(FunctionCallInfo fcinfo, int first_own, int n_own);
 
 /*
  * Analyses the queries, each by itself, and returns the one that reads all

@@ -137,10 +137,7 @@ def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connecti
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _session_run"):
         grantee.execute("SELECT tensile._session_run(%s, '/tmp')", (spec,))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
-        grantee.execute(
-            "SELECT tensile._explain_training(0, 'm', '', '', 1, 1, 'sgd', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL,"
-            " NULL, '', '{}')"
-        )
+        grantee.execute("""SELECT tensile._explain_training(0, '{"model": "m"}', '', '{}')""")
     for private in ("tensile._session_wait(-1, 0, false)", "tensile._session_feed(0)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             grantee.execute(f"SELECT {private}")

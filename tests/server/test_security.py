@@ -170,8 +170,7 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._fail_tuning(1, '', '', '')",
         "SELECT tensile._stop_trial(%(job)s, '')",
         "SELECT tensile._cancel_tuning(10::oid, 1)",
-        "SELECT tensile._submit_training(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL,"
-        " NULL, '', '{}')",
+        """SELECT tensile._submit_training(10::oid, '{"model": "late"}', '{}', '{}')""",
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",
@@ -199,8 +198,7 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._register_model(10::oid, 'm', '{}', NULL, false)",
         "SELECT tensile._cancel_job(10::oid, %(job)s)",
         "SELECT tensile._granted(10::oid, 1, 'train')",
-        "SELECT tensile._train_model(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL, NULL,"
-        " '', '{}')",
+        """SELECT tensile._train_model(10::oid, '{"model": "late"}', '', '{}')""",
     ],
 )
 def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> None:

@@ -13,10 +13,6 @@ from psycopg.types.json import Jsonb
 from tests.server.support import MLP, ROWS, Connection, register, submit, value
 
 RATE = 0.0014999  # 0.001 with fewer digits
-SUBMISSION = """
-    SELECT tensile._explain_training('postgres'::regrole, 'm', '', 'y', 1, 8, 'sgd', %s, 0.1, 0, 'joint', NULL, 0,
-                                     '{}', NULL, NULL, NULL, '', '{}') ->> 'learning_rate'
-"""
 
 
 @pytest.mark.long
@@ -34,10 +30,20 @@ def test_training_does_not_depend_on_extra_float_digits(
     assert loss(terse) == loss(plain)
 
 
-def test_explanations_do_not_depend_on_extra_float_digits(db: Connection) -> None:
+def test_arguments_are_kept_exactly_with_any_settings(db: Connection) -> None:
+    """They become a jsonb, from which jobs and schedules take them."""
     register(db, "m")
-    db.execute("SET extra_float_digits = -15")
-    assert float(value(db, SUBMISSION, RATE)) == RATE
+    given = (RATE, "1 mon 2 days 00:00:00.000001")
+    db.execute("SET extra_float_digits = -15; SET IntervalStyle = 'sql_standard'")
+    call = "('m', %s, 'y', learning_rate => %s, max_time => %s, every => '1 day')"
+    with db.transaction(force_rollback=True):
+        schedule = value(db, f"SELECT schedule_training{call}", ROWS, *given)
+        job = submit(db, "m", learning_rate=RATE, max_time=given[1])
+        db.execute("SET LOCAL extra_float_digits = 1; SET LOCAL IntervalStyle = 'postgres'")
+        trained = "SELECT learning_rate, max_time::text FROM tensile.jobs WHERE id = %s"
+        assert db.execute(trained, (job,)).fetchone() == given
+        scheduled = "SELECT arguments->'learning_rate', arguments->>'max_time' FROM tensile.schedules WHERE id = %s"
+        assert db.execute(scheduled, (schedule,)).fetchone() == given
 
 
 @pytest.mark.long
