@@ -164,7 +164,7 @@ class Controller:
         if time.monotonic() < self._deletion_after:
             return
         for what in ("jobs", "drift", "tunings"):
-            self._server.attempt(f"expired {what} cannot be deleted", f"tensile._forget_{what}()")
+            self._server.attempt(f"expired {what} cannot be deleted", f"tensile_internal._forget_{what}()")
         self._deletion_after = time.monotonic() + RETENTION_PAUSE
 
     # -- the clock ----------------------------------------------------------------------------------------------------
