@@ -5,12 +5,12 @@ CREATE FUNCTION tensile_internal._resolve_owner() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    NEW.owner := (SELECT oid FROM pg_roles WHERE rolname = NEW.owner_name);
+    NEW.owner_id := (SELECT oid FROM pg_roles WHERE rolname = NEW.owner);
     RETURN NEW;
 END $$;
 
 -- True if the caller may act for this owner; superusers may act for an owner that no longer exists as well.
-CREATE FUNCTION tensile_internal._acts_for(caller oid, owner oid, owner_name name) RETURNS bool
+CREATE FUNCTION tensile_internal._acts_for(caller oid, owner_id oid, owner name) RETURNS bool
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(c.rolsuper OR pg_has_role(c.oid, o.oid, 'USAGE'), false)

@@ -51,22 +51,22 @@ static uint64 cached_generation;
 #define NO_MODEL 0
 
 #define MODEL_COLUMNS \
-	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
+	"SELECT m.owner_id, m.owner::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
 	"tensile_worker._base_number(m.id, m.architecture) " \
 
 #define MODEL_QUERY \
 	MODEL_COLUMNS \
 	"FROM tensile_internal.models m LEFT JOIN tensile_internal.model_versions v " \
-	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
+	"ON v.model_id = m.id AND v.version = coalesce($2, m.deployed_version) " \
 	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define ID_QUERY \
 	MODEL_COLUMNS \
-	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id WHERE v.id = $3"
+	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE v.id = $3"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile_internal.model_grants " \
-	"WHERE model = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
+	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
 #define NAMES_QUERY "SELECT name FROM tensile_internal.models"
 
 /* ---- reading preprocessing ---- */

@@ -321,7 +321,7 @@ class Worker:
         if status == "cancel":
             raise Cancelled
         if status == "no_model":
-            name = self._row["model_name"]
+            name = self._row["model"]
             raise Failure("42704", f'model "{name}" was dropped', hint="Register the model again and submit a new job.")
         if status is None:
             raise Gone  # the job's row was deleted

@@ -78,7 +78,7 @@ CREATE FUNCTION tensile_internal._most_drifted(model bigint, after timestamptz, 
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT d.column_name, d.psi
-    FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model = m.id AND v.version = m.deployed_version
+    FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id AND v.version = m.deployed_version
          CROSS JOIN LATERAL (SELECT sum(x.rows) AS rows, tensile_worker._sum_counts(x.counts) AS counts
                              FROM tensile_internal.drift_counts x WHERE x.version = v.id AND x.since >= $2) c
          CROSS JOIN LATERAL tensile_worker._drift(v.reference, c.counts) d CROSS JOIN tensile_worker._drift_limits() l
@@ -94,7 +94,7 @@ DECLARE
     v record;
     bins bigint;
 BEGIN
-    SELECT o.id, o.model, o.reference INTO v FROM tensile_internal.model_versions o
+    SELECT o.id, o.model_id, o.reference INTO v FROM tensile_internal.model_versions o
         WHERE o.id = _count_drift.version AND o.weight_bytes IS NOT NULL FOR KEY SHARE SKIP LOCKED;
     bins := (SELECT sum(jsonb_array_length(c->'counts')) FROM jsonb_array_elements(v.reference->'columns') c);
     IF bins IS DISTINCT FROM cardinality(counts) THEN
@@ -103,7 +103,7 @@ BEGIN
     INSERT INTO tensile_internal.drift_counts AS d (version, since, rows, counts)
         VALUES (v.id, greatest(date_bin(current_setting('pg_tensile.drift_window')::interval / 24, clock_timestamp(),
                                         '2000-01-01'),
-                               (SELECT s.last_run FROM tensile_internal.schedules s WHERE s.model = v.model)),
+                               (SELECT s.last_run FROM tensile_internal.schedules s WHERE s.model_id = v.model_id)),
                 _count_drift.rows, _count_drift.counts)
         ON CONFLICT ON CONSTRAINT drift_counts_pkey DO UPDATE SET rows = d.rows + EXCLUDED.rows,
             counts = tensile_worker._add_counts(d.counts, EXCLUDED.counts);
@@ -122,13 +122,13 @@ DECLARE
     threshold float8;
 BEGIN
     SELECT v.version INTO number FROM tensile_internal.model_versions v WHERE v.id = _check_drift.version;
-    SELECT o.* INTO m FROM tensile_internal.models o JOIN tensile_internal.model_versions v ON v.model = o.id AND v.version = o.deployed_version
+    SELECT o.* INTO m FROM tensile_internal.models o JOIN tensile_internal.model_versions v ON v.model_id = o.id AND v.version = o.deployed_version
         WHERE v.id = _check_drift.version;
     IF NOT FOUND THEN
         DELETE FROM tensile_internal.drift_alarms a WHERE a.version = _check_drift.version;
         RETURN;
     END IF;
-    SELECT * INTO s FROM tensile_internal.schedules o WHERE o.model = m.id;
+    SELECT * INTO s FROM tensile_internal.schedules o WHERE o.model_id = m.id;
     threshold := coalesce(s.drift, (SELECT l.threshold FROM tensile_worker._drift_limits() l));
     SELECT * INTO most FROM tensile_internal._most_drifted(m.id, tensile_worker._drift_begin());
     IF most.psi > threshold THEN

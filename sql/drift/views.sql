@@ -4,8 +4,8 @@ CREATE VIEW tensile.drift WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, d.column_name, d.kind, c.rows, c.since, d.psi, d.ks, t.threshold,
            CASE WHEN c.rows OPERATOR(pg_catalog.>=) l.least_rows
                 THEN d.psi OPERATOR(pg_catalog.>) t.threshold END AS drifted
-    FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model OPERATOR(pg_catalog.=) m.id
-         LEFT JOIN tensile_internal.schedules s ON s.model OPERATOR(pg_catalog.=) m.id
+    FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id OPERATOR(pg_catalog.=) m.id
+         LEFT JOIN tensile_internal.schedules s ON s.model_id OPERATOR(pg_catalog.=) m.id
          CROSS JOIN tensile_worker._drift_limits() l
          CROSS JOIN LATERAL (
              SELECT pg_catalog.sum(x.rows)::pg_catalog.int8 AS rows, pg_catalog.min(x.since) AS since,
@@ -38,7 +38,7 @@ CREATE VIEW tensile.drift_alarms WITH (security_invoker = true) AS
     SELECT m.name AS model, m.id AS model_id, v.version, a.column_name, a.psi, a.threshold, a.at
     FROM tensile_internal.drift_alarms a
          JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) a.version
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id;
 COMMENT ON VIEW tensile.drift_alarms IS
     'deployed versions whose drift has exceeded its threshold, until it is below four fifths of it; visible as '
     'drift_counts';

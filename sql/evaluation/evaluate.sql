@@ -16,7 +16,7 @@ BEGIN
                 'memory_budget', coalesce(budget, m.memory_budget, 0), 'options', '{}'::jsonb,
                 'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
                              FROM tensile_internal.device_profiles p)) || request
-            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model
+            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model_id
             WHERE v.id = _evaluation_spec.version);
 END $$;
 

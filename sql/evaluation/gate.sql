@@ -11,7 +11,7 @@ AS $$
 DECLARE
     metric text := j.options->'gate'->>'metric';
     metrics text[] := (SELECT tensile_internal._metrics_of(v.task) FROM tensile_internal.model_versions v
-                       WHERE v.model = m.id AND v.version = m.deployed_version);
+                       WHERE v.model_id = m.id AND v.version = m.deployed_version);
 BEGIN
     IF tensile_internal._deploys(j.options) <> 'if_better' THEN
         IF j.options ? 'gate' THEN
@@ -51,8 +51,8 @@ BEGIN
             'metric', coalesce(j.options->'gate'->>'metric', CASE v.task WHEN 'regression' THEN 'rmse' ELSE 'log_loss' END),
             'version', tensile_internal._evaluation_spec(v.id, NULL, '{"function": "evaluate_model"}'),
             'previous', tensile_internal._evaluation_spec(p.id, NULL, '{"function": "evaluate_model"}'))
-        FROM tensile_internal.jobs j JOIN tensile_internal.model_versions v ON v.id = tensile_internal._version_of(j) JOIN tensile_internal.models m ON m.id = j.model
-            LEFT JOIN tensile_internal.model_versions p ON p.model = m.id AND p.version = m.deployed_version
+        FROM tensile_internal.jobs j JOIN tensile_internal.model_versions v ON v.id = tensile_internal._version_of(j) JOIN tensile_internal.models m ON m.id = j.model_id
+            LEFT JOIN tensile_internal.model_versions p ON p.model_id = m.id AND p.version = m.deployed_version
         WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better');
 END $$;
 
@@ -63,7 +63,7 @@ AS $$
     SELECT tensile_worker._my_job(); -- the next statement does not call it without a row
     SELECT w.data
     FROM tensile_internal.model_weights w JOIN tensile_internal.model_versions v ON v.id = w.version
-        JOIN tensile_internal.jobs j ON j.model = v.model
+        JOIN tensile_internal.jobs j ON j.model_id = v.model_id
     WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better' AND w.version = $1 AND w.seq = $2
 $$;
 
@@ -86,7 +86,7 @@ BEGIN
     SELECT * INTO j FROM tensile_internal.jobs o WHERE o.id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
     decided := previous IS NOT DISTINCT FROM (SELECT v.id FROM tensile_internal.model_versions v
-                                              WHERE v.model = m.id AND v.version = m.deployed_version);
+                                              WHERE v.model_id = m.id AND v.version = m.deployed_version);
     version := (SELECT v.version FROM tensile_internal.model_versions v WHERE v.id = tensile_internal._version_of(j));
     margin := coalesce((j.options->'gate'->>'margin')::float8, 0);
     better := coalesce(gain > margin AND gain <= 'Infinity', false); -- NaN is greater than all numbers
@@ -101,7 +101,7 @@ BEGIN
     END IF;
     reason := concat_ws(': ', tensile_internal._winner_of(j.tuning), reason);
     PERFORM tensile_internal._deploy(
-        m, version, j.owner_name, reason, CASE WHEN better OR previous IS NULL THEN 'deployed' ELSE 'kept' END, j.id,
+        m, version, j.owner, reason, CASE WHEN better OR previous IS NULL THEN 'deployed' ELSE 'kept' END, j.id,
         comparison => jsonb_strip_nulls(jsonb_build_object(
             'metric', metric, 'value', nullif(value, 'NaN'), 'previous_value', nullif(previous_value, 'NaN'))));
     IF NOT better AND previous IS NOT NULL THEN

@@ -11,8 +11,8 @@ AS $$
 DECLARE
     model_id bigint := (SELECT m.id FROM tensile_internal.models m WHERE m.name = model);
     metrics text[] := (SELECT tensile_internal._metrics_of(v.task) FROM tensile_internal.models m
-                           JOIN tensile_internal.model_versions v ON v.model = m.id AND v.version = m.deployed_version
-                       WHERE m.id = model_id);
+                           JOIN tensile_internal.model_versions v ON v.model_id = m.id AND v.version = m.deployed_version
+                       WHERE m.name = model);
     schedule bigint;
 BEGIN
     PERFORM tensile_internal._check_can_start(caller), tensile_internal._check_every(every);
@@ -25,7 +25,7 @@ BEGIN
             MESSAGE = format('model "%s" has no metric "%s"', model, metric),
             HINT = format('Its metrics are %s.', array_to_string(metrics, ', '));
     END IF;
-    INSERT INTO tensile_internal.evaluation_schedules (model, owner_name, query, metric, every, next_run, settings)
+    INSERT INTO tensile_internal.evaluation_schedules (model_id, owner, query, metric, every, next_run, settings)
         VALUES (model_id, pg_get_userbyid(caller), _schedule_evaluation.query, _schedule_evaluation.metric,
                 _schedule_evaluation.every, clock_timestamp() + _schedule_evaluation.every,
                 tensile_internal._session_settings(_schedule_evaluation.search_path))
@@ -46,11 +46,11 @@ AS $$
 DECLARE
     s tensile_internal.evaluation_schedules;
 BEGIN
-    SELECT o.* INTO s FROM tensile_internal.evaluation_schedules o JOIN tensile_internal.models m ON m.id = o.model
+    SELECT o.* INTO s FROM tensile_internal.evaluation_schedules o JOIN tensile_internal.models m ON m.id = o.model_id
         WHERE m.name = _unschedule_evaluation.model FOR UPDATE OF o;
     IF NOT FOUND THEN
         RETURN false;
-    ELSIF NOT tensile_internal._acts_for(caller, s.owner, s.owner_name) THEN
+    ELSIF NOT tensile_internal._acts_for(caller, s.owner_id, s.owner) THEN
         PERFORM tensile_internal._own_model(caller, model);
     END IF;
     DELETE FROM tensile_internal.evaluation_schedules o WHERE o.id = s.id;
@@ -96,7 +96,7 @@ BEGIN
                                 text_of_hint = PG_EXCEPTION_HINT;
         IF s.error IS DISTINCT FROM text_of_error THEN
             PERFORM tensile_internal._log_job(format('pg_tensile: evaluation %s refused: owner="%s" sqlstate=%s reason="%s"',
-                                            s.id, s.owner_name, code, text_of_error));
+                                            s.id, s.owner, code, text_of_error));
         END IF;
     END;
     UPDATE tensile_internal.evaluation_schedules o
@@ -113,14 +113,14 @@ AS $$
 DECLARE
     job bigint;
 BEGIN
-    PERFORM tensile_internal._check_schedule_owner(s.owner, s.owner_name, 'evaluate_model');
+    PERFORM tensile_internal._check_schedule_owner(s.owner_id, s.owner, 'evaluate_model');
     DELETE FROM tensile_internal.jobs j WHERE j.kind = 'evaluate' AND j.ended_at IS NOT NULL
         AND j.options->'schedule' = to_jsonb(s.id);
-    INSERT INTO tensile_internal.jobs (kind, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, priority, options, settings)
-        SELECT 'evaluate', m.name, s.owner_name, s.query, '', 1, 1, '', 0, 0, 0, 0,
+        SELECT 'evaluate', m.name, s.owner, s.query, '', 1, 1, '', 0, 0, 0, 0,
                jsonb_build_object('schedule', s.id, 'model', m.id), s.settings
-        FROM tensile_internal.models m WHERE m.id = s.model
+        FROM tensile_internal.models m WHERE m.id = s.model_id
         RETURNING id INTO job;
     PERFORM tensile_internal._log_event(job, 'submitted'), tensile_internal._notify(job);
     RETURN job;
@@ -135,21 +135,21 @@ DECLARE
     m tensile_internal.models;
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs o WHERE o.id = tensile_worker._my_job();
-    SELECT o.* INTO m FROM tensile_internal.models o JOIN tensile_internal.evaluation_schedules s ON s.model = o.id
+    SELECT o.* INTO m FROM tensile_internal.models o JOIN tensile_internal.evaluation_schedules s ON s.model_id = o.id
         WHERE s.id = (j.options->>'schedule')::bigint AND o.id = (j.options->>'model')::bigint AND j.kind = 'evaluate';
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF NOT tensile_internal._granted(j.owner, m.id, 'predict') THEN
+    ELSIF NOT tensile_internal._granted(j.owner_id, m.id, 'predict') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', m.name),
-            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L).', m.name, j.owner_name);
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L).', m.name, j.owner);
     ELSIF m.deployed_version IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('model "%s" has no version that is deployed', m.name),
             HINT = 'Train it with train_model, or choose a version with deploy_model.';
     END IF;
     RETURN (SELECT tensile_internal._evaluation_spec(v.id, NULL, '{"function": "evaluate_model", "memory_budget": 0}')
-            FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.version = m.deployed_version);
+            FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.version = m.deployed_version);
 END $$;
 
 -- A chunk of the weights of that version; null past the end
@@ -159,8 +159,8 @@ AS $$
     SELECT tensile_worker._my_job(); -- the next statement does not call it without a row
     SELECT w.data
     FROM tensile_internal.model_weights w JOIN tensile_internal.model_versions v ON v.id = w.version
-        JOIN tensile_internal.jobs j ON (j.options->>'model')::bigint = v.model
-    WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate' AND tensile_internal._granted(j.owner, v.model, 'predict')
+        JOIN tensile_internal.jobs j ON (j.options->>'model')::bigint = v.model_id
+    WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate' AND tensile_internal._granted(j.owner_id, v.model_id, 'predict')
       AND w.version = $1 AND w.seq = $2
 $$;
 
@@ -170,10 +170,10 @@ CREATE FUNCTION tensile_worker._job_evaluated(version bigint, rows bigint, metri
 AS $$
     SELECT tensile_worker._my_job(); -- the next statements do not call it without a row
     UPDATE tensile_internal.jobs SET rows = $2 WHERE id = tensile_worker._my_job();
-    INSERT INTO tensile_internal.evaluations (model, version, at, rows, metric, value)
-        SELECT s.model, v.version, clock_timestamp(), $2, e.key, e.value::float8
+    INSERT INTO tensile_internal.evaluations (model_id, version, at, rows, metric, value)
+        SELECT s.model_id, v.version, clock_timestamp(), $2, e.key, e.value::float8
         FROM tensile_internal.jobs j JOIN tensile_internal.evaluation_schedules s ON s.id = (j.options->>'schedule')::bigint
-             JOIN tensile_internal.model_versions v ON v.id = $1 AND v.model = s.model
+             JOIN tensile_internal.model_versions v ON v.id = $1 AND v.model_id = s.model_id
              CROSS JOIN LATERAL jsonb_each_text($3) e
         WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate' AND e.key = coalesce(s.metric, e.key);
 $$;

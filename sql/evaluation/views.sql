@@ -1,12 +1,12 @@
 -- View of scheduled evaluations
 
 CREATE VIEW tensile.evaluation_schedules WITH (security_invoker = true) AS
-    SELECT s.id, m.name AS model, s.model AS model_id, s.owner_name AS owner, s.owner AS owner_id, s.query,
+    SELECT s.id, m.name AS model, s.model_id, s.owner, s.owner_id, s.query,
            s.metric, s.every, s.next_run, s.last_run, s.last_job,
            CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE j.state END AS last_state,
            coalesce(s.sqlstate, j.sqlstate) AS last_sqlstate, coalesce(s.error, j.error) AS last_error,
            coalesce(s.hint, j.hint) AS last_hint
-    FROM tensile_internal.evaluation_schedules s LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model
+    FROM tensile_internal.evaluation_schedules s LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model_id
          LEFT JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.last_job;
 COMMENT ON VIEW tensile.evaluation_schedules IS
     'schedules of evaluations, their next runs, and the outcomes of their last ones; evaluations has the values';
@@ -27,9 +27,9 @@ COMMENT ON COLUMN tensile.evaluation_schedules.last_error IS 'message of the ref
 COMMENT ON COLUMN tensile.evaluation_schedules.last_hint IS 'hint of the refusal, or of the job''s failure';
 
 CREATE VIEW tensile.evaluations WITH (security_invoker = true) AS
-    SELECT e.id, m.name AS model, e.model AS model_id, e.version, e.at, e.rows, e.metric, e.value
+    SELECT e.id, m.name AS model, e.model_id, e.version, e.at, e.rows, e.metric, e.value
     FROM tensile_internal.evaluations e
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) e.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) e.model_id;
 COMMENT ON VIEW tensile.evaluations IS
     'results of scheduled evaluations, a row for each metric; visible as the model is';
 COMMENT ON COLUMN tensile.evaluations.model IS 'name of the model';

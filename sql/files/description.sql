@@ -79,7 +79,7 @@ AS $$
     SELECT jsonb_build_object('name', m.name, 'description', m.description, 'architecture', v.architecture,
                               'preprocessing', v.preprocessing, 'metrics', v.metrics, 'rows', v.rows,
                               'training', v.training, 'reference', v.reference, 'pg_tensile', tensile_worker._version())
-    FROM tensile_internal.models m WHERE m.id = v.model
+    FROM tensile_internal.models m WHERE m.id = v.model_id
 $$;
 
 -- Raise an error unless the file is a whole one, of a known version. Returns its header.

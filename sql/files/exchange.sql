@@ -87,7 +87,7 @@ BEGIN
 
     PERFORM tensile_internal._insert_model(caller, model, description->'architecture', NULL, description->>'description');
     m := tensile_internal._own_model(caller, model);
-    INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, metrics, rows, training,
+    INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture, metrics, rows, training,
                                         reference)
         VALUES (m.id, tensile_internal._next_version(m.id), description->'preprocessing'->>'task', description->'preprocessing',
                 description->'architecture', nullif(description->'metrics', 'null'), (description->>'rows')::bigint,

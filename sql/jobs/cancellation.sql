@@ -25,12 +25,12 @@ DECLARE
 BEGIN
     PERFORM tensile_internal._lock_model(job);
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = job FOR UPDATE;
-    own := tensile_internal._acts_for(caller, j.owner, j.owner_name);
+    own := tensile_internal._acts_for(caller, j.owner_id, j.owner);
     IF j.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
                                AND NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE') THEN
         PERFORM tensile_worker._no_such_job(job);
     ELSIF NOT own AND (NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE')
-                       OR EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolsuper)) THEN
+                       OR EXISTS (SELECT FROM pg_roles WHERE oid = j.owner_id AND rolsuper)) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('permission denied for job %s', job),
             HINT = 'Its owner may do that, and members of pg_signal_backend unless the owner is a superuser.';
     END IF;

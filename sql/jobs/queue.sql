@@ -67,30 +67,30 @@ BEGIN
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = job AND state IN ('queued', 'interrupted');
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF j.model IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN
-        PERFORM tensile_internal._end_job(job, 'failed', '42704', format('model "%s" was dropped', j.model_name),
+    ELSIF j.model_id IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN
+        PERFORM tensile_internal._end_job(job, 'failed', '42704', format('model "%s" was dropped', j.model),
                                  'Register the model again and submit a new job.');
         RETURN NULL;
-    ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolname = j.owner_name AND rolcanlogin) THEN
+    ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE oid = j.owner_id AND rolname = j.owner AND rolcanlogin) THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42704',
-            format('role "%s" was dropped, renamed, or may no longer log in', j.owner_name),
+            format('role "%s" was dropped, renamed, or may no longer log in', j.owner),
             'The job''s worker connects as the role that submitted it: submit it again as a role with LOGIN.');
         RETURN NULL;
-    ELSIF NOT has_schema_privilege(j.owner, 'tensile', 'USAGE') THEN
+    ELSIF NOT has_schema_privilege(j.owner_id, 'tensile', 'USAGE') THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42501',
-            format('role "%s" may no longer use pg_tensile', j.owner_name),
-            format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner_name));
+            format('role "%s" may no longer use pg_tensile', j.owner),
+            format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner));
         RETURN NULL;
     END IF;
-    IF NOT has_database_privilege(j.owner, current_database(), 'CONNECT') THEN
+    IF NOT has_database_privilege(j.owner_id, current_database(), 'CONNECT') THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42501',
-            format('role "%s" no longer has the CONNECT privilege for database "%s"', j.owner_name, current_database()),
+            format('role "%s" no longer has the CONNECT privilege for database "%s"', j.owner, current_database()),
             'The job''s worker connects as the role that submitted it: grant it CONNECT and submit the job again.');
         RETURN NULL;
     END IF;
     UPDATE tensile_internal.jobs SET state = 'starting', attempts = attempts + 1, not_before = NULL WHERE id = job;
     PERFORM tensile_internal._notify(job);
-    RETURN j.owner;
+    RETURN j.owner_id;
 END $$;
 
 -- Return a starting job to its previous state because no worker could be started; true if the reason is new, so

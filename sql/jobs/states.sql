@@ -10,9 +10,9 @@ AS $$
 DECLARE
     m tensile_internal.models;
 BEGIN
-    SELECT * INTO m FROM tensile_internal.models WHERE id = j.model FOR NO KEY UPDATE;
+    SELECT * INTO m FROM tensile_internal.models WHERE id = j.model_id FOR NO KEY UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', j.model_name),
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', j.model),
             HINT = 'Register the model again and submit a new job.';
     END IF;
     RETURN m;
@@ -23,7 +23,7 @@ END $$;
 CREATE FUNCTION tensile_internal._lock_model(job bigint) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT FROM tensile_internal.models m JOIN tensile_internal.jobs j ON j.model = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
+    SELECT FROM tensile_internal.models m JOIN tensile_internal.jobs j ON j.model_id = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
 $$;
 
 -- Lock a model unless another transaction holds it; true if it is locked, or does not exist. For the controller, with which
@@ -41,7 +41,7 @@ CREATE FUNCTION tensile_internal._try_lock_job(job bigint) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT tensile_internal._try_lock_model((SELECT j.model FROM tensile_internal.jobs j WHERE j.id = job)) THEN
+    IF NOT tensile_internal._try_lock_model((SELECT j.model_id FROM tensile_internal.jobs j WHERE j.id = job)) THEN
         RETURN false;
     END IF;
     PERFORM FROM tensile_internal.jobs j WHERE j.id = job FOR UPDATE SKIP LOCKED;
@@ -53,7 +53,7 @@ END $$;
 CREATE FUNCTION tensile_internal._log_event(job bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._log_job(format('pg_tensile: job %s %s: model="%s" owner="%s"', j.id, $2, j.model_name, j.owner_name)
+    SELECT tensile_internal._log_job(format('pg_tensile: job %s %s: model="%s" owner="%s"', j.id, $2, j.model, j.owner)
         || CASE WHEN $2 IN ('started', 'interrupted') THEN format(' attempt=%s', j.attempts) ELSE '' END
         || coalesce(' seconds=' || round(extract(epoch FROM j.ended_at - j.started_at), 3), '')
         || coalesce(' sqlstate=' || j.sqlstate, '')
@@ -108,10 +108,10 @@ BEGIN
     DELETE FROM tensile_internal.rank_reports r WHERE r.job = j.id;
     -- The trace of the model's last job stays for inspection, with all rows that refer to it.
     DELETE FROM tensile_internal.traces t USING tensile_internal.jobs o
-        WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id
-                                    ELSE o.model = j.model AND o.id <> j.id AND o.ended_at IS NOT NULL END;
+        WHERE t.job = o.id AND CASE WHEN j.model_id IS NULL THEN o.id = j.id
+                                    ELSE o.model_id = j.model_id AND o.id <> j.id AND o.ended_at IS NOT NULL END;
     IF state <> 'finished' AND j.kind = 'train' THEN
-        PERFORM tensile_internal._undo_submission(j.model);
+        PERFORM tensile_internal._undo_submission(j.model_id);
     END IF;
     PERFORM tensile_internal._notify(job), tensile_internal._log_event(job, state), tensile_internal._announce_end(job, state);
 END $$;
@@ -136,14 +136,14 @@ BEGIN
     END IF;
     UPDATE tensile_internal.jobs SET version = number WHERE id = j.id;
     IF tensile_internal._deploys(j.options) = 'always' THEN
-        PERFORM tensile_internal._deploy(m, number, j.owner_name, format('trained by job %s', j.id), job => j.id);
+        PERFORM tensile_internal._deploy(m, number, j.owner, format('trained by job %s', j.id), job => j.id);
     END IF; -- with if_better, _job_decide has decided in this transaction
     IF j.tuning IS NULL THEN -- otherwise when the tuning ends
         SELECT * INTO m FROM tensile_internal.models o WHERE o.id = m.id;
         PERFORM tensile_internal._drop_old_versions(m);
     END IF;
     DELETE FROM tensile_internal.checkpoints c USING tensile_internal.jobs o
-        WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
+        WHERE c.job = o.id AND o.model_id = j.model_id AND o.ended_at IS NOT NULL;
 END $$;
 
 -- Interrupt a job, which will continue from its last checkpoint. With `retry` the interruption counts towards

@@ -1,7 +1,7 @@
 -- Views of jobs
 
 CREATE VIEW tensile.progress WITH (security_invoker = true) AS
-    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
+    SELECT j.id AS job, j.model, j.owner, j.state, j.reason, p.pid, p.phase, p.epoch,
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
            p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
@@ -117,7 +117,7 @@ COMMENT ON COLUMN tensile.epoch_metrics.log_loss IS 'cross-entropy of the probab
 COMMENT ON COLUMN tensile.epoch_metrics.mae IS 'mean absolute error, in the target''s unit';
 
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
-    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
+    SELECT j.id AS job, j.model, j.owner, j.state, j.version, j.submitted_at, j.started_at,
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
            j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, e.epoch AS epochs,
            t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
@@ -159,7 +159,7 @@ COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the t
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 CREATE VIEW tensile.jobs WITH (security_invoker = true) AS
-    SELECT j.id AS job, j.kind, j.model_name AS model, j.model AS model_id, j.owner_name AS owner, j.owner AS owner_id,
+    SELECT j.id AS job, j.kind, j.model, j.model_id, j.owner, j.owner_id,
            j.state, j.reason, j.query, j.target, j.epochs, j.batch_size, j.chosen_batch_size, j.optimizer,
            j.learning_rate, j.chosen_learning_rate, j.validation, j.split_by, j.validation_query, j.max_time, j.seed,
            j.policy, j.memory_budget, j.priority, j.options, j.settings, j.architecture, j.architecture_reason,

@@ -17,8 +17,8 @@ BEGIN
     END IF;
     SELECT * INTO v FROM tensile_internal.model_versions o WHERE o.id = j.start_version;
     IF NOT FOUND THEN
-        SELECT o.* INTO v FROM tensile_internal.model_versions o JOIN tensile_internal.models m ON m.id = o.model
-            WHERE m.id = j.model AND o.version = m.deployed_version;
+        SELECT o.* INTO v FROM tensile_internal.model_versions o JOIN tensile_internal.models m ON m.id = o.model_id
+            WHERE m.id = j.model_id AND o.version = m.deployed_version;
         UPDATE tensile_internal.jobs o SET start_version = v.id WHERE o.id = j.id;
     END IF;
     RETURN CASE WHEN v.id IS NOT NULL THEN
@@ -69,12 +69,12 @@ BEGIN
     DELETE FROM tensile_internal.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
     DELETE FROM tensile_internal.traces t WHERE t.job = j.id;
     PERFORM tensile_internal._notify(j.id), tensile_internal._log_event(j.id, 'started');
-    RETURN to_jsonb(j) - '{owner,owner_name,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
+    RETURN to_jsonb(j) - '{owner,owner_id,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
         || jsonb_build_object('attempt', j.attempts, 'max_time_s', extract(epoch FROM j.max_time),
                'running', (SELECT count(*) FROM tensile_internal.jobs o
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
                              AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end
-               'architecture', coalesce(j.architecture, (SELECT m.architecture FROM tensile_internal.models m WHERE m.id = j.model)),
+               'architecture', coalesce(j.architecture, (SELECT m.architecture FROM tensile_internal.models m WHERE m.id = j.model_id)),
                'start', tensile_internal._start_of(j),
                'rows_file', (SELECT tensile_internal._rows_file(t) FROM tensile_internal.tunings t WHERE t.id = j.tuning),
                'tuning_rows', (SELECT t.rows FROM tensile_internal.tunings t WHERE t.id = j.tuning),
@@ -85,7 +85,7 @@ END $$;
 CREATE FUNCTION tensile_worker._job_status() RETURNS text
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN j.model IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN 'no_model'
+    SELECT CASE WHEN j.model_id IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN 'no_model'
                 WHEN j.cancel_requested OR j.automatic AND j.options ? 'stop' THEN 'cancel'
                 WHEN t.refusal IS NOT NULL THEN 'refused' ELSE 'ok' END
     FROM tensile_internal.jobs j LEFT JOIN tensile_internal.traces t ON t.job = j.id WHERE j.id = tensile_worker._my_job()
@@ -154,7 +154,7 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
-    INSERT INTO tensile_internal.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows, training,
+    INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, metrics, rows, training,
                                         reference)
         VALUES (m.id, tensile_internal._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing,
                 coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
@@ -196,7 +196,7 @@ BEGIN
     IF m.architecture IS NOT NULL OR j.architecture IS NOT NULL THEN
         RETURN;
     END IF;
-    PERFORM tensile_internal._check_architecture($1), tensile_internal._check_code(j.owner, $1);
+    PERFORM tensile_internal._check_architecture($1), tensile_internal._check_code(j.owner_id, $1);
     UPDATE tensile_internal.models SET architecture = $1, architecture_reason = $2, updated_at = clock_timestamp()
         WHERE id = m.id;
     UPDATE tensile_internal.jobs SET architecture = $1, architecture_reason = $2 WHERE id = own;

@@ -32,10 +32,10 @@ END $$;
 -- A calibration is a job without a model and a query, and with its own kind of executor. The options in its row
 -- have the time that it may take; those of an automatic one also its device, the cause, and why it is to stop, if it is.
 -- Null if there is one already.
-CREATE FUNCTION tensile_internal._submit_calibration(owner_name name, options jsonb, automatic bool) RETURNS bigint
+CREATE FUNCTION tensile_internal._submit_calibration(owner name, options jsonb, automatic bool) RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.jobs (kind, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, priority, options, settings, automatic)
         VALUES ('calibrate', '(calibration)', $1, '', '', 1, 1, '', 0, 0, 0, 0, $2, '{}', $3)
         ON CONFLICT DO NOTHING
@@ -169,10 +169,10 @@ BEGIN
                 FROM (SELECT n.id, n.architecture FROM tensile_internal.models n
                       WHERE n.architecture IS NOT NULL
                         AND NOT EXISTS (SELECT FROM tensile_internal.model_versions v
-                                        WHERE v.model = n.id AND v.weight_bytes IS NOT NULL)
+                                        WHERE v.model_id = n.id AND v.weight_bytes IS NOT NULL)
                       ORDER BY n.id DESC LIMIT 20) m)
             FROM (SELECT o.*, coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer, j.options,
-                         row_number() OVER (PARTITION BY o.model ORDER BY o.version DESC) AS age
+                         row_number() OVER (PARTITION BY o.model_id ORDER BY o.version DESC) AS age
                   FROM tensile_internal.model_versions o JOIN tensile_internal.jobs j ON j.id = o.job
                   WHERE o.weight_bytes IS NOT NULL AND NOT j.options ? 'ranks'
                   ORDER BY age, o.created_at DESC LIMIT 20) v

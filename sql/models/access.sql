@@ -4,9 +4,9 @@
 CREATE FUNCTION tensile_internal._granted(caller oid, model bigint, privilege text) RETURNS bool
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM tensile_internal.models m WHERE m.id = $2 AND tensile_internal._acts_for($1, m.owner, m.owner_name))
+    SELECT EXISTS (SELECT FROM tensile_internal.models m WHERE m.id = $2 AND tensile_internal._acts_for($1, m.owner_id, m.owner))
         OR EXISTS (SELECT FROM tensile_internal.model_grants g
-                   WHERE g.model = $2 AND g.privilege = $3
+                   WHERE g.model_id = $2 AND g.privilege = $3
                    AND (g.grantee = 0 OR tensile_internal._acts_for($1, g.grantee, g.grantee_name)))
 $$;
 
@@ -30,9 +30,9 @@ BEGIN
     IF m.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', name),
             HINT = 'The models you may use are listed in tensile.models; register_model creates a new one.';
-    ELSIF NOT tensile_internal._acts_for(caller, m.owner, m.owner_name) THEN
+    ELSIF NOT tensile_internal._acts_for(caller, m.owner_id, m.owner) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be owner of model "%s"', name),
-            HINT = format('It belongs to role "%s".', m.owner_name);
+            HINT = format('It belongs to role "%s".', m.owner);
     END IF;
 END $$;
 
@@ -54,8 +54,8 @@ DECLARE
     m tensile_internal.models := tensile_internal._own_model(caller, model);
 BEGIN
     PERFORM tensile_internal._not_null('grantee', grantee), tensile_internal._check_privilege(privilege);
-    INSERT INTO tensile_internal.model_grants (model, grantee_name, privilege, grantor_name)
-        VALUES (m.id, tensile_internal._role_name(grantee), _grant_model.privilege, m.owner_name)
+    INSERT INTO tensile_internal.model_grants (model_id, grantee_name, privilege, grantor_name)
+        VALUES (m.id, tensile_internal._role_name(grantee), _grant_model.privilege, m.owner)
         ON CONFLICT ON CONSTRAINT model_grants_pkey DO UPDATE SET grantee = EXCLUDED.grantee;
 END $$;
 
@@ -67,7 +67,7 @@ DECLARE
 BEGIN
     PERFORM tensile_internal._not_null('grantee', grantee), tensile_internal._check_privilege(privilege);
     DELETE FROM tensile_internal.model_grants g
-        WHERE g.model = m.id AND g.grantee_name = _revoke_model.grantee AND g.privilege = _revoke_model.privilege;
+        WHERE g.model_id = m.id AND g.grantee_name = _revoke_model.grantee AND g.privilege = _revoke_model.privilege;
 END $$;
 
 CREATE FUNCTION tensile_internal._set_model_owner(caller oid, model text, role text) RETURNS void
@@ -86,9 +86,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
             HINT = 'A superuser can give a model to any role.';
     END IF;
-    UPDATE tensile_internal.models SET owner = new_owner, owner_name = role, auto_registered = false,
+    UPDATE tensile_internal.models SET owner_id = new_owner, owner = role, auto_registered = false,
         updated_at = clock_timestamp() WHERE id = m.id;
-    UPDATE tensile_internal.model_grants g SET grantor = new_owner, grantor_name = role WHERE g.model = m.id;
+    UPDATE tensile_internal.model_grants g SET grantor = new_owner, grantor_name = role WHERE g.model_id = m.id;
 END $$;
 
 -- The version (null: the deployed one) of a model, for its owner. Nothing is locked, so that a standby can export.
@@ -109,6 +109,6 @@ BEGIN
     END IF;
     PERFORM tensile_internal._check_version(m, coalesce(version, m.deployed_version));
     SELECT * INTO v FROM tensile_internal.model_versions o
-        WHERE o.model = m.id AND o.version = coalesce(_owned_version.version, m.deployed_version);
+        WHERE o.model_id = m.id AND o.version = coalesce(_owned_version.version, m.deployed_version);
     RETURN v;
 END $$;

@@ -20,13 +20,13 @@ DECLARE
     current bigint;
 BEGIN
     IF decision <> 'kept' THEN
-        UPDATE tensile_internal.deployments d SET ended_at = moment WHERE d.model = m.id AND d.ended_at IS NULL
+        UPDATE tensile_internal.deployments d SET ended_at = moment WHERE d.model_id = m.id AND d.ended_at IS NULL
             RETURNING d.id INTO current;
         UPDATE tensile_internal.models o SET deployed_version = _deploy.version, updated_at = moment WHERE o.id = m.id;
         DELETE FROM tensile_internal.drift_alarms a USING tensile_internal.model_versions v
-            WHERE v.id = a.version AND v.model = m.id AND v.version <> _deploy.version;
+            WHERE v.id = a.version AND v.model_id = m.id AND v.version <> _deploy.version;
     END IF;
-    INSERT INTO tensile_internal.deployments (model, version, decision, reason, job, decided_by, decided_at, ended_at, metric,
+    INSERT INTO tensile_internal.deployments (model_id, version, decision, reason, job, decided_by, decided_at, ended_at, metric,
                                      value, previous_version, previous_value, follows)
         VALUES (m.id, _deploy.version, _deploy.decision, _deploy.reason, _deploy.job, _deploy.decided_by, moment,
                 CASE WHEN _deploy.decision = 'kept' THEN moment END, comparison->>'metric',
@@ -39,12 +39,12 @@ CREATE FUNCTION tensile_internal._earlier_deployment(model bigint) RETURNS tensi
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH RECURSIVE earlier AS (
-        SELECT d.follows AS id, d.version FROM tensile_internal.deployments d WHERE d.model = $1 AND d.ended_at IS NULL
+        SELECT d.follows AS id, d.version FROM tensile_internal.deployments d WHERE d.model_id = $1 AND d.ended_at IS NULL
         UNION ALL
         SELECT d.follows, e.version FROM earlier e JOIN tensile_internal.deployments d ON d.id = e.id
     )
     SELECT d.* FROM earlier e JOIN tensile_internal.deployments d ON d.id = e.id
-        JOIN tensile_internal.model_versions v ON v.model = d.model AND v.version = d.version AND v.weight_bytes IS NOT NULL
+        JOIN tensile_internal.model_versions v ON v.model_id = d.model_id AND v.version = d.version AND v.weight_bytes IS NOT NULL
     WHERE d.version <> e.version
     ORDER BY d.id DESC LIMIT 1
 $$;

@@ -79,7 +79,7 @@ CREATE FUNCTION tensile_internal._insert_model(caller oid, name text, architectu
     RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.models (name, owner_name, architecture, architecture_reason, description, auto_registered)
+    INSERT INTO tensile_internal.models (name, owner, architecture, architecture_reason, description, auto_registered)
         SELECT $2, r.rolname, $3, $4, $5, $6 FROM pg_roles r WHERE r.oid = $1
         ON CONFLICT DO NOTHING
         RETURNING id
@@ -89,7 +89,7 @@ CREATE FUNCTION tensile_internal._no_open_job(model tensile_internal.models) RET
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := (SELECT j.id FROM tensile_internal.jobs j WHERE j.model = (_no_open_job.model).id AND j.ended_at IS NULL
+    job bigint := (SELECT j.id FROM tensile_internal.jobs j WHERE j.model_id = (_no_open_job.model).id AND j.ended_at IS NULL
                                                    AND j.tuning IS NULL);
 BEGIN
     IF job IS NOT NULL THEN
@@ -107,7 +107,7 @@ DECLARE
     job record;
 BEGIN
     PERFORM FROM tensile_internal.models o WHERE o.id = m.id FOR UPDATE; -- before the jobs, one of which may be being submitted
-    FOR job IN SELECT j.id, j.state FROM tensile_internal.jobs j WHERE j.model = m.id FOR UPDATE LOOP
+    FOR job IN SELECT j.id, j.state FROM tensile_internal.jobs j WHERE j.model_id = m.id FOR UPDATE LOOP
         IF job.state IN ('queued', 'interrupted') THEN
             PERFORM tensile_internal._end_job(job.id, 'failed', '42704', format('model "%s" was dropped', name),
                                      'Register the model again and submit a new job.');

@@ -12,8 +12,8 @@ $$;
 CREATE FUNCTION tensile_internal._next_version(model bigint) RETURNS int
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT 1 + greatest((SELECT max(o.version) FROM tensile_internal.model_versions o WHERE o.model = $1),
-                        (SELECT max(o.version) FROM tensile_internal.jobs o WHERE o.model = $1), 0)
+    SELECT 1 + greatest((SELECT max(o.version) FROM tensile_internal.model_versions o WHERE o.model_id = $1),
+                        (SELECT max(o.version) FROM tensile_internal.jobs o WHERE o.model_id = $1), 0)
 $$;
 
 -- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to, nor
@@ -23,12 +23,12 @@ CREATE FUNCTION tensile_internal._drop_old_versions(m tensile_internal.models) R
 AS $$
 BEGIN
     DELETE FROM tensile_internal.model_versions v
-        WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
+        WHERE v.model_id = m.id AND v.version IS DISTINCT FROM m.deployed_version
           AND v.version IS DISTINCT FROM CASE WHEN m.keep_versions > 1
                                               THEN (tensile_internal._earlier_deployment(m.id)).version END
           AND NOT EXISTS (SELECT FROM tensile_internal.trials k JOIN tensile_internal.tunings t ON t.id = k.tuning
                           WHERE k.job = v.job AND t.ended_at IS NULL) -- may be the best trial's
-          AND v.version <= (SELECT o.version FROM tensile_internal.model_versions o WHERE o.model = m.id
+          AND v.version <= (SELECT o.version FROM tensile_internal.model_versions o WHERE o.model_id = m.id
                             ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
           AND m.keep_versions IS NOT NULL;
 END $$;
@@ -38,12 +38,12 @@ CREATE FUNCTION tensile_internal._check_version(m tensile_internal.models, versi
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.version = _check_version.version
+    IF NOT EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.version = _check_version.version
                    AND v.weight_bytes IS NOT NULL) THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
             MESSAGE = format('model "%s" has no version %s', m.name, coalesce(version::text, 'null')),
             HINT = coalesce((SELECT 'It has: ' || string_agg(v.version::text, ', ' ORDER BY v.version) || '.'
-                             FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL),
+                             FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.weight_bytes IS NOT NULL),
                             'Train the model first with train_model.');
     END IF;
 END $$;
@@ -60,7 +60,7 @@ BEGIN
             MESSAGE = format('cannot drop version %s of model "%s" because it is deployed', version, model),
             HINT = 'Deploy another version with deploy_model first, or drop the model with drop_model.';
     END IF;
-    DELETE FROM tensile_internal.model_versions v WHERE v.model = m.id AND v.version = _drop_model_version.version;
+    DELETE FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.version = _drop_model_version.version;
 END $$;
 
 CREATE FUNCTION tensile_internal._set_model_retention(caller oid, model text, keep_versions int) RETURNS void

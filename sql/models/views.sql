@@ -7,7 +7,7 @@ CREATE VIEW tensile.model_sources WITH (security_invoker = true) AS
            s.kind, s.columns
     FROM tensile_internal.version_sources s
          JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) s.version
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
          LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace)
              ON c.oid OPERATOR(pg_catalog.=) s.relation
          LEFT JOIN (pg_catalog.pg_class d JOIN pg_catalog.pg_namespace e ON e.oid OPERATOR(pg_catalog.=) d.relnamespace)
@@ -28,7 +28,7 @@ COMMENT ON COLUMN tensile.model_sources.columns IS
 
 -- Only rows that are found by an index are joined, and drift is that of the alarm, so that hundreds of models cost little.
 CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
-    SELECT m.name AS model, m.owner_name AS owner, m.deployed_version, v.task, k.metric,
+    SELECT m.name AS model, m.owner, m.deployed_version, v.task, k.metric,
            CASE WHEN k.metric OPERATOR(pg_catalog.=) 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
                 ELSE coalesce(x.metrics OPERATOR(pg_catalog.->>) 'calibrated_log_loss',
                               x.metrics OPERATOR(pg_catalog.->>) 'log_loss') END::pg_catalog.float8 AS value,
@@ -40,7 +40,7 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
                'drift above ' OPERATOR(pg_catalog.||) s.drift::pg_catalog.text) END AS schedule,
            a.column_name AS drifted_column, a.psi AS drift, j.warnings
     FROM tensile_internal.models m
-         LEFT JOIN tensile_internal.model_versions v ON v.model OPERATOR(pg_catalog.=) m.id
+         LEFT JOIN tensile_internal.model_versions v ON v.model_id OPERATOR(pg_catalog.=) m.id
              AND v.version OPERATOR(pg_catalog.=) m.deployed_version
          CROSS JOIN LATERAL (
              SELECT CASE WHEN v.task OPERATOR(pg_catalog.=) 'regression' THEN 'rmse'
@@ -50,11 +50,11 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
                               OPERATOR(pg_catalog.=) 'object' THEN 'validation'
                          WHEN v.metrics OPERATOR(pg_catalog.?) 'training' THEN 'training' END) p (split)
          CROSS JOIN LATERAL (SELECT p.split, v.metrics OPERATOR(pg_catalog.->) p.split) x (split, metrics)
-         LEFT JOIN tensile_internal.deployments d ON d.model OPERATOR(pg_catalog.=) m.id AND d.ended_at IS NULL
-         LEFT JOIN tensile_internal.schedules s ON s.model OPERATOR(pg_catalog.=) m.id
+         LEFT JOIN tensile_internal.deployments d ON d.model_id OPERATOR(pg_catalog.=) m.id AND d.ended_at IS NULL
+         LEFT JOIN tensile_internal.schedules s ON s.model_id OPERATOR(pg_catalog.=) m.id
          LEFT JOIN tensile_internal.drift_alarms a ON a.version OPERATOR(pg_catalog.=) v.id
          LEFT JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) v.job
-         LEFT JOIN tensile_internal.jobs o ON o.model OPERATOR(pg_catalog.=) m.id AND o.ended_at IS NULL AND o.tuning IS NULL;
+         LEFT JOIN tensile_internal.jobs o ON o.model_id OPERATOR(pg_catalog.=) m.id AND o.ended_at IS NULL AND o.tuning IS NULL;
 COMMENT ON VIEW tensile.model_status IS
     'models with their deployed versions: how good, since when, when trained again, and what to look at; visible as '
     'models are, schedules and warnings as schedules and jobs are, drift as drift_alarms is';
@@ -80,7 +80,7 @@ COMMENT ON COLUMN tensile.model_status.drift IS 'population stability index of t
 COMMENT ON COLUMN tensile.model_status.warnings IS 'what the job that trained the version warned of; null: nothing';
 
 CREATE VIEW tensile.models WITH (security_invoker = true) AS
-    SELECT m.name AS model, m.id AS model_id, m.owner_name AS owner, m.owner AS owner_id, m.architecture,
+    SELECT m.name AS model, m.id AS model_id, m.owner, m.owner_id, m.architecture,
            m.architecture_reason, m.description, m.deployed_version, m.memory_budget, m.keep_versions,
            m.auto_registered, m.created_at, m.updated_at
     FROM tensile_internal.models m;
@@ -103,11 +103,11 @@ COMMENT ON COLUMN tensile.models.auto_registered IS
     'something else refers to it';
 
 CREATE VIEW tensile.model_versions WITH (security_invoker = true) AS
-    SELECT m.name AS model, v.model AS model_id, v.version, v.id AS version_id, v.job, v.task, v.architecture,
+    SELECT m.name AS model, v.model_id, v.version, v.id AS version_id, v.job, v.task, v.architecture,
            v.preprocessing, v.metrics, v.rows, v.weight_bytes, v.training, v.reference, v.prediction_query,
            v.created_at
     FROM tensile_internal.model_versions v
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id;
 COMMENT ON VIEW tensile.model_versions IS
     'versions of models, one for each finished job and each import: task, fitted preprocessing, final metrics';
 COMMENT ON COLUMN tensile.model_versions.model IS 'name of the model';
@@ -133,9 +133,9 @@ COMMENT ON COLUMN tensile.model_versions.prediction_query IS
     '"settings"}; "template" reads tensile_source in place of "source"; "reason": why "query" or "template" is null';
 
 CREATE VIEW tensile.model_grants WITH (security_invoker = true) AS
-    SELECT m.name AS model, g.model AS model_id, g.grantee_name AS grantee, g.privilege, g.grantor_name AS grantor
+    SELECT m.name AS model, g.model_id, g.grantee_name AS grantee, g.privilege, g.grantor_name AS grantor
     FROM tensile_internal.model_grants g
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) g.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) g.model_id;
 COMMENT ON VIEW tensile.model_grants IS
     'privileges on models granted by their owners';
 COMMENT ON COLUMN tensile.model_grants.grantee IS 'name of the role, or public';
@@ -143,10 +143,10 @@ COMMENT ON COLUMN tensile.model_grants.privilege IS 'predict or train';
 COMMENT ON COLUMN tensile.model_grants.grantor IS 'name of the model''s owner';
 
 CREATE VIEW tensile.deployments WITH (security_invoker = true) AS
-    SELECT d.id, m.name AS model, d.model AS model_id, d.version, d.decision, d.reason, d.job, d.decided_by,
+    SELECT d.id, m.name AS model, d.model_id, d.version, d.decision, d.reason, d.job, d.decided_by,
            d.decided_at, d.ended_at, d.metric, d.value, d.previous_version, d.previous_value, d.follows
     FROM tensile_internal.deployments d
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) d.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) d.model_id;
 COMMENT ON VIEW tensile.deployments IS
     'decisions about the versions that predictions use: by whom, when and why; visible as the model is';
 COMMENT ON COLUMN tensile.deployments.model IS 'name of the model';

@@ -29,7 +29,7 @@ DECLARE
 BEGIN
     SELECT coalesce(v.prediction_query, '{}'), r.oid INTO derived, author
         FROM tensile_internal.model_versions v LEFT JOIN tensile_internal.jobs j ON j.id = v.job
-             LEFT JOIN pg_roles r ON r.oid = j.owner AND r.rolname = j.owner_name
+             LEFT JOIN pg_roles r ON r.oid = j.owner_id AND r.rolname = j.owner
         WHERE v.id = _prediction_query.version;
     IF derived IS NULL THEN
         RETURN NULL;

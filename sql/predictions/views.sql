@@ -4,7 +4,7 @@ CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
     FROM tensile_worker._predictions() p
          JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) p.version
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id;
 COMMENT ON VIEW tensile.predictions IS
     'predictions since the server started, with the number of categories unknown to the model';
 COMMENT ON COLUMN tensile.predictions.rows IS 'number of rows predicted for';
@@ -17,7 +17,7 @@ CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, l.device, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
     FROM tensile_worker._loaded_models() l
          LEFT JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
-         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model
+         JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
               OR tensile_worker._base_number(m.id, m.architecture) OPERATOR(pg_catalog.=) l.version;
 COMMENT ON VIEW tensile.loaded_models IS
     'models loaded by the predictor, a version once for each memory budget; version null: a pretrained model '

@@ -14,7 +14,7 @@ CREATE FUNCTION tensile_internal._due_schedules() RETURNS TABLE (schedule bigint
 AS $$
     SELECT s.id FROM tensile_internal.schedules s
     WHERE CASE WHEN EXISTS (SELECT FROM tensile_internal.jobs j
-                            WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL) THEN false
+                            WHERE j.model_id = s.model_id AND j.ended_at IS NULL AND j.tuning IS NULL) THEN false
                ELSE tensile_internal._due_reason(s) IS NOT NULL END
     ORDER BY s.next_run, s.id
 $$;
@@ -41,7 +41,7 @@ BEGIN
             OR s.last_run > clock_timestamp() - current_setting('pg_tensile.drift_window')::interval / 24 THEN
         RETURN NULL;
     END IF;
-    SELECT * INTO most FROM tensile_internal._most_drifted(s.model, greatest(s.last_run, tensile_worker._drift_begin()));
+    SELECT * INTO most FROM tensile_internal._most_drifted(s.model_id, greatest(s.last_run, tensile_worker._drift_begin()));
     RETURN CASE WHEN most.psi > s.drift THEN format('drift %s of "%s"', round(most.psi::numeric, 2), most.column_name) END;
 END $$;
 
@@ -52,7 +52,7 @@ AS $$
     SELECT (1000 * min(least(greatest(extract(epoch FROM n.next_run - clock_timestamp()), 0), 3600)))::int
     FROM (SELECT s.next_run FROM tensile_internal.schedules s
           WHERE s.next_run IS NOT NULL
-            AND NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.model = s.model AND j.ended_at IS NULL AND j.tuning IS NULL)
+            AND NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.model_id = s.model_id AND j.ended_at IS NULL AND j.tuning IS NULL)
           UNION ALL
           SELECT e.next_run FROM tensile_internal.evaluation_schedules e WHERE NOT tensile_internal._evaluates(e.last_job)) n
 $$;
@@ -102,7 +102,7 @@ BEGIN
                                     text_of_hint = PG_EXCEPTION_HINT;
             IF s.error IS DISTINCT FROM text_of_error THEN
                 PERFORM tensile_internal._log_job(format('pg_tensile: schedule %s refused: owner="%s" sqlstate=%s reason="%s"',
-                                                s.id, s.owner_name, code, text_of_error));
+                                                s.id, s.owner, code, text_of_error));
             END IF;
     END;
     UPDATE tensile_internal.schedules o
@@ -118,13 +118,13 @@ AS $$
 DECLARE
     job bigint;
 BEGIN
-    PERFORM tensile_internal._check_schedule_owner(s.owner, s.owner_name, 'train_model');
+    PERFORM tensile_internal._check_schedule_owner(s.owner_id, s.owner, 'train_model');
     IF s.source IS NOT NULL AND tensile_worker._inserted_rows(s.source) IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = 'the source of the schedule was dropped',
             HINT = 'Schedule the training again with another source.';
     END IF;
     job := tensile_internal._submit_training(
-        s.owner, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile_internal.models m WHERE m.id = s.model),
+        s.owner_id, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile_internal.models m WHERE m.id = s.model_id),
         s.settings, '{}');
     PERFORM tensile_internal._notify(job);
     RETURN job;

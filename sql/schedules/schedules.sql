@@ -15,7 +15,7 @@ BEGIN
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
     PERFORM tensile_internal._store_architecture(caller, m, arrays);
-    INSERT INTO tensile_internal.schedules (model, owner_name, every, rows, source, drift, next_run, counted_rows, settings,
+    INSERT INTO tensile_internal.schedules (model_id, owner, every, rows, source, drift, next_run, counted_rows, settings,
                                    arguments)
         VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,
                 _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
@@ -77,18 +77,18 @@ AS $$
 $$;
 
 -- Raise an error unless the role of a schedule exists and may execute the public function of that name.
-CREATE FUNCTION tensile_internal._check_schedule_owner(owner oid, owner_name name, function name) RETURNS void
+CREATE FUNCTION tensile_internal._check_schedule_owner(owner_id oid, owner name, function name) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner AND r.rolname = owner_name) THEN
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = owner_id AND r.rolname = owner) THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-            MESSAGE = format('role "%s" was dropped or renamed', owner_name),
+            MESSAGE = format('role "%s" was dropped or renamed', owner),
             HINT = 'Another role has to make the schedule: remove this one, then schedule again.';
-    ELSIF NOT tensile_internal._may_execute(owner, function) THEN
+    ELSIF NOT tensile_internal._may_execute(owner_id, function) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for function %s', function),
-            HINT = format('Grant it to the schedule''s owner: GRANT tensile_user TO %I.', owner_name);
+            HINT = format('Grant it to the schedule''s owner: GRANT tensile_user TO %I.', owner);
     END IF;
 END $$;
 
@@ -98,11 +98,11 @@ AS $$
 DECLARE
     s tensile_internal.schedules;
 BEGIN
-    SELECT o.* INTO s FROM tensile_internal.schedules o JOIN tensile_internal.models m ON m.id = o.model
+    SELECT o.* INTO s FROM tensile_internal.schedules o JOIN tensile_internal.models m ON m.id = o.model_id
         WHERE m.name = _unschedule_training.model FOR UPDATE OF o;
     IF NOT FOUND THEN
         RETURN false;
-    ELSIF NOT tensile_internal._acts_for(caller, s.owner, s.owner_name) THEN
+    ELSIF NOT tensile_internal._acts_for(caller, s.owner_id, s.owner) THEN
         PERFORM tensile_internal._own_model(caller, model);
     END IF;
     DELETE FROM tensile_internal.schedules o WHERE o.id = s.id;

@@ -1,7 +1,7 @@
 -- View of schedules
 
 CREATE VIEW tensile.schedules WITH (security_invoker = true) AS
-    SELECT s.id, m.name AS model, s.model AS model_id, s.owner_name AS owner, s.owner AS owner_id, s.arguments, s.every,
+    SELECT s.id, m.name AS model, s.model_id, s.owner, s.owner_id, s.arguments, s.every,
            s.rows, s.source, s.next_run,
            CASE WHEN i.inserted OPERATOR(pg_catalog.<) s.counted_rows THEN i.inserted
                 ELSE i.inserted OPERATOR(pg_catalog.-) s.counted_rows END AS new_rows,
@@ -9,7 +9,7 @@ CREATE VIEW tensile.schedules WITH (security_invoker = true) AS
            CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE j.state END AS last_state, j.version AS last_version,
            d.decision, coalesce(s.sqlstate, j.sqlstate) AS last_sqlstate, coalesce(s.error, j.error) AS last_error,
            coalesce(s.hint, j.hint) AS last_hint, s.drift, s.last_reason
-    FROM tensile_internal.schedules s LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model
+    FROM tensile_internal.schedules s LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model_id
          LEFT JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.last_job
          LEFT JOIN tensile_internal.deployments d ON d.job OPERATOR(pg_catalog.=) j.id
          CROSS JOIN LATERAL tensile_worker._inserted_rows(s.source) i (inserted);

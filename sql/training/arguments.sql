@@ -6,8 +6,7 @@ CREATE FUNCTION tensile_internal._job_of_arguments(arguments jsonb, OUT j tensil
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    j := jsonb_populate_record(j, arguments - '{model,memory_budget}'::text[]);
-    j.model_name := arguments->>'model';
+    j := jsonb_populate_record(j, arguments - 'memory_budget');
     j.policy := coalesce(j.policy, current_setting('pg_tensile.policy'));
     j.options := arguments->'options';
 END $$;

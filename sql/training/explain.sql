@@ -16,7 +16,7 @@ BEGIN
     END IF;
     m := tensile_internal._check_submission(caller, arguments, arrays);
     j := tensile_internal._job_of_arguments(arguments);
-    open_job := (SELECT o.id FROM tensile_internal.jobs o WHERE o.model = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
+    open_job := (SELECT o.id FROM tensile_internal.jobs o WHERE o.model_id = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
     RETURN arguments - '{query,priority,max_time}'::text[] || jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'architecture', m.architecture,
         'policy', j.policy, 'memory_budget', tensile_internal._parse_budget(arguments->>'memory_budget'),

@@ -12,7 +12,7 @@ DECLARE
     model_id bigint := tensile_internal._store_architecture(caller, m, arrays);
     job bigint;
 BEGIN
-    INSERT INTO tensile_internal.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+    INSERT INTO tensile_internal.jobs (model_id, model, owner, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
                               split_by, validation_query, max_time, architecture, tuning)
         VALUES (model_id, m.name, pg_get_userbyid(caller), j.query, j.target, j.epochs, j.batch_size, j.optimizer,
@@ -60,8 +60,8 @@ AS $$
     SELECT least(extract(epoch FROM f.ended_at - f.started_at)::float8
                      * CASE f.stopped WHEN 'early_stopping' THEN least(j.epochs, d.epochs) ELSE j.epochs END / d.epochs,
                  extract(epoch FROM j.max_time)::float8)
-    FROM tensile_internal.jobs j JOIN tensile_internal.models m ON m.id = j.model
-         JOIN tensile_internal.jobs f ON f.model = j.model AND f.kind = 'train' AND f.state = 'finished' AND f.attempts = 1
+    FROM tensile_internal.jobs j JOIN tensile_internal.models m ON m.id = j.model_id
+         JOIN tensile_internal.jobs f ON f.model_id = j.model_id AND f.kind = 'train' AND f.state = 'finished' AND f.attempts = 1
              AND f.query = j.query AND f.target = j.target AND f.options = j.options AND f.validation = j.validation
              AND (f.batch_size, f.validation_query, f.max_time, f.policy, f.memory_budget,
                   coalesce(f.architecture, m.architecture))
@@ -70,7 +70,7 @@ AS $$
                   coalesce(j.architecture, m.architecture))
          CROSS JOIN LATERAL (SELECT max(e.epoch)::float8 AS epochs FROM tensile_internal.epochs e WHERE e.job = f.id) d
     WHERE j.id = $2 AND d.epochs > 0
-      AND (tensile_internal._acts_for($1, f.owner, f.owner_name) OR pg_has_role($1, 'pg_read_all_stats', 'USAGE'))
+      AND (tensile_internal._acts_for($1, f.owner_id, f.owner) OR pg_has_role($1, 'pg_read_all_stats', 'USAGE'))
     ORDER BY f.id DESC LIMIT 1
 $$;
 
@@ -122,21 +122,21 @@ CREATE FUNCTION tensile_internal._undo_submission(model bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.model = $1)
-       OR EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.model = $1
+    IF EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.model_id = $1)
+       OR EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.model_id = $1
                   AND (j.ended_at IS NULL OR EXISTS (SELECT FROM tensile_internal.epochs e WHERE e.job = j.id)))
-       OR EXISTS (SELECT FROM tensile_internal.tunings t WHERE t.model = $1 AND t.ended_at IS NULL) THEN
+       OR EXISTS (SELECT FROM tensile_internal.tunings t WHERE t.model_id = $1 AND t.ended_at IS NULL) THEN
         RETURN;
     END IF;
     UPDATE tensile_internal.models m SET architecture = NULL, architecture_reason = NULL, updated_at = clock_timestamp()
         WHERE m.id = $1 AND m.architecture_reason IS NOT NULL;
     PERFORM FROM tensile_internal.models m WHERE m.id = $1 AND m.auto_registered AND m.memory_budget IS NULL
             AND m.keep_versions IS NULL FOR UPDATE SKIP LOCKED;
-    IF FOUND AND NOT EXISTS (SELECT FROM tensile_internal.model_grants g WHERE g.model = $1)
-       AND NOT EXISTS (SELECT FROM tensile_internal.schedules s WHERE s.model = $1)
-       AND NOT EXISTS (SELECT FROM tensile_internal.evaluation_schedules s WHERE s.model = $1) THEN
-        DELETE FROM tensile_internal.checkpoints c USING tensile_internal.jobs j WHERE c.job = j.id AND j.model = $1;
-        DELETE FROM tensile_internal.traces t USING tensile_internal.jobs j WHERE t.job = j.id AND j.model = $1;
+    IF FOUND AND NOT EXISTS (SELECT FROM tensile_internal.model_grants g WHERE g.model_id = $1)
+       AND NOT EXISTS (SELECT FROM tensile_internal.schedules s WHERE s.model_id = $1)
+       AND NOT EXISTS (SELECT FROM tensile_internal.evaluation_schedules s WHERE s.model_id = $1) THEN
+        DELETE FROM tensile_internal.checkpoints c USING tensile_internal.jobs j WHERE c.job = j.id AND j.model_id = $1;
+        DELETE FROM tensile_internal.traces t USING tensile_internal.jobs j WHERE t.job = j.id AND j.model_id = $1;
         DELETE FROM tensile_internal.models m WHERE m.id = $1;
     END IF;
 END $$;
@@ -152,10 +152,10 @@ DECLARE
     j tensile_internal.jobs := tensile_internal._job_of_arguments(arguments);
     m tensile_internal.models;
 BEGIN
-    SELECT * INTO m FROM tensile_internal.models WHERE name = j.model_name;
+    SELECT * INTO m FROM tensile_internal.models WHERE name = j.model;
     IF NOT FOUND THEN
-        PERFORM tensile_internal._check_model_name(j.model_name);
-        m := jsonb_populate_record(m, jsonb_build_object('name', j.model_name));
+        PERFORM tensile_internal._check_model_name(j.model);
+        m := jsonb_populate_record(m, jsonb_build_object('name', j.model));
     ELSIF NOT tensile_internal._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', m.name),

@@ -27,7 +27,7 @@ DECLARE
     text_of_hint text;
 BEGIN
     -- Lock the model before the tuning and its jobs, as drop_model does.
-    IF NOT tensile_internal._try_lock_model((SELECT o.model FROM tensile_internal.tunings o WHERE o.id = tuning)) THEN
+    IF NOT tensile_internal._try_lock_model((SELECT o.model_id FROM tensile_internal.tunings o WHERE o.id = tuning)) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO t FROM tensile_internal.tunings o WHERE o.id = tuning AND o.ended_at IS NULL FOR UPDATE SKIP LOCKED;
@@ -76,16 +76,16 @@ CREATE FUNCTION tensile_internal._check_tuner(t tensile_internal.tunings) RETURN
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF t.model IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', t.model_name),
+    IF t.model_id IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', t.model),
             HINT = 'Register the model again and tune it once more.';
-    ELSIF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = t.owner AND r.rolname = t.owner_name) THEN
+    ELSIF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = t.owner_id AND r.rolname = t.owner) THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
-            MESSAGE = format('role "%s" was dropped or renamed', t.owner_name),
+            MESSAGE = format('role "%s" was dropped or renamed', t.owner),
             HINT = 'Another role has to tune the model.';
-    ELSIF NOT tensile_internal._may_execute(t.owner, 'tune_model') THEN
+    ELSIF NOT tensile_internal._may_execute(t.owner_id, 'tune_model') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'permission denied for function tune_model',
-            HINT = format('Grant it to the tuning''s owner: GRANT tensile_user TO %I.', t.owner_name);
+            HINT = format('Grant it to the tuning''s owner: GRANT tensile_user TO %I.', t.owner);
     ELSIF t.space = '{}' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('the space has no key of the architecture "%s"', t.architecture->>'type'),
@@ -164,7 +164,7 @@ DECLARE
     v tensile_internal.model_versions;
     best float8;
 BEGIN
-    SELECT * INTO m FROM tensile_internal.models o WHERE o.id = t.model;
+    SELECT * INTO m FROM tensile_internal.models o WHERE o.id = t.model_id;
     SELECT o.* INTO v FROM tensile_internal.model_versions o JOIN tensile_internal.trials k ON k.job = o.job
         WHERE k.tuning = t.id AND k.number = t.best_trial AND o.weight_bytes IS NOT NULL;
     IF v.id IS NULL THEN
@@ -177,7 +177,7 @@ BEGIN
         RETURN;
     ELSIF tensile_internal._deploys(options) = 'always' THEN
         best := (SELECT k.value FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number = t.best_trial);
-        PERFORM tensile_internal._deploy(m, v.version, t.owner_name,
+        PERFORM tensile_internal._deploy(m, v.version, t.owner,
                                 format('%s: %s is %s', tensile_internal._winner_of(t.id), t.metric, best), job => v.job),
                 tensile_internal._adopt_architecture(t, v.architecture);
     END IF;
@@ -190,9 +190,9 @@ CREATE FUNCTION tensile_internal._adopt_architecture(t tensile_internal.tunings,
 AS $$
     UPDATE tensile_internal.models m SET architecture = $2, architecture_reason = tensile_internal._winner_of(($1).id),
             updated_at = clock_timestamp()
-        WHERE m.id = ($1).model AND m.architecture IS DISTINCT FROM $2
+        WHERE m.id = ($1).model_id AND m.architecture IS DISTINCT FROM $2
           AND m.architecture IS NOT DISTINCT FROM ($1).architecture
-          AND tensile_internal._acts_for(($1).owner, m.owner, m.owner_name)
+          AND tensile_internal._acts_for(($1).owner_id, m.owner_id, m.owner)
 $$;
 
 -- Submit a job that does what a job with deploy = if_better does after its training.
@@ -202,9 +202,9 @@ AS $$
 DECLARE
     job bigint;
 BEGIN
-    INSERT INTO tensile_internal.jobs (kind, model, model_name, owner_name, query, target, epochs, optimizer, validation, seed,
+    INSERT INTO tensile_internal.jobs (kind, model_id, model, owner, query, target, epochs, optimizer, validation, seed,
                               policy, priority, options, settings, validation_query, start_version, architecture, tuning)
-        SELECT 'compare', j.model, j.model_name, t.owner_name, j.query, j.target, j.epochs, j.optimizer, j.validation,
+        SELECT 'compare', j.model_id, j.model, t.owner, j.query, j.target, j.epochs, j.optimizer, j.validation,
                j.seed, j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads), t.settings,
                j.validation_query, v.id, v.architecture, t.id
         FROM tensile_internal.jobs j WHERE j.id = v.job
@@ -253,12 +253,12 @@ BEGIN
             started_at = coalesce(o.started_at, clock_timestamp()), sqlstate = _end_tuning.sqlstate,
             error = _end_tuning.error, hint = _end_tuning.hint
         WHERE o.id = t.id;
-    SELECT * INTO m FROM tensile_internal.models o WHERE o.id = t.model;
+    SELECT * INTO m FROM tensile_internal.models o WHERE o.id = t.model_id;
     IF FOUND THEN
         PERFORM tensile_internal._drop_old_versions(m);
     END IF;
     IF state <> 'finished' THEN
-        PERFORM tensile_internal._undo_submission(t.model);
+        PERFORM tensile_internal._undo_submission(t.model_id);
     END IF;
     PERFORM tensile_internal._log_tuning(t.id, state), tensile_internal._notify(-1), tensile_internal._announce('tuning', t.id, state);
 END $$;

@@ -22,7 +22,7 @@ BEGIN
     END IF;
     halving := tensile_internal._halving(halving, (arguments->>'epochs')::int);
     model_id := tensile_internal._store_architecture(caller, m, arrays);
-    INSERT INTO tensile_internal.tunings (model, model_name, owner_name, architecture, space, trials, time_limit, metric,
+    INSERT INTO tensile_internal.tunings (model_id, model, owner, architecture, space, trials, time_limit, metric,
                                  parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
                 _tune_model.time_limit, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
@@ -102,7 +102,7 @@ CREATE FUNCTION tensile_internal._no_open_tuning(model tensile_internal.models) 
 AS $$
 DECLARE
     tuning bigint := (SELECT min(t.id) FROM tensile_internal.tunings t
-                      WHERE t.model = (_no_open_tuning.model).id AND t.ended_at IS NULL);
+                      WHERE t.model_id = (_no_open_tuning.model).id AND t.ended_at IS NULL);
 BEGIN
     IF tuning IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_in_use',
@@ -115,8 +115,8 @@ END $$;
 CREATE FUNCTION tensile_internal._log_tuning(tuning bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._log_job(format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2, t.model_name,
-                                   t.owner_name, (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id))
+    SELECT tensile_internal._log_job(format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2, t.model,
+                                   t.owner, (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id))
         || coalesce(' seconds=' || round(extract(epoch FROM t.ended_at - t.started_at), 3), '')
         || coalesce(' sqlstate=' || t.sqlstate, '') || coalesce(' reason="' || t.error || '"', ''))
     FROM tensile_internal.tunings t WHERE t.id = $1
@@ -140,12 +140,12 @@ DECLARE
     own bool;
 BEGIN
     SELECT * INTO t FROM tensile_internal.tunings o WHERE o.id = tuning FOR UPDATE;
-    own := tensile_internal._acts_for(caller, t.owner, t.owner_name);
+    own := tensile_internal._acts_for(caller, t.owner_id, t.owner);
     IF t.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
                                AND NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE') THEN
         PERFORM tensile_worker._no_such_tuning(tuning);
     ELSIF NOT own AND (NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE')
-                       OR EXISTS (SELECT FROM pg_roles WHERE oid = t.owner AND rolsuper)) THEN
+                       OR EXISTS (SELECT FROM pg_roles WHERE oid = t.owner_id AND rolsuper)) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for tuning %s', tuning),
             HINT = 'Its owner may do that, and members of pg_signal_backend unless the owner is a superuser.';

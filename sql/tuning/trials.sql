@@ -40,7 +40,7 @@ BEGIN
     UPDATE tensile_internal.tunings o SET best_trial = best WHERE o.id = t.id AND o.best_trial IS DISTINCT FROM best;
     -- Not one statement: sessions forget the models that they know whenever one deletes versions, even none.
     FOR worse IN SELECT v.id FROM tensile_internal.trials o JOIN tensile_internal.jobs j ON j.id = o.job
-                     JOIN tensile_internal.model_versions v ON v.job = j.id JOIN tensile_internal.models m ON m.id = v.model
+                     JOIN tensile_internal.model_versions v ON v.job = j.id JOIN tensile_internal.models m ON m.id = v.model_id
                  WHERE o.tuning = t.id AND o.number IS DISTINCT FROM best AND o.state <> 'running'
                    AND j.ended_at IS NOT NULL AND v.version IS DISTINCT FROM m.deployed_version LOOP
         DELETE FROM tensile_internal.model_versions v WHERE v.id = worse;
@@ -220,7 +220,7 @@ BEGIN
             PERFORM tensile_internal._check_architecture(architecture);
         END IF;
         submitted := tensile_internal._submit_training(
-            t.owner, arguments || jsonb_build_object('model', t.model_name, 'options', options), t.settings, NULL,
+            t.owner_id, arguments || jsonb_build_object('model', t.model, 'options', options), t.settings, NULL,
             architecture, t.id);
     EXCEPTION WHEN invalid_parameter_value THEN
         GET STACKED DIAGNOSTICS text_of_error = MESSAGE_TEXT;

@@ -1,7 +1,7 @@
 -- View of tunings
 
 CREATE VIEW tensile.tunings WITH (security_invoker = true) AS
-    SELECT t.id AS tuning, t.model_name AS model, t.model AS model_id, t.owner_name AS owner, t.owner AS owner_id, t.state,
+    SELECT t.id AS tuning, t.model, t.model_id, t.owner, t.owner_id, t.state,
            t.arguments, t.architecture, t.space, t.time_limit, t.parallel, t.halving, t.trials, k.ended, k.running, k.pruned,
            k.infeasible, k.failed, t.metric, t.best_trial, b.value AS best_value, b.params AS best_params, b.version AS best_version,
            d.decision, t.rows, t.submitted_at, t.started_at, t.ended_at,
