@@ -103,7 +103,8 @@ ARGUMENTS = {
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
     "like": "model whose deployed version has the same architecture and columns; then `contents` are weights only, a"
     " safetensors file as in the format `torch`; null: a model file",
-    "max_time": "longest time of training; null: no limit",
+    "max_time": "longest time of training; of `tune_model`: time after which no trial begins or continues; null: no"
+    " limit",
     "lower": "lower bound of the interval",
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
     " device has, for a prediction the model's own budget, or else no limit",
@@ -143,7 +144,6 @@ ARGUMENTS = {
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
-    "time_limit": "time after which no trial begins or goes on; null: no limit",
     "timeout": "longest time to wait; null: no limit",
     "trained_on": "relation that the query of the version reads",
     "trials": "number of trials, 1 to 10000",

@@ -99,7 +99,7 @@ ARGUMENTS = {
     **dict.fromkeys(("seed", "job", "rows", "tuning"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout", "drift"), FLOAT8),
     **dict.fromkeys(("split_by", "validation_query", "reason"), TEXT),
-    **dict.fromkeys(("max_time", "every", "time_limit"), INTERVAL),
+    **dict.fromkeys(("max_time", "every"), INTERVAL),
     "source": TABLE,
     "memory_budget": SIZE,
     "keep_versions": OPTIONAL_INT4,

@@ -223,7 +223,7 @@ class Client:
         space: Json | None = None,
         *,
         trials: int | None = None,
-        time_limit: timedelta | float | str | None = None,
+        max_time: timedelta | float | str | None = None,
         metric: str | None = None,
         parallel: int | None = None,
         halving: Json | None = None,
@@ -233,12 +233,12 @@ class Client:
         """Search for the hyperparameters with which `train` trains the best model, and return at once (SQL:
         tune_model).
 
-        `read` and the `settings` are those of `train`, and the same for all trials. `time_limit` is an interval, or
-        seconds. Raises ArgumentError if `train` does not have one of the settings."""
+        `read` and the `settings` are those of `train`, and the same for all trials; the option "max_time" limits
+        each of them, `max_time` all together: an interval, or seconds. Raises ArgumentError if `train` does not have one of the settings."""
         own = {
             "space": space,
             "trials": trials,
-            "time_limit": time_limit,
+            "max_time": max_time,
             "metric": metric,
             "parallel": parallel,
             "halving": halving,

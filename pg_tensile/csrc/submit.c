@@ -456,7 +456,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_schedule_training)
 }
 
 /*
- * tune_model(model, query, target, space, trials, time_limit, metric, parallel,
+ * tune_model(model, query, target, space, trials, max_time, metric, parallel,
  * halving, epochs, ...) -> tuning: arguments of its own behind the target.
  *
  * wait_for_tuning asks for the negative number, which no job has

@@ -1,15 +1,14 @@
 -- Public functions: tuning
 
 CREATE FUNCTION @extschema@.tune_model(model text, query text, target text, space jsonb DEFAULT NULL,
-        trials int DEFAULT 20, time_limit interval DEFAULT NULL, metric text DEFAULT NULL, parallel int DEFAULT 2,
+        trials int DEFAULT 20, max_time interval DEFAULT NULL, metric text DEFAULT NULL, parallel int DEFAULT 2,
         halving jsonb DEFAULT '{}', epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
         learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
         policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
-        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL,
-        max_time interval DEFAULT NULL) RETURNS bigint
+        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_tune_model';
 COMMENT ON FUNCTION @extschema@.tune_model(text, text, text, jsonb, int, interval, text, int, jsonb, int, int, text,
-                                           float8, float8, bigint, text, text, int, jsonb, text, text, interval) IS
+                                           float8, float8, bigint, text, text, int, jsonb, text, text) IS
     'search for the hyperparameters with which train_model trains the best model, by jobs that share the device and the '
     'rows of one run of the query; deploy the best one; return the id of the tuning, which starts at commit; for roles '
     'that may train the model; a model that does not exist is registered';

@@ -100,7 +100,7 @@ CREATE FUNCTION tensile_internal._end_trials(t tensile_internal.tunings) RETURNS
 AS $$
 DECLARE
     stop text := CASE WHEN t.cancel_requested THEN 'cancelled by cancel_tuning'
-                      WHEN clock_timestamp() > t.started_at + t.time_limit THEN 'the time of the tuning is over' END;
+                      WHEN clock_timestamp() > t.started_at + t.max_time THEN 'the time of the tuning is over' END;
     first_failure tensile_internal.trials;
 BEGIN
     IF stop IS NOT NULL THEN
@@ -130,7 +130,7 @@ BEGIN
         PERFORM tensile_internal._end_tuning(
             t, 'failed', coalesce(first_failure.sqlstate, '55000'),
             coalesce(first_failure.error, 'no trial has finished'),
-            CASE WHEN first_failure.error IS NULL THEN 'Use a longer time_limit.'
+            CASE WHEN first_failure.error IS NULL THEN 'Use a longer max_time.'
                  ELSE 'No trial has finished; tensile.trials has their errors.' END);
     ELSE
         PERFORM tensile_internal._deploy_winner(t);
@@ -278,7 +278,7 @@ $$;
 CREATE FUNCTION tensile_internal._tuning_delay_ms() RETURNS int
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT (1000 * min(least(greatest(extract(epoch FROM t.started_at + t.time_limit - clock_timestamp()), 0),
+    SELECT (1000 * min(least(greatest(extract(epoch FROM t.started_at + t.max_time - clock_timestamp()), 0),
                              3600)))::int
-    FROM tensile_internal.tunings t WHERE t.ended_at IS NULL AND t.time_limit IS NOT NULL AND t.started_at IS NOT NULL
+    FROM tensile_internal.tunings t WHERE t.ended_at IS NULL AND t.max_time IS NOT NULL AND t.started_at IS NOT NULL
 $$;

@@ -1,18 +1,25 @@
 -- Submitting, cancelling and waiting for a tuning
 
--- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c)
-CREATE FUNCTION tensile_internal._tune_model(caller oid, arguments jsonb, space jsonb, trials int, time_limit interval,
+-- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c). max_time limits
+-- the tuning; a key of that name in the options limits each trial.
+CREATE FUNCTION tensile_internal._tune_model(caller oid, arguments jsonb, space jsonb, trials int, max_time interval,
                                     metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile_internal.models := tensile_internal._check_submission(caller, arguments, arrays);
-    base jsonb := m.architecture;
+    m tensile_internal.models;
+    base jsonb;
     model_id bigint;
     tuning bigint;
 BEGIN
-    PERFORM tensile_internal._check_tuning(trials, time_limit, metric, parallel), tensile_internal._check_measurable(arguments);
+    IF jsonb_typeof(arguments->'options') = 'object' THEN
+        arguments := arguments #- '{options,max_time}'
+                     || jsonb_build_object('max_time', arguments->'options'->'max_time');
+    END IF;
+    m := tensile_internal._check_submission(caller, arguments, arrays);
+    base := m.architecture;
+    PERFORM tensile_internal._check_tuning(trials, max_time, metric, parallel), tensile_internal._check_measurable(arguments);
     IF base IS NOT NULL THEN -- otherwise the first trial chooses it
         space := coalesce(space, tensile_internal._default_space(base->>'type') - tensile_internal._given_keys(base, arguments));
     END IF;
@@ -22,17 +29,17 @@ BEGIN
     END IF;
     halving := tensile_internal._halving(halving, (arguments->>'epochs')::int);
     model_id := tensile_internal._store_architecture(caller, m, arrays);
-    INSERT INTO tensile_internal.tunings (model_id, model, owner, architecture, space, trials, time_limit, metric,
+    INSERT INTO tensile_internal.tunings (model_id, model, owner, architecture, space, trials, max_time, metric,
                                  parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
-                _tune_model.time_limit, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
+                _tune_model.max_time, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
                 tensile_internal._session_settings(_tune_model.search_path), _tune_model.arguments - 'model')
         RETURNING id INTO tuning;
     PERFORM tensile_internal._log_tuning(tuning, 'submitted');
     RETURN tuning;
 END $$;
 
-CREATE FUNCTION tensile_internal._check_tuning(trials int, time_limit interval, metric text, parallel int) RETURNS void
+CREATE FUNCTION tensile_internal._check_tuning(trials int, max_time interval, metric text, parallel int) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -41,7 +48,7 @@ DECLARE
     hint text;
 BEGIN
     PERFORM tensile_internal._not_null('trials', trials::text, 'parallel', parallel::text),
-            tensile_internal._check_time('time_limit', time_limit, '1 microsecond',
+            tensile_internal._check_time('max_time', max_time, '1 microsecond',
                 'Use a time up to 100 years, such as ''1 hour'', or leave it out for no limit.');
     IF trials NOT BETWEEN 1 AND 10000 THEN
         message := format('trials is out of range: %s', trials);

@@ -11,7 +11,7 @@ CREATE TABLE tensile_internal.tunings (
     settings         jsonb NOT NULL,
     space            jsonb,
     trials           int NOT NULL CHECK (trials OPERATOR(pg_catalog.>) 0),
-    time_limit       interval,
+    max_time         interval,
     metric           text,
     parallel         int NOT NULL CHECK (parallel OPERATOR(pg_catalog.>) 0),
     halving          jsonb,

@@ -2,7 +2,7 @@
 
 CREATE VIEW tensile.tunings WITH (security_invoker = true) AS
     SELECT t.id AS tuning, t.model, t.model_id, t.owner, t.owner_id, t.state,
-           t.arguments, t.architecture, t.space, t.time_limit, t.parallel, t.halving, t.trials, k.ended, k.running, k.pruned,
+           t.arguments, t.architecture, t.space, t.max_time, t.parallel, t.halving, t.trials, k.ended, k.running, k.pruned,
            k.infeasible, k.failed, t.metric, t.best_trial, b.value AS best_value, b.params AS best_params, b.version AS best_version,
            d.decision, t.rows, t.submitted_at, t.started_at, t.ended_at,
            coalesce(t.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) t.started_at AS elapsed, t.comparison,
@@ -45,7 +45,7 @@ COMMENT ON COLUMN tensile.tunings.architecture IS
 COMMENT ON COLUMN tensile.tunings.arguments IS 'arguments of train_model, which trials vary';
 COMMENT ON COLUMN tensile.tunings.space IS
     'ranges and lists that values are chosen from, by key; null: not known before the architecture';
-COMMENT ON COLUMN tensile.tunings.time_limit IS 'time after which no trial begins or goes on; null: no limit';
+COMMENT ON COLUMN tensile.tunings.max_time IS 'time after which no trial begins or goes on; null: no limit';
 COMMENT ON COLUMN tensile.tunings.parallel IS 'number of trials that train at once, at most';
 COMMENT ON COLUMN tensile.tunings.halving IS
     '{"min_epochs", "factor"}: trials are compared after min_epochs, min_epochs * factor, ... epochs, and only the best '

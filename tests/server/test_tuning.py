@@ -346,14 +346,14 @@ def test_a_stop_of_the_server_continues_the_tuning(server: SharedServer, conn: C
         wait_until(lambda: not rows_files(server))
 
 
-def test_the_time_limit_ends_the_tuning_with_the_best_trial_so_far(conn: Connection, wait_until: Wait) -> None:
+def test_the_max_time_ends_the_tuning_with_the_best_trial_so_far(conn: Connection, wait_until: Wait) -> None:
     """Its space is the default: that of the architecture."""
     register(conn, "plain", {"type": "mlp", "dropout": 0.1})
     tuning = tune(conn, "plain", space=None, trials=10_000, parallel=1, epochs=1)
     space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
     assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
     wait_until(lambda: value(conn, "SELECT best_trial IS NOT NULL FROM tensile.tunings WHERE id = %s", tuning))
-    conn.execute("UPDATE tensile.tunings SET time_limit = '1 ms' WHERE id = %s", (tuning,))
+    conn.execute("UPDATE tensile_internal.tunings SET max_time = '1 ms' WHERE id = %s", (tuning,))
     finished(conn, tuning)
     assert value(conn, "SELECT count(*) < 10000 FROM tensile.trials WHERE tuning = %s", tuning)
     assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == "deployed"
