@@ -187,7 +187,7 @@ def wait_until() -> Callable[..., Any]:
 def job_row(conn: Connection, job: int) -> dict[str, Any]:
     """Return a job's row of `tensile.jobs` as a dictionary."""
     with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute("SELECT * FROM tensile.jobs WHERE id = %s", (job,)).fetchone()
+        row = cursor.execute("SELECT * FROM tensile.jobs WHERE job = %s", (job,)).fetchone()
     assert row is not None, f"job {job} is not in tensile.jobs (or hidden from {conn.info.user})"
     return row
 
@@ -305,10 +305,10 @@ def alter(cluster: TestCluster, db: Connection) -> Iterator[Callable[[Mapping[st
 def sweep(conn: Connection) -> None:
     """Cancel the tunings and jobs that are left, wait until their workers are gone and delete models and jobs."""
     active = "ended_at IS NULL"
-    conn.execute(f"SELECT cancel_tuning(id) FROM tensile.tunings WHERE {active}")
-    tunings = f"SELECT count(*) FROM tensile.tunings WHERE {active}"
+    conn.execute(f"SELECT cancel_tuning(id) FROM tensile_internal.tunings WHERE {active}")
+    tunings = f"SELECT count(*) FROM tensile_internal.tunings WHERE {active}"
     wait_for(lambda: conn.execute(tunings).fetchone() == (0,), what="the tunings that a test left end")
-    for (job,) in conn.execute(f"SELECT id FROM tensile.jobs WHERE {active}").fetchall():
+    for (job,) in conn.execute(f"SELECT job FROM tensile.jobs WHERE {active}").fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
 
     def idle() -> bool:
@@ -319,9 +319,9 @@ def sweep(conn: Connection) -> None:
         return jobs == (0,) and workers == (0,)
 
     wait_for(idle, what="the jobs that a test left end after cancel_job")
-    conn.execute("DELETE FROM tensile.jobs")
-    conn.execute("DELETE FROM tensile.tunings")
-    conn.execute("DELETE FROM tensile.models")
+    conn.execute("DELETE FROM tensile_internal.jobs")
+    conn.execute("DELETE FROM tensile_internal.tunings")
+    conn.execute("DELETE FROM tensile_internal.models")
 
 
 @pytest.fixture

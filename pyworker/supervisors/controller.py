@@ -85,7 +85,9 @@ class Controller:
         self._is_held_up = bool(orphans)
         for row in orphans:
             if row["terminated"]:
-                self._attempt(row["job"], "settled", "tensile_internal._reap_terminated(int8,text)", row["job"], TERMINATED)
+                self._attempt(
+                    row["job"], "settled", "tensile_internal._reap_terminated(int8,text)", row["job"], TERMINATED
+                )
             elif row["error"] is not None:
                 self._interrupt(row["job"], f"its worker ended with an error: {row['error']}", retry=True)
             elif self._started:

@@ -123,7 +123,9 @@ class Tunings:
         await self.close()
         self._deaths = 0
         texts = [self._server.text(text) for text in (failure.sqlstate, failure.message, failure.hint)]
-        self._attempt(request["tuning"], "tensile_internal._fail_tuning(int8,text,text,text)", request["tuning"], *texts)
+        self._attempt(
+            request["tuning"], "tensile_internal._fail_tuning(int8,text,text,text)", request["tuning"], *texts
+        )
 
     async def close(self) -> None:
         """End the tuner."""

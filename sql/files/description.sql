@@ -96,7 +96,7 @@ BEGIN
     IF metadata->>'format' IS DISTINCT FROM 'pg_tensile' THEN
         PERFORM tensile_internal._refuse_file('it is a safetensors file that export_model did not write',
                                      'Weights alone do not say of which columns a model makes predictions: name a model '
-                                     'of the same architecture and columns with like => ''model''.');
+                                     'of the same architecture and columns with template => ''model''.');
     ELSIF metadata->>'format_version' IS DISTINCT FROM '1' THEN
         RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
             MESSAGE = format('the model file has format version %s, but this version of pg_tensile reads version 1',

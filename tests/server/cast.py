@@ -30,7 +30,7 @@ def insert_job(db: Connection, owner: str, model: int | None, state: str = "inte
     return int(
         value(
             db,
-            "INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,"
+            "INSERT INTO tensile_internal.jobs (model_id, model, owner, query, target, epochs, batch_size, optimizer,"
             " learning_rate, validation, seed, priority, options, settings, state, not_before, ended_at) VALUES"
             " (%s, 'late', %s, 'SELECT secret', 'late', 1, 1, 'sgd', 1, 0, 0, 0, '{}', '{}', %s, now() + '1 year',"
             " CASE WHEN %s <> 'interrupted' THEN now() END) RETURNING id",

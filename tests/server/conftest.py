@@ -27,7 +27,7 @@ def stage(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Stage]:
 def job(stage: Stage) -> Iterator[int]:
     job = stage.job()
     yield job
-    if value(stage.conn, "SELECT ended_at IS NULL FROM tensile.jobs WHERE id = %s", job):
+    if value(stage.conn, "SELECT ended_at IS NULL FROM tensile.jobs WHERE job = %s", job):
         stage.end(job)
 
 
@@ -72,7 +72,7 @@ def impatient_db(db: Connection, cluster: Any, alter: Callable[..., None]) -> It
     alter({"pg_tensile.max_retries": 0})
     before = set(cluster.processes())
     yield db
-    assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+    assert value(db, "SELECT count(*) FROM tensile_worker._progress()") == 0
     assert no_workers(db)
     processes = {pid: command for pid, command in cluster.processes().items() if pid not in before}
     assert not any("pyworker executor" in command for command in processes.values()), processes
@@ -125,22 +125,22 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     job = insert_job(db, alice, model)
     version = value(
         db,
-        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, weight_bytes)"
         " VALUES (%s, 1, %s, 'regression', '{}', '{}', 6) RETURNING id",
         *(model, job),
     )
-    db.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'secret')", (version,))
+    db.execute("INSERT INTO tensile_internal.model_weights VALUES (%s, 0, 'secret')", (version,))
     db.execute(
-        "INSERT INTO tensile._version_sources (version, purpose, schema_name, relation_name, kind, columns)"
+        "INSERT INTO tensile_internal.version_sources (version, purpose, schema_name, relation_name, kind, columns)"
         " VALUES (%s, 'training', 'public', 'secret', 'table', '{secret}')",
         (version,),
     )
-    db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
-    db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
-    db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
-    db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
+    db.execute("INSERT INTO tensile_internal.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
+    db.execute("INSERT INTO tensile_internal.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
+    db.execute("INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
+    db.execute("INSERT INTO tensile_internal.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
     db.execute(
-        "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings,"
+        "INSERT INTO tensile_internal.tunings (id, model_id, model, owner, architecture, arguments, settings,"
         " space, trials, parallel, state, ended_at)"
         " VALUES (-1, %s, 'late', %s, '{}', '{}', '{}', '{}', 1, 1, 'finished', now())",
         (model, alice),
@@ -170,9 +170,11 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
     for conn in conns.values():
         conn.close()
-    db.execute("DELETE FROM tensile.tunings")
-    db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
-    db.execute("TRUNCATE tensile.codec_times, tensile.search_results, tensile.scheduler_log")
+    db.execute("DELETE FROM tensile_internal.tunings")
+    db.execute(
+        "DELETE FROM tensile_internal.jobs; TRUNCATE tensile_internal.device_profiles, tensile_internal.latency_models"
+    )
+    db.execute("TRUNCATE tensile_internal.codec_times, tensile_internal.search_results, tensile_internal.scheduler_log")
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def wave(least: int, *levels: int) -> list[tuple[int, int]]:
 
 
 def flow_call(job: int, groups: bytes, granted: int) -> str:
-    return f"tensile._publish_plan({job}, '', {granted}, {granted}, 1, '', '\\x{groups.hex()}')"
+    return f"tensile_internal._publish_plan({job}, '', {granted}, {granted}, 1, '', '\\x{groups.hex()}')"
 
 
 def request(generation: int, code: int, zero: int = 0) -> bytes:
@@ -69,7 +69,7 @@ class Player:
             listener.bind(str(path))
             path.chmod(0o777)
             listener.listen()
-            stage.order(job, f"SELECT tensile._group_socket(stage.connect('{path}'))")
+            stage.order(job, f"SELECT tensile_worker._group_socket(stage.connect('{path}'))")
             self.end, _ = listener.accept()
         path.unlink()
         self.end.settimeout(10)
@@ -83,7 +83,7 @@ class Player:
             "g"
         ]
         if generation is not None:
-            self.stage.order(self.job, f"SELECT generation FROM tensile._fetch_plan({generation - 1})")
+            self.stage.order(self.job, f"SELECT generation FROM tensile_worker._fetch_plan({generation - 1})")
             self.generation = self.generation or generation
         return None if generation is None else int(generation)
 
@@ -102,7 +102,7 @@ class Player:
 
     def state(self) -> dict[str, Any]:
         """Return whether the job waits, is late, and has a fault, when the worker has seen all requests."""
-        state: dict[str, Any] = self.stage.order(self.job, "SELECT * FROM tensile._flow_state()")[0]
+        state: dict[str, Any] = self.stage.order(self.job, "SELECT * FROM tensile_worker._flow_state()")[0]
         return state
 
     def waits(self) -> None:

@@ -140,7 +140,7 @@ class Lab:
             assert value(self.conn, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
 
     def column(self, job: int, name: str) -> Any:
-        return value(self.conn, f"SELECT {name} FROM tensile.jobs WHERE id = %s", job)
+        return value(self.conn, f"SELECT {name} FROM tensile.jobs WHERE job = %s", job)
 
     def is_training(self, job: int) -> bool:
         return phase(self.conn, job) == "training" and steps(self.conn, job) > 0
@@ -148,7 +148,7 @@ class Lab:
     def told(self) -> str:
         """Return the jobs' progress, what failed, and the scheduler's log, for messages of failures."""
         progress = self.conn.execute("SELECT * FROM tensile.progress").fetchall()
-        failed = self.conn.execute("SELECT id, sqlstate, error, traceback FROM tensile.jobs WHERE state = 'failed'")
+        failed = self.conn.execute("SELECT job, sqlstate, error, traceback FROM tensile.jobs WHERE state = 'failed'")
         return "\n".join(map(str, [*progress, *failed.fetchall(), *self.log()]))
 
     def await_training(self, *jobs: int) -> None:
@@ -201,7 +201,7 @@ class Lab:
 
     def reset(self) -> None:
         """Cancel the remaining jobs, unload the models for prediction, and reset the settings."""
-        self.cancel(*(job for (job,) in self.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL")))
+        self.cancel(*(job for (job,) in self.conn.execute("SELECT job FROM tensile.jobs WHERE ended_at IS NULL")))
         inference = "FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'"
         self.conn.execute(f"SELECT pg_terminate_backend(pid) {inference}")
         self.wait_until(lambda: not value(self.conn, "SELECT sum(inference_bytes) FROM tensile.devices"))
@@ -210,7 +210,7 @@ class Lab:
 
     def set_memory(self, nbytes: float) -> None:
         """Set the device's budget once no job uses the device."""
-        self.wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0)
+        self.wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0)
         self.set("device_memory", f"{int(nbytes) // 1024}kB")
 
     def watch(self) -> Watch:
@@ -218,7 +218,7 @@ class Lab:
 
     def granted(self, job: int) -> int:
         """Return the bytes granted to the job's newest plan."""
-        return int(value(self.conn, "SELECT granted_bytes FROM tensile.footprints WHERE job = %s", job) or 0)
+        return int(value(self.conn, "SELECT granted_bytes FROM tensile.plans WHERE job = %s", job) or 0)
 
     def slowdown(self, job: int) -> float:
         """Return the expected slowdown of the job under its newest plan."""
@@ -230,7 +230,7 @@ class Lab:
 
     def newest_generation(self, job: int) -> int:
         """Return the generation of the plan that was published last."""
-        return int(value(self.conn, "SELECT generation FROM tensile.footprints WHERE job = %s", job) or 0)
+        return int(value(self.conn, "SELECT generation FROM tensile.plans WHERE job = %s", job) or 0)
 
     def sample(self, job: int) -> Sample | None:
         """Return the last report, None if it is not from a step under the newest plan."""

@@ -64,7 +64,7 @@ class Recorder:
         with pytest.raises(psycopg.Error):
             self.conn.execute("SELECT wait_for_job(%s, '60 s')", (job,))
         row = self.conn.execute(
-            "SELECT sqlstate, error, hint, detail FROM tensile.jobs WHERE id = %s", (job,)
+            "SELECT sqlstate, error, hint, detail FROM tensile.jobs WHERE job = %s", (job,)
         ).fetchone()
         assert row is not None
         return row

@@ -1,6 +1,6 @@
 """A cluster whose scheduler, workers and inference process execute SQL of a test: functions that only they may call.
 
-The processes are real, but their procedure tensile._step is replaced by one that reads SQL from a table (`Stage`).
+The processes are real, but their procedure tensile_worker._step is replaced by one that reads SQL from a table (`Stage`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def await_turn(conn: Connection, wait_until: Wait, kind: str) -> None:
     turn = "SELECT state = 'idle' AND state_change > %s FROM pg_stat_activity WHERE backend_type = %s"
     for _ in range(2):  # the first turn may have begun before
         before = value(conn, "SELECT clock_timestamp()")
-        conn.execute("SELECT tensile._notify(-1)")
+        conn.execute("SELECT tensile_internal._notify(-1)")
         wait_until(lambda: value(conn, turn, before, kind), what=f"a turn of the {kind}")  # noqa: B023
 
 
@@ -65,11 +65,11 @@ def train(conn: Connection, model: str = "m") -> int:
     return int(value(conn, sql, model))
 
 
-# The body of tensile._step on a stage: the processes named in {staged} execute orders, the others run the real
+# The body of tensile_worker._step on a stage: the processes named in {staged} execute orders, the others run the real
 # code. An order is one statement, or several with waits before and between them: "WAIT milliseconds; SELECT ...; WAIT
 # ...". The answer is then that of the last wait.
 STEP = """
-process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
+process = plpy.execute("SELECT tensile_worker._process() AS name")[0]["name"]
 import json, sys, types
 from pyworker.supervisors import supervisor
 
@@ -96,9 +96,9 @@ async def obey(sql):
 def leaves(name):
     if process != "worker":
         return False
-    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] in ("ok", "refused"):
+    if plpy.execute("SELECT tensile_worker._job_status() AS s")[0]["s"] in ("ok", "refused"):
         return False
-    plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
+    plpy.execute("SELECT tensile_worker._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
     return True
 
 
@@ -106,8 +106,8 @@ async def run(plpy):
     plpy.execute("SELECT set_config('client_min_messages', 'error', false)")
     name = process
     if process == "worker":
-        name = str(plpy.execute("SELECT tensile._my_job() AS job")[0]["job"])
-        plpy.execute("SELECT tensile._job_begin(0)")
+        name = str(plpy.execute("SELECT tensile_worker._my_job() AS job")[0]["job"])
+        plpy.execute("SELECT tensile_worker._job_begin(0)")
     while True:
         bits = await supervisor.suspend(supervisor.Request(-1, 20, False))
         if bits & (supervisor.Wait.STOP | supervisor.Wait.GONE):
@@ -143,7 +143,7 @@ def set_the_stage(conn: Connection, *staged: str) -> None:
 
 def replace_step(conn: Connection, language: str, body: str) -> None:
     conn.execute(
-        "CREATE OR REPLACE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)"
+        "CREATE OR REPLACE PROCEDURE tensile_worker._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)"
         f" LANGUAGE {language} AS $body${body}$body$"
     )
 
@@ -209,7 +209,7 @@ class Stage:
     def end(self, job: int) -> None:
         """Cancel the job and wait until no worker is left."""
         self.cancel(job)
-        self._wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10)
+        self._wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0, 10)
 
     def woken(self, process: str | int, event: Callable[[], object]) -> None:
         """Check that the event ends a wait of the process."""
@@ -232,7 +232,7 @@ class Stage:
         self.cluster.end()
 
 
-# Arguments of tensile._report
+# Arguments of tensile_worker._report
 REPORTED = (
     *("phase", "epoch", "epochs", "step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes"),
     *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped", "time_left_s"),
@@ -242,11 +242,11 @@ REPORTED = (
 
 def report(stage: Stage, job: int, **numbers: object) -> None:
     arguments = ", ".join(f"{name} => {numbers.get(name, 'NULL')}" for name in REPORTED)
-    stage.order(job, f"SELECT tensile._report({arguments})")
+    stage.order(job, f"SELECT tensile_worker._report({arguments})")
 
 
 def use_device(stage: Stage, job: int, name: str, total: int = 1000, overhead: int = 0) -> None:
-    stage.order(job, f"SELECT tensile._register_device('{name}', {total}, 5e9, 6e9, {overhead})")
+    stage.order(job, f"SELECT tensile_worker._register_device('{name}', {total}, 5e9, 6e9, {overhead})")
 
 
 def event(
@@ -258,7 +258,9 @@ def event(
 
 def plan_call(job: int, events: list[bytes], granted: int = 0, planned: int | None = None, link: object = 1) -> str:
     plan = "\\x" + b"".join(events).hex()
-    return f"tensile._publish_plan({job}, '{plan}', {granted if planned is None else planned}, {granted}, {link})"
+    return (
+        f"tensile_internal._publish_plan({job}, '{plan}', {granted if planned is None else planned}, {granted}, {link})"
+    )
 
 
 def publish(stage: Stage, job: int, events: list[bytes], granted: int = 0, **numbers: Any) -> int | None:
@@ -268,5 +270,5 @@ def publish(stage: Stage, job: int, events: list[bytes], granted: int = 0, **num
 
 
 def fetch(stage: Stage, job: int, after: int) -> Any:
-    sql = f"SELECT generation AS g, encode(events, 'hex') AS e FROM tensile._fetch_plan({after})"
+    sql = f"SELECT generation AS g, encode(events, 'hex') AS e FROM tensile_worker._fetch_plan({after})"
     return stage.order(job, sql)

@@ -117,16 +117,16 @@ def value(conn: Connection, sql: str, *parameters: Any) -> Any:
 
 
 def state(conn: Connection, job: int) -> str:
-    return str(value(conn, "SELECT state FROM tensile.jobs WHERE id = %s", job))
+    return str(value(conn, "SELECT state FROM tensile.jobs WHERE job = %s", job))
 
 
 def reason(conn: Connection, job: int) -> str | None:
-    text: str | None = value(conn, "SELECT reason FROM tensile.jobs WHERE id = %s", job)
+    text: str | None = value(conn, "SELECT reason FROM tensile.jobs WHERE job = %s", job)
     return text
 
 
 def ended(conn: Connection, job: int) -> bool:
-    return bool(value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
+    return bool(value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE job = %s", job))
 
 
 def no_workers(conn: Connection) -> bool:
@@ -149,8 +149,8 @@ def digest(conn: Connection, job: int) -> str:
     return str(
         value(
             conn,
-            "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile.model_weights w"
-            " JOIN tensile.model_versions v ON v.id = w.version WHERE v.job = %s",
+            "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile_internal.model_weights w"
+            " JOIN tensile.model_versions v ON v.version_id = w.version WHERE v.job = %s",
             job,
         )
     )
@@ -228,7 +228,7 @@ def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[...
     cluster.reload()
     try:
         wait_until(lambda: state(conn, job) == "interrupted", what=lambda: f"job {job} is {state(conn, job)}")
-        assert value(conn, "SELECT retries FROM tensile.jobs WHERE id = %s", job) == 0, "a stop is no fault"
+        assert value(conn, "SELECT retries FROM tensile.jobs WHERE job = %s", job) == 0, "a stop is no fault"
     finally:
         cluster.configure({"pg_tensile.database": database})
         cluster.reload()

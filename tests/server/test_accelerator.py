@@ -60,7 +60,9 @@ def settings(clusters_folder: Path) -> dict[str, object]:
 def store_profile(conn: Connection) -> None:
     """Store the emulated device's profile, so that jobs need not measure it, which takes seconds."""
     if TYPE == "emulated":
-        conn.execute("INSERT INTO tensile.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE))))
+        conn.execute(
+            "INSERT INTO tensile_internal.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE)))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) 
     for policy, job in jobs.items():
         assert emulated.digest(job) == vanilla.weights
         (planned, moved, repeated), *_ = emulated.conn.execute(
-            "SELECT planned_bytes, in_bytes + out_bytes, recomputes FROM tensile.footprints WHERE job = %s", (job,)
+            "SELECT planned_bytes, in_bytes + out_bytes, recomputes FROM tensile.plans WHERE job = %s", (job,)
         ).fetchall()
         assert planned <= budgets[policy] and moved + repeated > 0
     assert emulated.log("note") == []  # such as that another policy had to make the plan
@@ -161,7 +163,7 @@ def test_iterations_are_replayed_as_device_graphs(emulated: Lab, vanilla: Vanill
         assert emulated.digest(job) == emulated.digest(plain)
         ((replays, warnings),) = emulated.conn.execute(
             "SELECT (v.training->>'replays')::int, j.warnings FROM tensile.jobs j JOIN tensile.model_versions v"
-            " ON v.job = j.id WHERE j.id = %s",
+            " ON v.job = j.job WHERE j.job = %s",
             (job,),
         ).fetchall()
         refused = [warning for warning in warnings or [] if "device graphs" in warning]
@@ -179,7 +181,7 @@ def test_jobs_share_the_device_and_their_weights_are_those_without_plans(emulate
         emulated.bring_together(*jobs)
         device = "SELECT name, jobs, budget_bytes, granted_bytes > %s FROM tensile.devices"
         assert conn.execute(device, (processes,)).fetchall() == [(DEVICE, 2, budget >> 10 << 10, True)]
-        assert value(conn, "SELECT count(DISTINCT job) FROM tensile.plan") > 0
+        assert value(conn, "SELECT count(DISTINCT job) FROM tensile.plan_events") > 0
         assert value(conn, "SELECT count(*) FROM tensile.progress WHERE device_peak_bytes > 0") == 2
         assert [emulated.digest(job) for job in jobs] == [emulated.weights[key] for key in TRAINED]
     assert watch.granted > processes and watch.in_use > 0
@@ -194,16 +196,16 @@ def held(emulated: Lab) -> Iterator[Connection]:
             """
             CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN
-                IF EXISTS (SELECT FROM tensile.checkpoints c WHERE c.job = NEW.job AND c.meta IS NOT NULL) THEN
+                IF EXISTS (SELECT FROM tensile_internal.checkpoints c WHERE c.job = NEW.job AND c.meta IS NOT NULL) THEN
                     PERFORM pg_advisory_xact_lock_shared(4711);
                 END IF;
                 RETURN NEW;
             END $$;
-            CREATE TRIGGER hold BEFORE INSERT ON tensile.metrics FOR EACH ROW EXECUTE FUNCTION hold();
+            CREATE TRIGGER hold BEFORE INSERT ON tensile_internal.metrics FOR EACH ROW EXECUTE FUNCTION hold();
             """
         )
         yield holder
-    emulated.conn.execute("DROP TRIGGER hold ON tensile.metrics; DROP FUNCTION hold()")
+    emulated.conn.execute("DROP TRIGGER hold ON tensile_internal.metrics; DROP FUNCTION hold()")
 
 
 @pytest.mark.long
@@ -262,8 +264,8 @@ def injected(lab: Lab, name: str, fault: str) -> dict[str, str]:
 @pytest.mark.long
 def test_the_device_is_calibrated(server: Any, emulated: Lab) -> None:
     """Takes seconds: the device is measured, and operators on it, alone and beside others."""
-    emulated.conn.execute("DELETE FROM tensile.device_profiles")
-    finish(emulated.conn, int(value(emulated.conn, "SELECT tensile.calibrate(1)")), "5 min")
+    emulated.conn.execute("DELETE FROM tensile_internal.device_profiles")
+    finish(emulated.conn, int(value(emulated.conn, "SELECT calibrate_device(1)")), "5 min")
     ((device, kinds, samples, measured),) = emulated.conn.execute(
         "SELECT device, kinds, samples, profile FROM tensile.latency_models JOIN tensile.device_profiles USING (device)"
     ).fetchall()
@@ -293,7 +295,7 @@ def test_the_demo_trains_both_models_on_the_device(
             jobs = training.train_within(cluster, conn)
         sizes = conn.execute(
             "SELECT planned_bytes, vanilla_bytes, overhead_bytes"
-            " FROM tensile.footprints JOIN tensile.traces USING (job) WHERE job = ANY(%s) ORDER BY job",
+            " FROM tensile.plans JOIN tensile.traces USING (job) WHERE job = ANY(%s) ORDER BY job",
             (jobs,),
         ).fetchall()
         processes = sum(overhead for _, _, overhead in sizes)

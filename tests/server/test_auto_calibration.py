@@ -34,8 +34,8 @@ PROFILE = (
     '{"name": "host", "kind": "host", "memory_bytes": 1e9, "out_bytes_per_s": 1e9, "in_bytes_per_s": 1e9,'
     ' "duplex_factor": 1, "flops_per_s": 1e9, "bytes_per_s": 1e9, "transfer_latency_us": 1, "launch_us": 1}'
 )
-AUTOMATIC = "SELECT max(id) FROM tensile.jobs WHERE automatic"
-DUE = "SELECT device, cause FROM tensile._uncalibrated()"
+AUTOMATIC = "SELECT max(job) FROM tensile.jobs WHERE automatic"
+DUE = "SELECT device, cause FROM tensile_internal._uncalibrated()"
 
 
 def hurry(
@@ -49,7 +49,7 @@ def hurry(
     """Let automatic calibrations begin at once, also on a busy machine, and again soon, and measure for
     `device_seconds`."""
     conn.execute(
-        "CREATE OR REPLACE FUNCTION tensile._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8,"
+        "CREATE OR REPLACE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8,"
         " OUT device_seconds int, OUT most_s float8, OUT most_load float8) LANGUAGE sql IMMUTABLE"
         f" AS 'SELECT {idle_s}, {pause_s}, {device_seconds}, {most_s}, {most_load}'"
     )
@@ -77,7 +77,7 @@ def measuring(conn: Connection, wait_until: Wait, after: int = 0) -> int:
 def await_turn(conn: Connection, wait_until: Wait, job: int) -> None:
     """Wake the controller as a change of the job does, and wait until it has had a turn since."""
     before = value(conn, "SELECT clock_timestamp()")
-    conn.execute("SELECT tensile._notify(%s)", (job,))
+    conn.execute("SELECT tensile_internal._notify(%s)", (job,))
     turn = (
         "SELECT state = 'idle' AND state_change > %s FROM pg_stat_activity WHERE backend_type = 'pg_tensile controller'"
     )
@@ -102,7 +102,7 @@ def off(idle: Any, wait_until: Wait) -> Iterator[Connection]:
         switch(conn, "auto_calibrate", "off")
         wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0)
         wait_until(lambda: no_workers(conn))
-        conn.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models")
+        conn.execute("DELETE FROM tensile_internal.jobs; DELETE FROM tensile_internal.models")
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_a_job_stops_it_and_it_begins_again(conn: Connection, wait_until: Wait) 
     finish(conn, job)
     assert not alive(executor)
     again = measuring(conn, wait_until, after=job)
-    assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE id = %s", calibration) == 0, "it had no result"
-    manual = int(value(conn, "SELECT tensile.calibrate(600)"))
+    assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE job = %s", calibration) == 0, "it had no result"
+    manual = int(value(conn, "SELECT calibrate_device(600)"))
     wait_until(lambda: phase(conn, manual) == "calibrating")
     assert (state(conn, again), reason(conn, again)) == ("cancelled", f"job {manual} was submitted")
     conn.execute("SELECT cancel_job(%s)", (manual,))
@@ -184,7 +184,7 @@ def test_failures_are_logged_once_and_end_the_attempts(idle: Any, off: Connectio
     hurry(off, 600, idle_s=0, pause_s=0)
     python = value(off, "SHOW pg_tensile.python")
     failures = "SELECT array_agg(reason ORDER BY id) FROM tensile.scheduler_log WHERE event = 'calibration'"
-    off.execute("DELETE FROM tensile.scheduler_log")
+    off.execute("DELETE FROM tensile_internal.scheduler_log")
     off.execute("ALTER SYSTEM SET pg_tensile.python = '/nonexistent'")
     switch(off, "auto_calibrate", "on")
     try:
@@ -247,61 +247,64 @@ def test_settings_that_changed_while_a_process_started(fresh_cluster: Callable[.
 @pytest.fixture
 def trained(db: Connection) -> Iterator[int]:
     """A job with a version, and a trace that is newer than the calibration of the device."""
-    db.execute("DELETE FROM tensile.latency_models; DELETE FROM tensile.device_profiles")
+    db.execute("DELETE FROM tensile_internal.latency_models; DELETE FROM tensile_internal.device_profiles")
     model = value(db, "SELECT register_model('m', %s)", SMALL_MLP)
     job = value(
         db,
-        "INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, optimizer, validation, seed,"
+        "INSERT INTO tensile_internal.jobs (model_id, model, owner, query, target, epochs, optimizer, validation, seed,"
         " priority, options, settings, state, ended_at)"
         " VALUES (%s, 'm', current_user, '', 'y', 1, 'sgd', 0, 0, 0, '{}', '{}', 'finished', now()) RETURNING id",
         model,
     )
     for insert in (
         "model_versions (model, version, job, task, preprocessing, architecture, weight_bytes)"
-        " SELECT model, 1, id, 'binary', '{}', '{}', 1 FROM tensile.jobs WHERE id = %s",
+        " SELECT model_id, 1, job, 'binary', '{}', '{}', 1 FROM tensile.jobs WHERE job = %s",
         "traces (job, device, revision, policy, overhead_bytes, least_bytes, graphs, traces, torch)"
         " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{}', '2.1')",
         "operators (job, operator, target, signature) VALUES (%s, 0, 'aten.relu.default', 'f32[2,3]')",
     ):
         db.execute("INSERT INTO tensile." + insert, (job,))
-    db.execute("INSERT INTO tensile.device_profiles VALUES ('cpu', %s)", (PROFILE,))
+    db.execute("INSERT INTO tensile_internal.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
-        "INSERT INTO tensile.latency_models (device, models, kinds, samples, calibrated_at, torch, known_kinds)"
+        "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples, calibrated_at, torch, known_kinds)"
         " VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default f32}')"
     )
     yield int(job)
-    db.execute("DELETE FROM tensile.latency_models; DELETE FROM tensile.device_profiles")
+    db.execute("DELETE FROM tensile_internal.latency_models; DELETE FROM tensile_internal.device_profiles")
 
 
 @pytest.mark.parametrize(
     ("change", "due"),
     [
         ("SELECT 1", []),
-        ("DELETE FROM tensile.latency_models", [("cpu", "it has not been calibrated")]),
-        ("INSERT INTO tensile.device_profiles VALUES ('cuda:1', '{}')", [("cuda:1", "it has not been calibrated")]),
+        ("DELETE FROM tensile_internal.latency_models", [("cpu", "it has not been calibrated")]),
         (
-            "UPDATE tensile.traces SET torch = '2.2'",
+            "INSERT INTO tensile_internal.device_profiles VALUES ('cuda:1', '{}')",
+            [("cuda:1", "it has not been calibrated")],
+        ),
+        (
+            "UPDATE tensile_internal.traces SET torch = '2.2'",
             [("cpu", "it was calibrated with PyTorch 2.1, and jobs use 2.2")],
         ),
         (
-            "UPDATE tensile.operators SET target = 'aten.erfc.default'",
+            "UPDATE tensile_internal.operators SET target = 'aten.erfc.default'",
             [("cpu", "jobs have new kinds of operators: aten.erfc.default f32")],
         ),
         (
-            "UPDATE tensile.operators SET signature = 'bf16[2,3]'",
+            "UPDATE tensile_internal.operators SET signature = 'bf16[2,3]'",
             [("cpu", "jobs have new kinds of operators: aten.relu.default bf16")],
         ),
         (
-            "UPDATE tensile.operators SET target = 'aten.erfc.default';"
-            " UPDATE tensile.latency_models SET calibrated_at = now()",
+            "UPDATE tensile_internal.operators SET target = 'aten.erfc.default';"
+            " UPDATE tensile_internal.latency_models SET calibrated_at = now()",
             [],
         ),
         (
-            "UPDATE tensile.operators SET target = 'aten.erfc.default';"
-            " UPDATE tensile.model_versions SET weight_bytes = NULL",
+            "UPDATE tensile_internal.operators SET target = 'aten.erfc.default';"
+            " UPDATE tensile_internal.model_versions SET weight_bytes = NULL",
             [],
         ),
-        ("UPDATE tensile.latency_models SET torch = NULL, known_kinds = NULL", []),
+        ("UPDATE tensile_internal.latency_models SET torch = NULL, known_kinds = NULL", []),
     ],
 )
 def test_which_devices_are_to_be_calibrated(
@@ -334,7 +337,7 @@ def test_server_and_executor_agree_on_the_kinds_of_operators(db: Connection) -> 
             [operator.target for operator in trace.operators],
             [operator.signature for operator in trace.operators],
         ]
-        sql = "SELECT DISTINCT tensile._operator_kind(t, s) FROM unnest(%s::text[], %s::text[]) o (t, s)"
+        sql = "SELECT DISTINCT tensile_internal._operator_kind(t, s) FROM unnest(%s::text[], %s::text[]) o (t, s)"
         kinds = operator_kinds(trace)
         assert {kind for (kind,) in db.execute(sql, columns).fetchall()} == kinds
         assert "aten.addmm.default f32" in kinds

@@ -26,7 +26,7 @@ from tests.server.tuning import finished, tune
 
 CLUSTER_SETTINGS = {"pg_tensile.max_jobs": 1}
 NO_TARGET = "SELECT 1.0::float8 AS x, NULL::float8 AS y"
-NAMES = "SELECT array_agg(name ORDER BY name) FROM tensile.models"
+NAMES = "SELECT array_agg(model ORDER BY model) FROM tensile.models"
 LOCK = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
 
 
@@ -41,7 +41,7 @@ def conn(server: Any) -> Iterator[Connection]:
         yield connection
     with server.connect() as connection:
         sweep(connection)
-        connection.execute("DELETE FROM tensile.tunings")
+        connection.execute("DELETE FROM tensile_internal.tunings")
 
 
 def failed(conn: Connection, name: str) -> int:
@@ -61,7 +61,7 @@ def waiting_job(conn: Connection, wait_until: Wait, name: str) -> int:
 def test_a_failed_training_leaves_its_job_but_no_name(conn: Connection) -> None:
     job = failed(conn, "misspelt")
     assert value(conn, NAMES) is None
-    row = conn.execute("SELECT model, model_name, state FROM tensile.jobs WHERE id = %s", (job,)).fetchone()
+    row = conn.execute("SELECT model_id, model, state FROM tensile.jobs WHERE job = %s", (job,)).fetchone()
     assert row == (None, "misspelt", "failed")
     assert conn.execute("SELECT model, state FROM tensile.job_history WHERE job = %s", (job,)).fetchone() == (
         "misspelt",
@@ -82,16 +82,16 @@ def test_cancelled_before_the_first_epoch(conn: Connection, wait_until: Wait) ->
     queued = waiting_job(conn, wait_until, "queued")
     assert value(conn, "SELECT cancel_job(%s)", queued) is True
     assert value(conn, NAMES) == ["reading"]
-    reading = value(conn, "SELECT id FROM tensile.jobs WHERE model_name = 'reading'")
+    reading = value(conn, "SELECT job FROM tensile.jobs WHERE model = 'reading'")
     assert value(conn, "SELECT cancel_job(%s)", reading) is True
     wait_until(lambda: ended(conn, reading))
     assert value(conn, NAMES) is None
-    assert value(conn, "SELECT array_agg(model_name ORDER BY id) FROM tensile.jobs") == ["reading", "queued"]
+    assert value(conn, "SELECT array_agg(model ORDER BY job) FROM tensile.jobs") == ["reading", "queued"]
 
 
 def test_an_epoch_keeps_the_name(conn: Connection, wait_until: Wait) -> None:
     job = submit(conn, "begun", epochs=FOREVER)
-    wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.epochs WHERE job = %s", job))
+    wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile_internal.epochs WHERE job = %s", job))
     conn.execute("SELECT cancel_job(%s)", (job,))
     wait_until(lambda: ended(conn, job))
     assert value(conn, NAMES) == ["begun"]
@@ -121,7 +121,7 @@ def test_a_tuning_that_fails_leaves_no_name(conn: Connection) -> None:
     tuning = tune(conn, "tuned", query=NO_TARGET, trials=1, parallel=1, space={"dropout": [0.1]})
     refused("22000", "is null in all 1 rows", "", lambda: finished(conn, tuning))
     assert value(conn, NAMES) is None
-    assert value(conn, "SELECT model_name FROM tensile.tunings WHERE id = %s", tuning) == "tuned"
+    assert value(conn, "SELECT model FROM tensile_internal.tunings WHERE id = %s", tuning) == "tuned"
     conn.execute("SELECT register_model('tuned')")
 
 
@@ -148,7 +148,7 @@ def test_a_second_training_waits_for_the_end_of_the_first(
                 wait_until(lambda: value(watching, LOCK, second.info.backend_pid) == 1, what="the second session waits")
         refused("55006", 'model "twice" has just been dropped', "again", submitted.result)
         again = submit(second, "twice")
-        assert value(second, "SELECT model IS NOT NULL FROM tensile.jobs WHERE id = %s", again)
+        assert value(second, "SELECT model_id IS NOT NULL FROM tensile.jobs WHERE job = %s", again)
 
 
 def test_a_transaction_that_refers_to_a_name_keeps_it_and_holds_no_job_up(
@@ -156,11 +156,13 @@ def test_a_transaction_that_refers_to_a_name_keeps_it_and_holds_no_job_up(
 ) -> None:
     job = waiting_job(conn, wait_until, "twice")
     with server.connect() as second, second.transaction():
-        second.execute("SELECT FROM tensile.models WHERE name = 'twice' FOR KEY SHARE")  # as train_model begins
+        second.execute(
+            "SELECT FROM tensile_internal.models WHERE name = 'twice' FOR KEY SHARE"
+        )  # as train_model begins
         assert value(conn, "SELECT cancel_job(%s)", job) is True
         assert value(conn, NAMES) == ["reading", "twice"]
         again = submit(second, "twice")
-    assert value(conn, "SELECT model_name FROM tensile.jobs WHERE id = %s AND model IS NOT NULL", again) == "twice"
+    assert value(conn, "SELECT model FROM tensile.jobs WHERE job = %s AND model_id IS NOT NULL", again) == "twice"
 
 
 def test_the_name_of_another_role_is_free_after_its_training_has_failed(server: Any, conn: Connection) -> None:

@@ -74,7 +74,7 @@ def test_options(db: Connection, job_row: Row) -> None:
 @pytest.mark.long
 def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job_row: Row) -> None:
     job = choose(db, epochs=40, options={"checkpoint_interval": 0.1})
-    saved = "SELECT meta FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    saved = "SELECT meta FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL"
     wait_until(lambda: value(db, saved, job), what="a checkpoint")
     chosen = job_row(db, job)["chosen_batch_size"]
     assert value(db, "SELECT batch_size FROM tensile.progress WHERE job = %s", job) == chosen
@@ -100,7 +100,7 @@ def test_a_tight_budget_makes_a_smaller_batch_and_an_impossible_one_an_error(db:
     chosen = value(db, CHOSEN.format("batch_size"), job)
     device_bytes = value(db, CHOSEN.format("device_bytes"), job)
     assert chosen < free["batch_size"] and device_bytes <= budget
-    planned = value(db, "SELECT planned_bytes FROM tensile.footprints WHERE job = %s", job)
+    planned = value(db, "SELECT planned_bytes FROM tensile.plans WHERE job = %s", job)
     assert planned <= budget
 
     def train() -> None:

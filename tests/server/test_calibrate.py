@@ -1,4 +1,4 @@
-"""tensile.calibrate(): a job that measures the latencies of the device's operators."""
+"""calibrate_device(): a job that measures the latencies of the device's operators."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TOKENS = """
 
 
 def calibrate(conn: Connection, seconds: int = 3) -> int:
-    return int(value(conn, "SELECT tensile.calibrate(%s)", seconds))
+    return int(value(conn, "SELECT calibrate_device(%s)", seconds))
 
 
 @pytest.fixture(autouse=True)
 def uncalibrated(db: Connection) -> None:
-    db.execute("DELETE FROM tensile.latency_models")
-    db.execute("DELETE FROM tensile.device_profiles")
+    db.execute("DELETE FROM tensile_internal.latency_models")
+    db.execute("DELETE FROM tensile_internal.device_profiles")
 
 
 @pytest.mark.long
@@ -92,8 +92,10 @@ def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> 
     assert any("predicted by calibrated models" in line for (line,) in lines)
     job = submit(db, "m", query=query, policy="joint")
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
-    assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
-    loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile.latencies l USING (job) WHERE job = %s"
+    assert value(
+        db, "SELECT min(p) > 0 FROM tensile_internal.operator_latencies, unnest(predicted) p WHERE job = %s", job
+    )
+    loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile_internal.operator_latencies l USING (job) WHERE job = %s"
     for load in db.execute(loads, (job,)).fetchone() or (None, None):
         assert load is not None and 0 <= load <= 1
 
@@ -117,7 +119,7 @@ def test_calibration_measures_trained_models(db: Connection, cluster: Any) -> No
     for job in trained.values():
         assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     rows = db.execute(
-        "SELECT preprocessing, tensile._model_inputs(preprocessing) FROM tensile.model_versions"
+        "SELECT preprocessing, tensile_internal._model_inputs(preprocessing) FROM tensile.model_versions"
     ).fetchall()
     assert len(rows) == 4
     for preprocessing, inputs in rows:
@@ -128,7 +130,7 @@ def test_calibration_measures_trained_models(db: Connection, cluster: Any) -> No
         assert inputs["edges"] == [len(edges) for edges in expected.bins]
     job = calibrate(db, 16)
     finish(db, job, "5 min")
-    warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)
+    warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE job = %s", job)
     assert len(warnings) == 1
     assert "type python was not measured" in warnings[0]
     assert "ValueError" in warnings[0]
@@ -163,7 +165,7 @@ def test_a_stop_of_the_server_interrupts_it_and_it_starts_over(
     cluster.start()
     with cluster.connect() as conn:
         finish(conn, job, "5 min")
-        assert value(conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
+        assert value(conn, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 2
         assert state(conn, job) == "finished"
 
 
@@ -173,13 +175,13 @@ def test_an_invalid_time_is_refused(db: Connection, seconds: int) -> None:
 
 
 def test_a_null_time_is_refused(db: Connection) -> None:
-    refused("22004", "device_seconds", "value", lambda: db.execute("SELECT tensile.calibrate(NULL)"))
+    refused("22004", "device_seconds", "value", lambda: db.execute("SELECT calibrate_device(NULL)"))
 
 
 def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:
     waits = pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="submitted by this transaction")
     with waits, db.transaction():
-        db.execute("SELECT wait_for_job(tensile.calibrate(1))")
+        db.execute("SELECT wait_for_job(calibrate_device(1))")
     assert value(db, "SELECT count(*) FROM tensile.jobs") == 0
 
 
@@ -193,9 +195,9 @@ def test_calibration_needs_a_privilege(
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function calibrate"):
         calibrate(conn)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        conn.execute("SELECT tensile._calibrate(10, 1)")
+        conn.execute("SELECT tensile_internal._calibrate(10, 1)")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        conn.execute("SELECT tensile._calibration_workloads()")
-    db.execute(f"GRANT EXECUTE ON FUNCTION tensile.calibrate(int) TO {role}")
+        conn.execute("SELECT tensile_worker._calibration_workloads()")
+    db.execute(f"GRANT EXECUTE ON FUNCTION calibrate_device(int) TO {role}")
     finish(conn, calibrate(conn), "5 min")
     assert value(conn, "SELECT count(*) FROM tensile.latency_models") == 1

@@ -83,7 +83,9 @@ def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, mom
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("call", ["set_job_priority(%s, 5)", "tensile._notify(%s)", "tensile._notify_stop(%s)"])
+@pytest.mark.parametrize(
+    "call", ["set_job_priority(%s, 5)", "tensile_internal._notify(%s)", "tensile_internal._notify_stop(%s)"]
+)
 def test_calls_that_do_not_end_a_loading_job_do_not_disturb_it(
     db: Connection, wait_until: Wait, job_row: Row, call: str
 ) -> None:
@@ -122,4 +124,4 @@ def test_a_terminated_worker_ends_its_job(db: Connection, wait_until: Wait, job_
     wait_until(lambda: ended(db, job))
     row = job_row(db, job)
     assert (row["state"], row["reason"], row["attempts"]) == ("cancelled", TERMINATED, 1)
-    assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s", job) == 0

@@ -33,9 +33,7 @@ def new_job(tx: Connection) -> NewJob:
         columns |= {"optimizer": "sgd", "learning_rate": 1, "validation": 0, "seed": 0, "settings": "{}"}
         columns = {"owner_name": "postgres", "priority": 0, "options": "{}"} | columns
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
-        insert = (
-            f"INSERT INTO tensile.jobs (submitted_at, {names}) VALUES (clock_timestamp() - %(age)s::interval, {marks})"
-        )
+        insert = f"INSERT INTO tensile_internal.jobs (submitted_at, {names}) VALUES (clock_timestamp() - %(age)s::interval, {marks})"
         return int(scalar(tx, f"{insert} RETURNING id", columns | {"age": age}))
 
     return insert
@@ -61,13 +59,13 @@ def call(conn: Connection, function: str, *arguments: object) -> Any:
 
 def columns(conn: Connection, job: int, *names: str) -> tuple[Any, ...]:
     with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute("SELECT * FROM tensile.jobs WHERE id = %s", (job,)).fetchone()
+        row = cursor.execute("SELECT * FROM tensile.jobs WHERE job = %s", (job,)).fetchone()
     assert row is not None
     return tuple(row[name] for name in names)
 
 
 def queue(conn: Connection) -> list[int]:
-    return [job for (job,) in conn.execute("SELECT job FROM tensile._queue_next()")]
+    return [job for (job,) in conn.execute("SELECT job FROM tensile_internal._queue_next()")]
 
 
 # -- order of the queue -----------------------------------------------------------------------------------------------
@@ -77,7 +75,7 @@ def test_priority_first_then_age(tx: Connection, new_job: NewJob) -> None:
     young, old = new_job(age="10 s"), new_job(age="20 s")
     urgent, idle = new_job(priority=2), new_job(priority=-1, age="30 s")
     assert queue(tx) == [urgent, old, young, idle]
-    assert tx.execute("SELECT job FROM tensile._queue_next(2)").fetchall() == [(urgent,), (old,)]
+    assert tx.execute("SELECT job FROM tensile_internal._queue_next(2)").fetchall() == [(urgent,), (old,)]
 
 
 def test_ageing_prevents_starvation(tx: Connection, new_job: NewJob) -> None:
@@ -106,7 +104,7 @@ def test_how_long_until_a_job_may_start(tx: Connection, new_job: NewJob) -> None
     assert call(tx, "_queue_delay_ms") is None
     job = new_job("interrupted", not_before="2999-01-01")
     assert call(tx, "_queue_delay_ms") == 3_600_000
-    tx.execute("UPDATE tensile.jobs SET not_before = clock_timestamp() + '2 s' WHERE id = %s", (job,))
+    tx.execute("UPDATE tensile_internal.jobs SET not_before = clock_timestamp() + '2 s' WHERE id = %s", (job,))
     assert 1000 < call(tx, "_queue_delay_ms") <= 2000
 
 
@@ -123,7 +121,7 @@ def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, 
     assert columns(tx, job, "state", "attempts", "reason") == ("queued", 0, "no worker is free")
     call(tx, "_job_starting", job)
     assert call(tx, "_job_requeue", job, "no worker is free") is False  # already stored
-    tx.execute("UPDATE tensile.jobs SET state = 'interrupted', attempts = 2 WHERE id = %s", (job,))
+    tx.execute("UPDATE tensile_internal.jobs SET state = 'interrupted', attempts = 2 WHERE id = %s", (job,))
     call(tx, "_job_starting", job)
     call(tx, "_job_requeue", job, "no worker is free")
     assert columns(tx, job, "state", "attempts") == ("interrupted", 2)
@@ -172,14 +170,14 @@ def test_a_calibration_needs_no_model(tx: Connection, new_job: NewJob) -> None:
 def test_faults_are_retried_with_growing_pauses_and_then_fail(tx: Connection, new_job: NewJob, model: int) -> None:
     job = new_job(model=model)
     for fault, pause in ((1, 1), (2, 2)):
-        tx.execute("UPDATE tensile.jobs SET state = 'running' WHERE id = %s", (job,))
+        tx.execute("UPDATE tensile_internal.jobs SET state = 'running' WHERE id = %s", (job,))
         call(tx, "_interrupt_job", job, "killed", True, "line 1")
         assert columns(tx, job, "state", "retries", "reason", "traceback") == ("interrupted", fault, "killed", "line 1")
         seconds = scalar(
-            tx, f"SELECT extract(epoch FROM not_before - clock_timestamp())::float8 FROM tensile.jobs WHERE id = {job}"
+            tx, f"SELECT extract(epoch FROM not_before - clock_timestamp())::float8 FROM tensile.jobs WHERE job = {job}"
         )
         assert pause - 0.5 < seconds <= pause
-    tx.execute("UPDATE tensile.jobs SET state = 'running' WHERE id = %s", (job,))
+    tx.execute("UPDATE tensile_internal.jobs SET state = 'running' WHERE id = %s", (job,))
     call(tx, "_interrupt_job", job, "killed", True, "line 1")
     assert columns(tx, job, "state", "sqlstate", "error", "traceback") == ("failed", "58000", "killed", "line 1")
     assert "pg_tensile.max_retries" in columns(tx, job, "hint")[0]
@@ -210,16 +208,17 @@ def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model
 def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: NewJob, model: int, retry: bool) -> None:
     job = new_job("running", model=model)
     tx.execute(
-        "INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)", (job, job)
+        "INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)",
+        (job, job),
     )
     tx.execute(
-        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
         " VALUES (%s, 1, %s, 'binary', '{}', '{}')",
         (model, job),
     )
     call(tx, "_interrupt_job", job, "its executor died", retry)
     assert columns(tx, job, "state", "version") == ("interrupted", None)
-    assert scalar(tx, "SELECT array_agg(generation) FROM tensile.checkpoints") == [1]
+    assert scalar(tx, "SELECT array_agg(generation) FROM tensile_internal.checkpoints") == [1]
     assert scalar(tx, "SELECT count(*) FROM tensile.model_versions") == 0
 
 
@@ -229,15 +228,16 @@ def test_only_failed_jobs_keep_a_checkpoint_and_only_finished_ones_a_version(
 ) -> None:
     job = new_job("running", model=model)
     tx.execute(
-        "INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)", (job, job)
+        "INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)",
+        (job, job),
     )
     tx.execute(
-        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
         " VALUES (%s, 1, %s, 'binary', '{}', '{}')",
         (model, job),
     )
     call(tx, "_end_job", job, state)
-    generations = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
+    generations = tx.execute("SELECT generation FROM tensile_internal.checkpoints WHERE job = %s", (job,)).fetchall()
     assert [generation for (generation,) in generations] == kept
     version = 1 if state == "finished" else None
     assert columns(tx, job, "state", "version") == (state, version)
@@ -252,7 +252,7 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
     for version, options in ((1, {"deploy": False}), (2, {}), (3, {"deploy": False})):
         job = new_job("running", model=model, options=Jsonb(options))
         tx.execute(
-            "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+            "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
             " VALUES (%s, %s, %s, 'binary', '{}', '{}')",
             (model, version, job),
         )
@@ -277,19 +277,19 @@ def test_retention_drops_the_oldest_versions_when_one_is_complete(
     tx: Connection, new_job: NewJob, model: int, keep: int | None, deployed: list[int], left: list[int]
 ) -> None:
     """`deployed`: the versions whose jobs deploy them, all of them if it is empty."""
-    tx.execute("UPDATE tensile.models SET keep_versions = %s", (keep,))
+    tx.execute("UPDATE tensile_internal.models SET keep_versions = %s", (keep,))
     for version in range(1, 6):
         job = new_job("running", model=model, options=Jsonb({"deploy": version in (deployed or [version])}))
         row = tx.execute(
-            "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+            "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
             " VALUES (%s, %s, %s, 'binary', '{}', '{}') RETURNING id",
             (model, version, job),
         ).fetchone()
-        tx.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'weights')", row)
+        tx.execute("INSERT INTO tensile_internal.model_weights VALUES (%s, 0, 'weights')", row)
         call(tx, "_end_job", job, "finished")
     versions = "SELECT array_agg(version ORDER BY version) FROM tensile.model_versions"
     assert scalar(tx, versions) == left
-    assert scalar(tx, "SELECT count(*) FROM tensile.model_weights") == len(left)
+    assert scalar(tx, "SELECT count(*) FROM tensile_internal.model_weights") == len(left)
     assert scalar(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.jobs") == [1, 2, 3, 4, 5]
 
 

@@ -41,11 +41,11 @@ def written(db: Connection) -> Iterator[None]:
             INSERT INTO written VALUES (NEW.job, NEW.generation, NEW.created_at, clock_timestamp());
             RETURN NULL;
         END $$;
-        CREATE TRIGGER note AFTER UPDATE ON tensile.checkpoints FOR EACH ROW EXECUTE FUNCTION note();
+        CREATE TRIGGER note AFTER UPDATE ON tensile_internal.checkpoints FOR EACH ROW EXECUTE FUNCTION note();
         """
     )
     yield
-    db.execute("DROP TRIGGER note ON tensile.checkpoints")
+    db.execute("DROP TRIGGER note ON tensile_internal.checkpoints")
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: Non
     assert value(db, "SELECT count(*) FROM tensile.epoch_metrics WHERE job = %s AND split = 'training'", job) == 50
     assert value(db, "SELECT count(*) FROM written WHERE job = %s", job) == 0
     assert value(db, "SELECT count(*) FROM written WHERE job = %s", asking) > 0
-    assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.checkpoint_chunks") == 0
 
 
 def test_the_pause_after_a_checkpoint_is_many_times_what_writing_it_took(
@@ -91,13 +91,13 @@ def held(db: Connection, connect: Callable[..., Connection]) -> Iterator[Connect
         """
         CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$;
-        CREATE TRIGGER hold BEFORE INSERT ON tensile.model_weights FOR EACH ROW WHEN (NEW.seq = 1)
+        CREATE TRIGGER hold BEFORE INSERT ON tensile_internal.model_weights FOR EACH ROW WHEN (NEW.seq = 1)
             EXECUTE FUNCTION hold();
         """
     )
     yield holder
     holder.close()
-    db.execute("DROP TRIGGER hold ON tensile.model_weights")
+    db.execute("DROP TRIGGER hold ON tensile_internal.model_weights")
 
 
 def refusal(conn: Connection, sql: str) -> str:
@@ -114,15 +114,15 @@ def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     owner = connect(user=roles("owner"))
     register(owner, "m", WIDE)
     job = submit(owner, "m", epochs=1)
-    chunks = "SELECT count(*) FROM tensile.model_weights"
+    chunks = "SELECT count(*) FROM tensile_internal.model_weights"
     wait_until(lambda: value(db, chunks) == 1, 90, "a chunk")
     assert value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job) is None
     assert value(owner, "SELECT count(*) FROM tensile.model_versions") == 0
     assert value(owner, chunks) == 0
     assert 'model "m" has no version 1' in refusal(owner, "SELECT deploy_model('m', 1)")
-    assert 'model "m" has no version 1' in refusal(owner, "SELECT drop_version('m', 1)")
+    assert 'model "m" has no version 1' in refusal(owner, "SELECT drop_model_version('m', 1)")
     assert 'model "m" has no version to predict with' in refusal(owner, "SELECT predict('m', ARRAY[1.0, 2.0, 3.0])")
-    assert value(owner, "SELECT version FROM tensile.jobs WHERE id = %s", job) is None
+    assert value(owner, "SELECT version FROM tensile.jobs WHERE job = %s", job) is None
     pid = executor_pid(db, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -130,8 +130,8 @@ def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     wait_until(lambda: state(db, job) == "interrupted", what="the end of the attempt")
     assert value(db, chunks) == value(db, "SELECT count(*) FROM tensile.model_versions") == 0
     finish(owner, job)
-    assert value(owner, "SELECT version FROM tensile.jobs WHERE id = %s", job) == 1
-    sizes = owner.execute("SELECT octet_length(data) FROM tensile.model_weights ORDER BY seq").fetchall()
+    assert value(owner, "SELECT version FROM tensile.jobs WHERE job = %s", job) == 1
+    sizes = owner.execute("SELECT octet_length(data) FROM tensile_internal.model_weights ORDER BY seq").fetchall()
     assert [size for (size,) in sizes[:2]] == [16 << 20, 16 << 20] and len(sizes) == 3
     total = sum(size for (size,) in sizes)
     assert value(owner, "SELECT weight_bytes FROM tensile.model_versions WHERE version = 1") == total
@@ -142,13 +142,13 @@ def test_dropping_a_model_while_its_weights_arrive_ends_its_job(
     db: Connection, held: Connection, wait_until: Wait, job_row: Callable[..., Any]
 ) -> None:
     job = submit(db, "m", WIDE, epochs=1)
-    wait_until(lambda: value(db, "SELECT count(*) FROM tensile.model_weights") == 1, 90, "a chunk")
+    wait_until(lambda: value(db, "SELECT count(*) FROM tensile_internal.model_weights") == 1, 90, "a chunk")
     db.execute("SELECT drop_model('m')")
     held.execute("SELECT pg_advisory_unlock_all()")
     wait_until(lambda: state(db, job) == "failed", what="the end of the job")
     row = job_row(db, job)
     assert (row["sqlstate"], row["error"]) == ("42704", 'model "m" was dropped')
-    assert value(db, "SELECT count(*) FROM tensile.model_weights") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.model_weights") == 0
 
 
 @pytest.mark.long
@@ -163,7 +163,7 @@ def test_a_job_that_stores_more_than_allowed_fails(
     row = job_row(db, job)
     assert (row["state"], row["sqlstate"]) == ("failed", "54000") and "max_state_size" in row["hint"]
     assert value(db, "SELECT count(*) FROM tensile.model_versions") == 0
-    assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.checkpoint_chunks") == 0
 
 
 # -- session state of the training query ------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_session_state_of_the_query_is_reset_after_its_rows(db: Connection, wait
             INSERT INTO seen SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
             RETURN NULL;
         END $$;
-        CREATE TRIGGER look AFTER UPDATE OF rows ON tensile.jobs FOR EACH ROW EXECUTE FUNCTION look();
+        CREATE TRIGGER look AFTER UPDATE OF rows ON tensile_internal.jobs FOR EACH ROW EXECUTE FUNCTION look();
         """
     )
     query = f"SELECT r.*, l.x FROM ({ROWS}) r, (SELECT litter() AS x OFFSET 0) l"
@@ -192,7 +192,7 @@ def test_session_state_of_the_query_is_reset_after_its_rows(db: Connection, wait
         job = submit(db, "m", python_model(), query=query, epochs=FOREVER)
         wait_until(lambda: steps(db, job) > 0, what="steps")
     finally:
-        db.execute("DROP TRIGGER look ON tensile.jobs")
+        db.execute("DROP TRIGGER look ON tensile_internal.jobs")
     assert db.execute("SELECT * FROM seen").fetchall() == [(0,)]
     assert value(db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
@@ -228,6 +228,6 @@ def test_ended_jobs_are_deleted_after_their_retention_unless_their_version_exist
     finish(db, kept)
     failed = submit(db, "m", query="SELECT 1.0 AS a, 1.0 / (i - 3) AS y FROM generate_series(1, 9) i")
     running = submit(db, "endless", MLP, epochs=FOREVER)
-    wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE id = %s", failed) == 0, 90, "retention")
-    assert db.execute("SELECT id FROM tensile.jobs ORDER BY id").fetchall() == [(kept,), (running,)]
+    wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE job = %s", failed) == 0, 90, "retention")
+    assert db.execute("SELECT job FROM tensile.jobs ORDER BY job").fetchall() == [(kept,), (running,)]
     assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s", kept) > 0

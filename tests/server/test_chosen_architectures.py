@@ -14,7 +14,7 @@ from tests.server.support import ROWS, Connection, Row, Wait, finish, submit, va
 from tests.server.tuning import finished, trials, tune
 
 TABLE = "tabular"  # type for queries without an array
-MODEL = "SELECT architecture->>'type', architecture_reason, owner_name FROM tensile.models WHERE name = %s"
+MODEL = "SELECT architecture->>'type', architecture_reason, owner FROM tensile.models WHERE model = %s"
 COLUMNS = "SELECT 1.5::float8 AS a, 'x' AS c, 2.0::float8 AS y"
 
 
@@ -45,7 +45,7 @@ TOKENS = """
     SELECT ARRAY(SELECT (i * k) % 7 FROM generate_series(0, i % 5) k) AS v, i % 2 = 0 AS y
     FROM generate_series(1, 100) i
 """
-JOB = "SELECT state, architecture->>'type', architecture_reason FROM tensile.jobs WHERE id = %s"
+JOB = "SELECT state, architecture->>'type', architecture_reason FROM tensile.jobs WHERE job = %s"
 
 
 @pytest.mark.parametrize("name", ["registered", "unregistered"])
@@ -119,17 +119,17 @@ def test_a_tuning_begins_with_the_job_that_chooses(db: Connection, notices: list
     """Three trials are trained."""
     arguments = {"query": IMAGES, "epochs": 2, "trials": 3, "options": {"keep": "last"}}
     tuning = tune(db, "tuned", space=None, **arguments)
-    assert value(db, "SELECT space FROM tensile.tunings WHERE id = %s", tuning) is None
+    assert value(db, "SELECT space FROM tensile_internal.tunings WHERE id = %s", tuning) is None
     finished(db, tuning)
     type, space = db.execute(  # type: ignore[misc]
-        "SELECT architecture->>'type', array(SELECT jsonb_object_keys(space)) FROM tensile.tunings WHERE id = %s",
+        "SELECT architecture->>'type', array(SELECT jsonb_object_keys(space)) FROM tensile_internal.tunings WHERE id = %s",
         (tuning,),
     ).fetchone()
     assert (type, {*space}) == ("cnn", {"channels", "dropout", "kernel", "learning_rate", "weight_decay"})
     first, *others = trials(db, tuning, "params, state")
     assert first == ({}, "finished")
     assert all(params.keys() == {*space} for params, _ in others)
-    assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE name = 'tuned'") == "cnn"
+    assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE model = 'tuned'") == "cnn"
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_a_given_space_keeps_the_keys_of_the_chosen_architecture(db: Connection)
     arguments = {"query": ARRAYS.format(length=5), "epochs": 1, "trials": 2, "options": {"keep": "last"}}
     tuning = tune(db, "some keys", space={"kernel": [3, 5], "layers": [1, 2]}, **arguments)
     finished(db, tuning)
-    assert value(db, "SELECT space FROM tensile.tunings WHERE id = %s", tuning) == {"layers": [1, 2]}
+    assert value(db, "SELECT space FROM tensile_internal.tunings WHERE id = %s", tuning) == {"layers": [1, 2]}
     nothing = tune(db, "no key", space={"kernel": [3, 5]}, **arguments)
     refused("22023", 'no key of the architecture "tabular"', "leave the space out", lambda: finished(db, nothing))
     types = tune(db, "types", space={"architecture": ["mlp"]}, **arguments)
@@ -149,7 +149,7 @@ def test_a_given_space_keeps_the_keys_of_the_chosen_architecture(db: Connection)
 def test_a_tuning_whose_first_trial_cannot_choose_fails(db: Connection) -> None:
     tuning = tune(db, "never", query="SELECT ARRAY[1] AS v, NULL::float8 AS y", trials=3, space=None)
     refused("22000", "is null in all 1 rows", "first trial", lambda: finished(db, tuning))
-    assert value(db, "SELECT count(*) FROM tensile.models WHERE name = 'never'") == 0
+    assert value(db, "SELECT count(*) FROM tensile.models WHERE model = 'never'") == 0
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def test_an_unregistered_model_is_trained_and_keeps_its_architecture(
     finish(db, first)
     finish(db, submit(db, "late", query=f"SELECT *, ARRAY[1, 2] AS tokens FROM ({ROWS}) r"))
     assert sum("is registered" in notice for notice in notices) == 1
-    assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE name = 'late'") == TABLE
+    assert value(db, "SELECT architecture->>'type' FROM tensile.models WHERE model = 'late'") == TABLE
     assert job_row(db, first)["version"] == 1
     with db.transaction(force_rollback=True):  # chosen again
         db.execute("SELECT register_model('late', NULL, replace => true)")
@@ -179,13 +179,13 @@ def test_it_can_be_submitted_by_a_function(db: Connection) -> None:
 
 def test_a_refused_submission_registers_nothing(db: Connection) -> None:
     refused("22023", "epochs is out of range", "", lambda: submit(db, "refused", epochs=0))
-    assert value(db, "SELECT count(*) FROM tensile.models WHERE name = 'refused'") == 0
+    assert value(db, "SELECT count(*) FROM tensile.models WHERE model = 'refused'") == 0
 
 
 def test_explaining_chooses_and_registers_nothing(db: Connection, notices: list[str]) -> None:
     explanation = explained(db, "explained")
     assert explanation["architecture"] == TABLE and explanation["start"]
-    assert notices == [] and value(db, "SELECT count(*) FROM tensile.models WHERE name = 'explained'") == 0
+    assert notices == [] and value(db, "SELECT count(*) FROM tensile.models WHERE model = 'explained'") == 0
 
 
 def test_a_model_of_another_role_is_not_taken_over(

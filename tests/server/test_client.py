@@ -185,7 +185,7 @@ def test_the_ranks_of_a_job_are_those_of_sql(server: Any) -> None:
     with connect(server.dsn()) as admin, admin.connection.transaction(force_rollback=True):
         admin.register("ranked", MLP)
         job = admin.train("ranked", ROWS, "y")
-        report = "INSERT INTO tensile.rank_reports (job, ranks) VALUES (%s, %s)"
+        report = "INSERT INTO tensile_internal.rank_reports (job, ranks) VALUES (%s, %s)"
         admin.connection.execute(report, (job.number, json.dumps(ranks)))
         table = job.ranks()
     assert list(table.index) == [0, 1] and list(table["state"]) == ["starting", "training"]
@@ -304,7 +304,7 @@ def test_the_plan_is_the_view_while_the_job_runs_and_stays_after(
     from pandas.testing import assert_frame_equal
 
     columns = sql.SQL(", ").join(map(sql.Identifier, PLAN.columns))
-    query = sql.SQL("SELECT {} FROM tensile.plan WHERE job = %s ORDER BY sequence").format(columns)
+    query = sql.SQL("SELECT {} FROM tensile.plan_events WHERE job = %s ORDER BY sequence").format(columns)
 
     def view() -> list[dict[str, Any]]:
         return client.connection.execute(query, (endless.number,)).fetchall()
@@ -397,7 +397,7 @@ def test_a_failed_job_raises_its_own_error(client: Client) -> None:
     job = client.train("failing", "SELECT 1.0 / (i - 300) AS x, i AS y FROM generate_series(1, 400) i", "y")
     with pytest.raises(TrainingFailed, match="division by zero") as caught:
         job.wait(progress=False, timeout=60)
-    row = client.connection.execute("SELECT * FROM tensile.jobs WHERE id = %s", (job.number,)).fetchone()
+    row = client.connection.execute("SELECT * FROM tensile.jobs WHERE job = %s", (job.number,)).fetchone()
     assert row is not None
     error = caught.value
     assert (error.message, error.hint, error.detail) == (row["error"], row["hint"], row["detail"])
@@ -543,7 +543,7 @@ def test_schedules_drift_and_evaluations(client: Client, trained: int) -> None:
         client.schedule_training(MODEL, QUERY, TARGET, drift=1, epoch=1)
     with pytest.raises(ArgumentError, match="source"):
         client.schedule_training(MODEL, QUERY, TARGET, rows=1, source=1)  # type: ignore[arg-type]
-    client.connection.execute("SELECT * FROM tensile.drift_counts")
+    client.connection.execute("SELECT * FROM tensile_internal.drift_counts")
     found = client.drift()
     assert list(found.columns) == ["kind", "rows", "since", "psi", "ks", "threshold", "drifted"]
     assert client.drift("none").empty

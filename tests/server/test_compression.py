@@ -38,7 +38,9 @@ class Lab:
         self.wait_until = wait_until
         self.conn: Connection = cluster.connect()
         self.conn.execute(IMAGES)
-        self.conn.execute("INSERT INTO tensile.device_profiles VALUES ('cpu', %s)", (json.dumps(asdict(PROFILE)),))
+        self.conn.execute(
+            "INSERT INTO tensile_internal.device_profiles VALUES ('cpu', %s)", (json.dumps(asdict(PROFILE)),)
+        )
         self._models = 0
 
     def submit(self, budget: str | None = BUDGET, epochs: int = FOREVER, **options: Any) -> int:
@@ -72,7 +74,7 @@ class Lab:
         """Return tensors compressed by the decisions and by the plan in use, none until both agree."""
         return self.conn.execute(
             "SELECT c.tensor, c.kind, c.bytes, c.zero_share, c.codec, c.coded_bytes, c.coded_us, c.plain_us"
-            " FROM tensile.compression c JOIN tensile.plan p USING (job, tensor, codec)"
+            " FROM tensile.compression c JOIN tensile.plan_events p USING (job, tensor, codec)"
             " JOIN tensile.progress g ON g.job = c.job AND g.plan_generation = p.generation"
             " WHERE c.job = %s AND c.compressed",
             (job,),
@@ -101,7 +103,7 @@ def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
 
     Takes seconds: codecs are measured, and the job is killed and trained again without plans.
     """
-    assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
+    assert value(lab.conn, "SELECT count(*) FROM tensile_internal.codec_times") == 0
     job = lab.submit(compression="auto")
     rows = lab.await_compressed(job)
     for _, kind, nbytes, zero_share, codec, coded_bytes, coded_us, plain_us in rows:
@@ -109,7 +111,7 @@ def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
         assert coded_bytes < nbytes and coded_us < plain_us
     lab.await_epochs(job, 2)
     moved, raw, error = lab.conn.execute(
-        "SELECT bytes_swapped, raw_bytes_swapped, relative_error FROM tensile.progress, tensile.codec_times"
+        "SELECT bytes_swapped, raw_bytes_swapped, relative_error FROM tensile.progress, tensile_internal.codec_times"
         " WHERE job = %s AND device = 'cpu'",
         (job,),
     ).fetchone()  # type: ignore[misc]
@@ -121,7 +123,7 @@ def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
     pid = executor_pid(lab.conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    lab.wait_until(lambda: value(lab.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2)
+    lab.wait_until(lambda: value(lab.conn, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 2)
     lab.await_compressed(job)
     lab.await_epochs(job, 2)
     lab.cancel(job)
@@ -137,5 +139,5 @@ def test_jobs_on_one_link_compress_by_their_own_options(lab: Lab) -> None:
     assert {row[4] for row in lab.await_compressed(compressing)} == {"zvc"}
     lab.await_epochs(plain, 2)
     assert value(lab.conn, "SELECT count(*) FROM tensile.compression WHERE job = %s", plain) == 0
-    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan WHERE job = %s", plain) == 0
+    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan_events WHERE job = %s", plain) == 0
     lab.cancel(compressing, plain)

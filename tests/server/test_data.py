@@ -44,12 +44,12 @@ def split_of(conn: Connection, job: int) -> dict[str, Any]:
 
 
 def samples(conn: Connection, job: int) -> dict[str, int]:
-    rows = conn.execute("SELECT DISTINCT split, samples FROM tensile.epochs WHERE job = %s", (job,)).fetchall()
+    rows = conn.execute("SELECT DISTINCT split, samples FROM tensile_internal.epochs WHERE job = %s", (job,)).fetchall()
     return dict(rows)
 
 
 def warnings_of(conn: Connection, job: int) -> list[str]:
-    return value(conn, "SELECT warnings FROM tensile.jobs WHERE id = %s", job) or []
+    return value(conn, "SELECT warnings FROM tensile.jobs WHERE job = %s", job) or []
 
 
 # ---- splits ----

@@ -91,7 +91,7 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
         for statement in statements:
             done = subprocess.run([*psql.split(), "-Atc", statement], capture_output=True, text=True)
             assert done.returncode == 0 and done.stdout and not done.stderr, (statement, done.stderr)
-        query = "SELECT name, deployed_version FROM tensile.models ORDER BY name"
+        query = "SELECT model, deployed_version FROM tensile.models ORDER BY model"
         done = subprocess.run([*psql.split(), "-Atc", query], capture_output=True, text=True)
         assert done.stdout == "digit|4\nprice|2\nprice_2|4\n", done.stderr
 

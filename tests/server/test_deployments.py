@@ -18,8 +18,8 @@ def model(db: Connection) -> str:
     """A model with five versions, none of which is deployed."""
     db.execute("""SELECT register_model('m', '{"type": "mlp"}')""")
     db.execute(
-        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, 0 FROM tensile.models, generate_series(1, 5) v"
+        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, 0 FROM tensile_internal.models, generate_series(1, 5) v"
         " WHERE name = 'm'"
     )
     return "m"
@@ -50,7 +50,7 @@ def test_deployments_say_who_what_when_and_why(db: Connection, model: str) -> No
     ]
     ends = "SELECT bool_and(ended_at = next) FROM (SELECT ended_at, lead(decided_at) OVER (ORDER BY id) AS next FROM"
     assert value(db, f"{ends} tensile.deployments) d WHERE next IS NOT NULL")
-    assert value(db, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 2
+    assert value(db, "SELECT deployed_version FROM tensile.models WHERE model = 'm'") == 2
 
 
 def test_rollbacks_go_back_one_deployment_each(db: Connection, model: str) -> None:
@@ -66,7 +66,7 @@ def test_rollbacks_go_back_one_deployment_each(db: Connection, model: str) -> No
 
 def test_versions_that_were_dropped_are_passed_over(db: Connection, model: str) -> None:
     deploy(db, 1, 2, 1, 3)
-    db.execute("SELECT drop_version('m', 2)")
+    db.execute("SELECT drop_model_version('m', 2)")
     assert rollback(db) == 1
     refused("55000", "no earlier deployment", "dropped", lambda: rollback(db))
 
@@ -98,7 +98,7 @@ def test_deployments_at_the_same_time_follow_each_other(
     windows = "lag(version) OVER w AS before, lag(id) OVER w AS follow"
     assert value(db, f"{chain} FROM (SELECT *, {windows} FROM tensile.deployments WINDOW w AS (ORDER BY id)) d")
     in_force = value(db, "SELECT version FROM tensile.deployments WHERE ended_at IS NULL")
-    assert value(db, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == in_force
+    assert value(db, "SELECT deployed_version FROM tensile.models WHERE model = 'm'") == in_force
 
 
 def test_a_deployment_that_is_rolled_back_with_its_transaction_leaves_nothing(db: Connection, model: str) -> None:
@@ -120,6 +120,6 @@ def test_deployments_are_visible_as_the_model_is(
     db.execute("SELECT grant_model('m', %s)", (current_user(other),))
     assert value(other, count) == 2
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        other.execute("UPDATE tensile.deployments SET reason = 'mine'")
+        other.execute("UPDATE tensile_internal.deployments SET reason = 'mine'")
     db.execute("SELECT drop_model('m')")
     assert value(db, count) == 0

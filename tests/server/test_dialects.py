@@ -79,12 +79,12 @@ def rows(text: str) -> list[dict[str, str]]:
 
 def test_create_model_trains_with_the_options(conn: Connection) -> None:
     job = conn.execute(
-        "SELECT epochs, batch_size, target, options, query FROM tensile.jobs WHERE model_name = 'ds.verdict'"
+        "SELECT epochs, batch_size, target, options, query FROM tensile.jobs WHERE model = 'ds.verdict'"
     ).fetchone()
     assert job is not None
     assert job[:4] == (3, 32, "verdict", {"task": "classification"})
     assert "CASE WHEN distance > 40 THEN 40 ELSE distance END" in job[4]
-    hidden = "SELECT architecture->'hidden' FROM tensile.models WHERE name = %s"
+    hidden = "SELECT architecture->'hidden' FROM tensile.models WHERE model = %s"
     assert (value(conn, hidden, "ds.verdict"), value(conn, hidden, "ds.delay")) == ([8], [])
 
 
@@ -129,8 +129,8 @@ def test_evaluations(run: Callable[..., Any], conn: Connection) -> None:
     assert float(of_training["r2_score"]) == pytest.approx(
         value(
             conn,
-            "SELECT metrics->'validation'->'r2' FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
-            " WHERE m.name = 'ds.delay'",
+            "SELECT metrics->'validation'->'r2' FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id"
+            " WHERE m.model = 'ds.delay'",
         )
     )
     status, out, _ = run("SELECT accuracy, f1_score FROM ML.EVALUATE(MODEL ds.verdict)")
@@ -152,7 +152,7 @@ def test_models_are_replaced_skipped_and_dropped(run: Callable[..., Any], conn: 
     assert status == 1 and 'model "ds.twice" already exists' in err and "CREATE OR REPLACE MODEL" in err
     assert "exists already" in run(f"CREATE {create.replace('MODEL', 'MODEL IF NOT EXISTS', 1)}")[2]
     assert run(f"CREATE OR REPLACE {create}")[0] == 0
-    versions = "SELECT max(version) FROM tensile.jobs WHERE model_name = 'ds.twice'"
+    versions = "SELECT max(version) FROM tensile.jobs WHERE model = 'ds.twice'"
     assert value(conn, versions) == 2
     assert run("DROP MODEL ds.twice; DROP MODEL IF EXISTS ds.twice")[0] == 0
     status, _, err = run("DROP MODEL ds.twice")
@@ -163,7 +163,7 @@ def test_a_wrong_query_registers_nothing(run: Callable[..., Any], conn: Connecti
     query = "SELECT nothing AS label, 1 AS a FROM ds.flights"
     status, _, err = run(f"CREATE MODEL ds.bad OPTIONS(model_type='LINEAR_REG') AS {query}")
     assert status == 1 and 'column "nothing" does not exist' in err
-    assert value(conn, "SELECT count(*) FROM tensile.models WHERE name = 'ds.bad'") == 0
+    assert value(conn, "SELECT count(*) FROM tensile.models WHERE model = 'ds.bad'") == 0
 
 
 def test_scripts_and_other_statements(run: Callable[..., Any], tmp_path: Path, conn: Connection) -> None:

@@ -44,8 +44,8 @@ def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
 def conn(server: Any) -> Iterator[Connection]:
     """A connection; nothing is counted, scheduled or alarmed before."""
     with server.connect() as connection:
-        connection.execute("DELETE FROM tensile.schedules; DELETE FROM tensile.evaluation_schedules")
-        connection.execute("DELETE FROM tensile.drift_counts; DELETE FROM tensile.drift_alarms")
+        connection.execute("DELETE FROM tensile_internal.schedules; DELETE FROM tensile_internal.evaluation_schedules")
+        connection.execute("DELETE FROM tensile_internal.drift_counts; DELETE FROM tensile_internal.drift_alarms")
         yield connection
 
 
@@ -80,7 +80,7 @@ def test_rows_like_those_of_the_training_have_not_drifted(conn: Connection, wait
     assert {name: row["drifted"] for name, row in found.items()} == dict.fromkeys(found, False) | {"at": None}
     assert all(0 <= row["psi"] < 0.1 and row["rows"] == 333 for row in found.values())
     assert found["shop"]["ks"] is None and all(row["ks"] < 0.1 for name, row in found.items() if name != "shop")
-    assert value(conn, "SELECT count(*) FROM tensile.drift_alarms") == 0
+    assert value(conn, "SELECT count(*) FROM tensile_internal.drift_alarms") == 0
 
 
 def test_the_column_that_drifts_is_told_once(server: Any, conn: Connection, wait_until: Wait) -> None:
@@ -90,15 +90,15 @@ def test_the_column_that_drifts_is_told_once(server: Any, conn: Connection, wait
         found = columns(conn)
         assert found["distance"]["drifted"] and found["distance"]["psi"] > 1 and found["distance"]["ks"] > 0.4
         assert [found[name]["drifted"] for name in ("weekday", "shop")] == [False, False]
-        alarm = conn.execute("SELECT column_name, psi, threshold FROM tensile.drift_alarms").fetchone()
+        alarm = conn.execute("SELECT column_name, psi, threshold FROM tensile_internal.drift_alarms").fetchone()
         assert alarm == ("distance", found["distance"]["psi"], 0.2)
         count(conn, wait_until, FARTHER)
         count(conn, wait_until, SAME, times=60)  # which is most of the rows now
         assert columns(conn)["distance"]["psi"] < 0.16
-        assert value(conn, "SELECT count(*) FROM tensile.drift_alarms") == 0
+        assert value(conn, "SELECT count(*) FROM tensile_internal.drift_alarms") == 0
         listener.execute("SELECT 1")
         told = [json.loads(notice.payload) for notice in listener.notifies(timeout=0)]
-    model = value(conn, "SELECT id FROM tensile.models WHERE name = 'delivery'")
+    model = value(conn, "SELECT model_id FROM tensile.models WHERE model = 'delivery'")
     assert told == [{"model": model, "version": 1, "psi": pytest.approx(alarm[1])}]
 
 
@@ -116,7 +116,7 @@ def test_single_rows_in_all_forms_count(conn: Connection, wait_until: Wait) -> N
 
 
 def test_the_sample_rate(server: Any, conn: Connection, wait_until: Wait) -> None:
-    rate = "SELECT tensile._drift_rate()"
+    rate = "SELECT tensile_internal._drift_rate()"
     conn.execute("ALTER SYSTEM SET pg_tensile.drift_sample_rate = 0.1")
     server.reload()
     try:
@@ -154,8 +154,8 @@ def test_the_index_is_at_least_0_and_0_for_equal_shares(conn: Connection) -> Non
         expected, actual = (list(side) for side in zip(*bins, strict=True))
         psi, ks, equal, distance = (
             conn.execute(
-                "SELECT tensile._psi(%s::bigint[], %s::bigint[]), tensile._ks(%s::bigint[], %s::bigint[]),"
-                " tensile._psi(%s::bigint[], %s::bigint[]), tensile._ks(%s::bigint[], %s::bigint[])",
+                "SELECT tensile_worker._psi(%s::bigint[], %s::bigint[]), tensile_worker._ks(%s::bigint[], %s::bigint[]),"
+                " tensile_worker._psi(%s::bigint[], %s::bigint[]), tensile_worker._ks(%s::bigint[], %s::bigint[])",
                 [expected, actual] * 2 + [expected, [factor * number for number in expected]] * 2,
             ).fetchone()
             or ()
@@ -176,7 +176,7 @@ def test_the_index_does_not_grow_with_few_rows(conn: Connection, rows: int) -> N
     conn.execute("SELECT setseed(0.5)")
     draw = "SELECT array_agg(n ORDER BY b) FROM (SELECT b, count(v) AS n FROM generate_series(0, 20) b LEFT JOIN" \
         " (SELECT floor(20 * random() ^ {}) AS v FROM generate_series(1, {})) r ON v = b GROUP BY b) c"  # fmt: skip
-    index = f"SELECT tensile._psi(({draw.format(1, 50000)}), ({draw.format('{}', rows)}))"
+    index = f"SELECT tensile_worker._psi(({draw.format(1, 50000)}), ({draw.format('{}', rows)}))"
     assert value(conn, index.format(1)) < 0.06
     assert 0.2 < value(conn, index.format(1.7)) < 0.45
 
@@ -199,22 +199,20 @@ def test_drift_causes_one_training(conn: Connection, wait_until: Wait) -> None:
     assert value(conn, "SELECT DISTINCT threshold FROM tensile.drift WHERE kind <> 'time'") is None
     count(conn, wait_until)
     assert value(conn, "SELECT DISTINCT threshold FROM tensile.drift WHERE kind <> 'time'") == 0.5
-    assert value(conn, "SELECT last_run FROM tensile.schedules") is None
+    assert value(conn, "SELECT last_run FROM tensile_internal.schedules") is None
     predict(conn, FARTHER)
-    job = wait_until(lambda: value(conn, "SELECT last_job FROM tensile.schedule_status"))
+    job = wait_until(lambda: value(conn, "SELECT last_job FROM tensile.schedules"))
     finish(conn, job)
-    reason, next_run = (
-        conn.execute("SELECT last_reason, next_run > now() FROM tensile.schedule_status").fetchone() or ()
-    )
+    reason, next_run = conn.execute("SELECT last_reason, next_run > now() FROM tensile.schedules").fetchone() or ()
     assert reason.startswith("drift ") and reason.endswith('of "distance"') and next_run
     # The version is not deployed, so the rows drift as before; but they count anew, and not at once.
-    due = "SELECT tensile._due_reason(s) FROM tensile.schedules s"
+    due = "SELECT tensile_internal._due_reason(s) FROM tensile_internal.schedules s"
     assert columns(conn)["distance"]["drifted"]
     count(conn, wait_until, FARTHER)
     assert value(conn, due) is None
-    conn.execute("UPDATE tensile.schedules SET last_run = last_run - interval '8 hours'")
+    conn.execute("UPDATE tensile_internal.schedules SET last_run = last_run - interval '8 hours'")
     assert value(conn, due).startswith("drift ")
-    conn.execute("UPDATE tensile.schedules SET last_run = clock_timestamp() + interval '1 second'")
+    conn.execute("UPDATE tensile_internal.schedules SET last_run = clock_timestamp() + interval '1 second'")
     assert value(conn, due) is None
 
 
@@ -240,9 +238,9 @@ def test_roles_that_may_predict_do_not_see_what_others_predict(server: Any, conn
         assert value(other, "SELECT count(*) FROM tensile.models") == 1
         assert [value(other, f"SELECT count(*) FROM tensile.{table}") for table in tables] == [0, 0, 0]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            other.execute("SELECT tensile._count_drift(1, 1, '{1}')")
+            other.execute("SELECT tensile_internal._count_drift(1, 1, '{1}')")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            other.execute("DELETE FROM tensile.drift_counts")
+            other.execute("DELETE FROM tensile_internal.drift_counts")
     with server.connect(user=watcher) as other:
         assert [value(other, f"SELECT count(*) FROM tensile.{table}") for table in tables] == [5, 1, 1]
 
@@ -257,17 +255,17 @@ def test_a_restart_keeps_the_counts(server: Any, conn: Connection, wait_until: W
         count(conn, wait_until, FARTHER)
         assert columns(conn)["distance"]["rows"] == 2000
         conn.execute(
-            "UPDATE tensile.drift_counts SET since = since - interval '8 days'; SELECT tensile._forget_drift()"
+            "UPDATE tensile_internal.drift_counts SET since = since - interval '8 days'; SELECT tensile_internal._forget_drift()"
         )
         for table in ("drift_counts", "drift_alarms"):
             assert value(conn, f"SELECT count(*) FROM tensile.{table}") == 0
 
 
 def test_a_version_that_was_dropped_and_one_without_statistics(conn: Connection) -> None:
-    conn.execute("SELECT tensile._count_drift(0, 1, '{1}')")
-    version = value(conn, "SELECT id FROM tensile.model_versions WHERE version = 1")
-    conn.execute("SELECT tensile._count_drift(%s, 1, '{1}')", (version,))  # other bins
-    assert value(conn, "SELECT count(*) FROM tensile.drift_counts") == 0
+    conn.execute("SELECT tensile_internal._count_drift(0, 1, '{1}')")
+    version = value(conn, "SELECT version_id FROM tensile.model_versions WHERE version = 1")
+    conn.execute("SELECT tensile_internal._count_drift(%s, 1, '{1}')", (version,))  # other bins
+    assert value(conn, "SELECT count(*) FROM tensile_internal.drift_counts") == 0
 
 
 def test_a_model_file_has_the_statistics(conn: Connection) -> None:
@@ -279,16 +277,16 @@ def test_a_model_file_has_the_statistics(conn: Connection) -> None:
 # -- evaluations ------------------------------------------------------------------------------------------------------
 
 EVALUATE = "SELECT schedule_evaluation('delivery', %s, %s)"
-DUE = "UPDATE tensile.evaluation_schedules SET next_run = now() - interval '1 s'; SELECT tensile._notify(-1)"
-STATUS = "SELECT last_state, last_error FROM tensile.evaluation_status"
+DUE = "UPDATE tensile_internal.evaluation_schedules SET next_run = now() - interval '1 s'; SELECT tensile_internal._notify(-1)"
+STATUS = "SELECT last_state, last_error FROM tensile.evaluation_schedules"
 
 
 def evaluated(conn: Connection, wait_until: Wait, model: str = "delivery") -> int:
     """Have the evaluation run; return its job."""
-    before = value(conn, "SELECT coalesce(max(id), 0) FROM tensile.jobs")
+    before = value(conn, "SELECT coalesce(max(job), 0) FROM tensile.jobs")
     conn.execute(DUE)
     job = wait_until(
-        lambda: value(conn, "SELECT last_job FROM tensile.evaluation_schedules WHERE last_job > %s", before)
+        lambda: value(conn, "SELECT last_job FROM tensile_internal.evaluation_schedules WHERE last_job > %s", before)
     )
     wait_until(lambda: state(conn, job) in ("finished", "failed", "cancelled"))
     return int(job)
@@ -301,7 +299,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     conn.execute("SELECT grant_model('delivery', 'guest'); GRANT SELECT ON orders TO guest")
     with server.connect(user=guest) as other:
         other.execute("SELECT schedule_evaluation('delivery', %s, '1 day', metric => 'rmse')", (QUERY,))
-        assert value(other, "SELECT next_run > now() + interval '23 hours' FROM tensile.evaluation_status")
+        assert value(other, "SELECT next_run > now() + interval '23 hours' FROM tensile.evaluation_schedules")
     finish(conn, evaluated(conn, wait_until))
     rows = "SELECT row_number() OVER (ORDER BY id) AS row_number, minutes FROM orders"
     error = (
@@ -312,7 +310,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     assert kept == [(1, 1000, "rmse", pytest.approx(expected, rel=1e-5))]
     second = evaluated(conn, wait_until)
     assert value(conn, "SELECT count(*) FROM tensile.evaluations") == 2
-    assert value(conn, "SELECT array_agg(id) FROM tensile.jobs WHERE kind = 'evaluate'") == [second]
+    assert value(conn, "SELECT array_agg(job) FROM tensile.jobs WHERE kind = 'evaluate'") == [second]
     conn.execute("REVOKE SELECT ON orders FROM guest")
     evaluated(conn, wait_until)
     assert conn.execute(STATUS).fetchone() == ("failed", "permission denied for table orders")
@@ -324,7 +322,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     wait_until(lambda: conn.execute(STATUS).fetchone() == ("refused", "permission denied for function evaluate_model"))
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is True
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is False
-    conn.execute("DELETE FROM tensile.evaluations; REVOKE ALL ON orders FROM guest")
+    conn.execute("DELETE FROM tensile_internal.evaluations; REVOKE ALL ON orders FROM guest")
 
 
 def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> None:
@@ -338,7 +336,7 @@ def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> 
     assert {"rmse", "mae", "r2"} <= metrics
     conn.execute("SELECT pg_advisory_unlock(7)")
     finish(conn, training)
-    conn.execute("DELETE FROM tensile.evaluations")
+    conn.execute("DELETE FROM tensile_internal.evaluations")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +351,7 @@ def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> 
 )
 def test_wrong_evaluations(conn: Connection, arguments: Any, sqlstate: str, message: str) -> None:
     refused(sqlstate, message, "", lambda: conn.execute(EVALUATE, arguments))
-    assert value(conn, "SELECT count(*) FROM tensile.evaluation_schedules") == 0
+    assert value(conn, "SELECT count(*) FROM tensile_internal.evaluation_schedules") == 0
 
 
 def test_a_model_has_one_schedule_of_evaluations(conn: Connection) -> None:

@@ -51,21 +51,23 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         conn.execute(TRAIN.replace("train_model(", "schedule_training(").removesuffix(")") + ", every => '1 year')")
     with cluster.connect() as conn:
         conn.execute(
-            "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture)"
-            " SELECT id, 2, 'regression', '{}', '{}' FROM tensile.models"
+            "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture)"
+            " SELECT id, 2, 'regression', '{}', '{}' FROM tensile_internal.models"
         )
         conn.execute(
-            "INSERT INTO tensile.jobs SELECT (jsonb_populate_record(j, %s)).* FROM tensile.jobs j",
+            "INSERT INTO tensile_internal.jobs SELECT (jsonb_populate_record(j, %s)).* FROM tensile_internal.jobs j",
             (Jsonb({"id": 1000, "state": "interrupted", "ended_at": None, "not_before": "2999-01-01"}),),
         )
         conn.execute(
-            "INSERT INTO tensile.tunings (model, model_name, owner_name, architecture, arguments, settings, space,"
+            "INSERT INTO tensile_internal.tunings (model, model_name, owner_name, architecture, arguments, settings, space,"
             " trials, parallel, state, ended_at)"
-            " SELECT id, name, owner_name, architecture, '{}', '{}', '{}', 1, 1, 'finished', now() FROM tensile.models"
+            " SELECT id, name, owner_name, architecture, '{}', '{}', '{}', 1, 1, 'finished', now() FROM tensile_internal.models"
         )
-        conn.execute("INSERT INTO tensile.trials (tuning, number, params, state) VALUES (1, 0, '{}', 'finished')")
-        conn.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (1000, 1, 'training')")
-        conn.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (1000, 1, '{}')")
+        conn.execute(
+            "INSERT INTO tensile_internal.trials (tuning, number, params, state) VALUES (1, 0, '{}', 'finished')"
+        )
+        conn.execute("INSERT INTO tensile_internal.epochs (job, epoch, split) VALUES (1000, 1, 'training')")
+        conn.execute("INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (1000, 1, '{}')")
     yield cluster
     cluster.end()
 
@@ -76,16 +78,16 @@ def catalogue(cluster: Any) -> list[list[Any]]:
         return [
             conn.execute(query).fetchall()
             for query in (
-                "SELECT id, name, owner_name, architecture, description, deployed_version FROM tensile.models",
+                "SELECT model_id, model, owner, architecture, description, deployed_version FROM tensile.models",
                 "SELECT * FROM tensile.model_versions WHERE weight_bytes IS NOT NULL",
-                "SELECT version, seq, md5(data) FROM tensile.model_weights ORDER BY 1, 2",
-                "SELECT grantee_name, privilege FROM tensile.model_grants ORDER BY 1",
+                "SELECT version, seq, md5(data) FROM tensile_internal.model_weights ORDER BY 1, 2",
+                "SELECT grantee, privilege FROM tensile.model_grants ORDER BY 1",
                 "SELECT * FROM tensile.deployments",
-                "SELECT to_jsonb(s) - 'owner' FROM tensile.schedules s",
-                "SELECT to_jsonb(t) - 'owner' FROM tensile.tunings t",
+                "SELECT to_jsonb(s) - 'owner' FROM tensile_internal.schedules s",
+                "SELECT to_jsonb(t) - 'owner' FROM tensile_internal.tunings t",
                 "SELECT * FROM tensile.trials",
-                "SELECT id, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
-                "SELECT * FROM tensile.epochs WHERE job <> 1000 ORDER BY epoch, split",
+                "SELECT job, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
+                "SELECT * FROM tensile_internal.epochs WHERE job <> 1000 ORDER BY epoch, split",
                 "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split, metric",
             )
         ]
@@ -127,17 +129,17 @@ def test_a_restored_model_predicts_the_same_numbers(source: Any, restored: Resto
 def test_restoring_starts_no_job(restored: Restored) -> None:
     with restored.cluster.connect() as conn:
         assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
-        assert value(conn, "SELECT count(*) FROM tensile.checkpoints") == 0
-        assert value(conn, "SELECT count(*) FROM tensile.epochs WHERE job = 1000") == 0
+        assert value(conn, "SELECT count(*) FROM tensile_internal.checkpoints") == 0
+        assert value(conn, "SELECT count(*) FROM tensile_internal.epochs WHERE job = 1000") == 0
 
 
 def test_owners_are_found_by_name(source: Any, restored: Restored) -> None:
-    oid = "SELECT owner::bigint FROM tensile.models"
+    oid = "SELECT owner_id::bigint FROM tensile.models"
     with source.connect() as old, restored.cluster.connect() as new:
         assert value(old, oid) != value(new, oid) == value(new, "SELECT 'alice'::regrole::oid::bigint")
-        assert value(new, "SELECT DISTINCT owner::regrole::text FROM tensile.jobs") == "alice"
+        assert value(new, "SELECT DISTINCT owner_id::regrole::text FROM tensile.jobs") == "alice"
     with restored.cluster.connect(user="alice") as conn:
-        assert value(conn, "SELECT count(*) FROM tensile.model_weights") >= 1
+        assert value(conn, "SELECT count(*) FROM tensile_internal.model_weights") >= 1
         with conn.transaction(force_rollback=True):
             conn.execute("SELECT revoke_model('wave', 'public')")
 
@@ -145,9 +147,9 @@ def test_owners_are_found_by_name(source: Any, restored: Restored) -> None:
 def test_a_missing_role_loses_no_rows_and_grants_no_rights(restored: Restored) -> None:
     """In a transaction that leaves neither role nor job."""
     with restored.cluster.connect() as conn, conn.transaction(force_rollback=True):
-        assert conn.execute(
-            "SELECT grantee, privilege FROM tensile.model_grants WHERE grantee_name = 'bob'"
-        ).fetchall() == [(None, "train")]
+        assert conn.execute("SELECT grantee, privilege FROM tensile.model_grants WHERE grantee = 'bob'").fetchall() == [
+            (None, "train")
+        ]
         conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; SET LOCAL ROLE bob")
         with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
             conn.execute(TRAIN)
@@ -158,20 +160,20 @@ def test_a_missing_role_loses_no_rows_and_grants_no_rights(restored: Restored) -
 
 def test_a_restored_database_continues_training(restored: Restored) -> None:
     with restored.cluster.connect(user="alice") as conn:
-        last = value(conn, "SELECT max(id) FROM tensile.jobs")
+        last = value(conn, "SELECT max(job) FROM tensile.jobs")
         train(conn)
-        assert value(conn, "SELECT max(id) FROM tensile.jobs") > last
-        versions = conn.execute("SELECT version FROM tensile.model_versions ORDER BY id").fetchall()
+        assert value(conn, "SELECT max(job) FROM tensile.jobs") > last
+        versions = conn.execute("SELECT version FROM tensile.model_versions ORDER BY version_id").fetchall()
         assert versions == [(1,), (2,)]
-        assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'wave'") == 2
+        assert value(conn, "SELECT deployed_version FROM tensile.models WHERE model = 'wave'") == 2
         assert value(conn, "SELECT register_model('next', '{\"type\": \"mlp\"}')") > value(
-            conn, "SELECT id FROM tensile.models WHERE name = 'wave'"
+            conn, "SELECT model_id FROM tensile.models WHERE model = 'wave'"
         )
 
 
 def test_a_dump_needs_to_see_every_row(source: Any) -> None:
     """Otherwise the dump would silently lack models of other roles."""
-    assert "COPY tensile.model_weights" in tool(source, "pg_dump", user="dumper")
+    assert "COPY tensile_internal.model_weights" in tool(source, "pg_dump", user="dumper")
     with source.connect() as conn:
         conn.execute("ALTER ROLE dumper NOBYPASSRLS")
     with pytest.raises(RuntimeError, match="row-level security"):

@@ -95,7 +95,7 @@ def test_names_of_models(enter: Callable[[str], Connection]) -> None:
     for control in (1, 31, 127):
         attempt = partial(conn.execute, "SELECT register_model(%s)", (chr(control),))
         refused("22023", "invalid model name", "control", attempt)
-    assert value(conn, "SELECT name FROM tensile.models") == "10 € Łódź"
+    assert value(conn, "SELECT model FROM tensile.models") == "10 € Łódź"
 
 
 def test_bytes_that_are_not_utf8_in_a_database_without_encoding(enter: Callable[[str], Connection]) -> None:

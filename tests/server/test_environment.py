@@ -73,7 +73,7 @@ def test_dropping_the_extension_database_or_role_ends_a_running_job(
     if drop == "role":
         with cluster.connect("lab") as db:
             wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
-            assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
+            assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE job = %s", job)
     command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
     wait_until(
         lambda: not any(command_line in command for command in cluster.processes().values()),
@@ -113,7 +113,7 @@ def test_a_job_of_a_role_without_connect_fails(
         assert row["error"] == 'role "bob" no longer has the CONNECT privilege for database "postgres"'
     finally:
         impatient_db.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
-        impatient_db.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models; DROP ROLE bob")
+        impatient_db.execute("DELETE FROM tensile_internal.jobs; DELETE FROM tensile_internal.models; DROP ROLE bob")
 
 
 # -- limits of children -----------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
 
 @pytest.mark.long
 def test_absurd_numbers_of_an_executor_fail_its_own_job_only(db: Connection, wait_until: Wait, job_row: Row) -> None:
-    db.execute("DELETE FROM tensile.device_profiles")
+    db.execute("DELETE FROM tensile_internal.device_profiles")
     absurd = """
         from pyworker.children import memory
         most = 2**63 - 1 - (1 << 20)

@@ -18,7 +18,7 @@ CALLS = {
     "cancel_tuning": "SELECT cancel_tuning(-1)",
     "deploy_model": "SELECT deploy_model('absent', 1)",
     "drop_model": "SELECT drop_model('absent')",
-    "drop_version": "SELECT drop_version('absent', 1)",
+    "drop_model_version": "SELECT drop_model_version('absent', 1)",
     "embed": "SELECT embed('absent', 'text')",
     "embed_rows": "SELECT embed_rows('absent', 'SELECT ''text''')",
     "evaluate_model": "SELECT evaluate_model('absent', 'SELECT 1')",
@@ -47,9 +47,9 @@ CALLS = {
     "unschedule_evaluation": "SELECT unschedule_evaluation('m')",
     "unschedule_training": "SELECT unschedule_training('m')",
     "wait_for_job": "SELECT wait_for_job(-1)",
-    "wait_for_job_procedure": "CALL wait_for_job_procedure(-1)",
+    "await_job": "CALL await_job(-1)",
     "wait_for_tuning": "SELECT wait_for_tuning(-1)",
-    "tensile.calibrate": "SELECT tensile.calibrate(-1)",
+    "calibrate_device": "SELECT calibrate_device(-1)",
 }
 NEVER_REFUSES = {"models_of_table"}
 TELL_BY_FALSE = {"unschedule_evaluation", "unschedule_training"}  # that there is nothing to do
@@ -57,7 +57,7 @@ OF_DATABASES = {"release_database", "resume_database"}  # refused by PostgreSQL 
 CHANGES_NOTHING = {
     *("embed", "embed_rows", "evaluate_model", "explain_prediction", "explain_training", "export_model"),
     *("feature_importance", "predict", "predict_class", "predict_interval", "predict_rows"),
-    *("wait_for_job", "wait_for_job_procedure", "wait_for_tuning"),
+    *("wait_for_job", "await_job", "wait_for_tuning"),
 }
 ROUTINES = """
     SELECT {} FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
@@ -91,7 +91,7 @@ def error_of(conn: Connection, statement: str) -> psycopg.Error:
 
 def test_every_public_function_is_here(db: Connection) -> None:
     names = {name for (name,) in db.execute(ROUTINES.format("DISTINCT p.proname")).fetchall()}
-    assert names | {"tensile.calibrate"} == CALLS.keys() | NEVER_REFUSES | OF_DATABASES
+    assert names | {"calibrate_device"} == CALLS.keys() | NEVER_REFUSES | OF_DATABASES
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - TELL_BY_FALSE))
@@ -136,11 +136,11 @@ def test_an_internal_error_keeps_its_context(db: Connection) -> None:
     """A report of it needs all lines; what is wrong here is a table that is not as it should be."""
     with db.transaction(force_rollback=True):
         db.execute(
-            "CREATE OR REPLACE FUNCTION tensile._check_model_name(name text) RETURNS void LANGUAGE plpgsql"
+            "CREATE OR REPLACE FUNCTION tensile_internal._check_model_name(name text) RETURNS void LANGUAGE plpgsql"
             " SET search_path = pg_catalog, pg_temp AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'XX000'; END $$"
         )
         error = error_of(db, "SELECT register_model('m')")
-    assert "tensile._register_model" in (error.diag.context or "")
+    assert "tensile_internal._register_model" in (error.diag.context or "")
 
 
 # -- code of the user -------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_lines_of_supervisors_have_neither_context_nor_statement(
     )
     before = len(cluster.log())
     job = submit(db, "m", {"type": "mlp", "hidden": [4]}, query="SELECT warn(1) AS x, 2 AS y", target="y")
-    wait_until(lambda: value(db, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
+    wait_until(lambda: value(db, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE job = %s", job))
     wait_until(lambda: f"job {job} f" in cluster.log()[before:])
     log = cluster.log()[before:]
     assert "STATEMENT" not in log and "_step" not in log, log

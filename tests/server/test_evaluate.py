@@ -351,7 +351,7 @@ def test_without_a_privilege(conn: Connection, server: Any) -> None:
     assert scalar(evaluated(conn, "delay"), "rows") == 9000
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for table secret"):
         evaluated(conn, "delay", "TABLE secret")
-    for attempt in ("tensile._session_weights(1, 0)", "tensile._evaluation_spec(1, NULL, '{}')"):
+    for attempt in ("tensile_worker._session_weights(1, 0)", "tensile_internal._evaluation_spec(1, NULL, '{}')"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             conn.execute(f"SELECT {attempt}")
 
@@ -359,7 +359,7 @@ def test_without_a_privilege(conn: Connection, server: Any) -> None:
 def test_the_query_cannot_read_the_weights(conn: Connection) -> None:
     conn.execute(
         "CREATE OR REPLACE FUNCTION attempt() RETURNS int LANGUAGE plpgsql"
-        " AS 'BEGIN PERFORM tensile._session_weights(1, 0); RETURN 1; END'"
+        " AS 'BEGIN PERFORM tensile_worker._session_weights(1, 0); RETURN 1; END'"
     )
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="_session_weights"):
         evaluated(conn, "delay", "SELECT *, attempt() FROM flights")

@@ -136,12 +136,12 @@ def test_an_explanation_waits_for_memory_that_others_need(
     job = submit(db, "large", {"type": "mlp", "hidden": [8]}, epochs=FOREVER, policy="none", memory_budget="62MB")
     register(db, "m", {"type": "mlp", "hidden": [1024]})
     wait_until(lambda: phase(db, job) == "training")
-    wait_until(lambda: value(db, "SELECT max(epoch) > 2 FROM tensile.epochs WHERE job = %s", job))
+    wait_until(lambda: value(db, "SELECT max(epoch) > 2 FROM tensile_internal.epochs WHERE job = %s", job))
     start = explained(db, batch_size=256)["start"]
     assert start["when"] == "later", start
     assert "1 running job at least 62.0 MB" in start["why"]
     # scaled by the number of epochs so far; a row for each split
-    rows = "SELECT min(seconds), 2 * max(seconds), max(epoch) FROM tensile.epochs WHERE job = %s"
+    rows = "SELECT min(seconds), 2 * max(seconds), max(epoch) FROM tensile_internal.epochs WHERE job = %s"
     row = db.execute(rows, (job,)).fetchone()
     assert row is not None
     least, most, epoch = row
@@ -175,7 +175,7 @@ def test_an_explanation_counts_what_running_jobs_were_promised(db: Connection, w
 def test_an_explanation_without_a_calibration_says_so(db: Connection) -> None:
     register(db, "m")
     assert explained(db)["calibrated"] is False
-    assert "tensile.calibrate()" in "\n".join(explain(db))
+    assert "calibrate_device()" in "\n".join(explain(db))
 
 
 # -- privileges of the query ------------------------------------------------------------------------------------------

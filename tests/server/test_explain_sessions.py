@@ -122,8 +122,8 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
             waits = submit(db, "waits", python_model())
             with cluster.connect() as other, pytest.raises(psycopg.errors.InsufficientResources):
                 explain(other)
-            assert value(db, "SELECT state FROM tensile.jobs WHERE id = %s", waits) == "queued"
-            assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+            assert value(db, "SELECT state FROM tensile.jobs WHERE job = %s", waits) == "queued"
+            assert value(db, "SELECT count(*) FROM tensile_worker._progress()") == 0
             db.execute("SELECT pg_terminate_backend(%s)", (pid,))
         assert len(errors) == 1
         assert value(db, "SELECT wait_for_job(%s, '60 s')", waits) == "finished", "the slot is free again"
@@ -135,10 +135,10 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
 def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connection) -> None:
     spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _session_run"):
-        grantee.execute("SELECT tensile._session_run(%s, '/tmp')", (spec,))
+        grantee.execute("SELECT tensile_internal._session_run(%s, '/tmp')", (spec,))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
-        grantee.execute("""SELECT tensile._explain_training(0, '{"model": "m"}', '', '{}')""")
-    for private in ("tensile._session_wait(-1, 0, false)", "tensile._session_feed(0)"):
+        grantee.execute("""SELECT tensile_internal._explain_training(0, '{"model": "m"}', '', '{}')""")
+    for private in ("tensile_worker._session_wait(-1, 0, false)", "tensile_worker._session_feed(0)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             grantee.execute(f"SELECT {private}")
 
@@ -146,8 +146,8 @@ def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connecti
 @pytest.mark.parametrize(
     ("attempt", "sqlstate"),
     [
-        ("tensile._session_wait(-1, 0, false)", "42501"),
-        ("tensile._session_feed(3)", "42501"),
+        ("tensile_worker._session_wait(-1, 0, false)", "42501"),
+        ("tensile_worker._session_feed(3)", "42501"),
         ("explain_training('m', 'SELECT 1 AS a, 2 AS y', 'y')", "55000"),
     ],
 )

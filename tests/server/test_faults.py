@@ -98,7 +98,9 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
     "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
     "with checkpoints": (
         {"epochs": FOREVER, "batch_size": 100, "options": {"checkpoint_interval": 0}},
-        lambda db, job: value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job),
+        lambda db, job: value(
+            db, "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL", job
+        ),
     ),
 }
 
@@ -233,7 +235,7 @@ def test_a_job_resumes_from_its_checkpoint_after_a_fault(
     options = {"checkpoint_interval": 0}  # 10 steps an epoch
     job = submit(db, "m", model, epochs=20, batch_size=40, validation=0.0, options=options)
     wait_until(lambda: state(db, job) == "interrupted")
-    meta = value(db, "SELECT meta FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
+    meta = value(db, "SELECT meta FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
     assert 1 <= meta["epoch"] <= 6 and meta["step"] == 0
     wait_until(lambda: ended(db, job))
     row = job_row(db, job)

@@ -144,7 +144,7 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
             return next((pid for pid, command in cluster.processes().items() if "recorder.py" in command), None)
 
         pid = wait_until(executor, what="the executor")
-        phase = "SELECT count(*) FROM tensile._progress() WHERE job = %s AND phase = 'loading'"
+        phase = "SELECT count(*) FROM tensile_worker._progress() WHERE job = %s AND phase = 'loading'"
         wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), what="rows in the socket")
         os.kill(pid, signal.SIGSTOP)
         sqlstate, message, _, _ = recorder.end(job)
@@ -158,13 +158,13 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
 
 
 def test_the_query_cannot_feed_again(recorder: Recorder) -> None:
-    query = "SELECT tensile._feed(1, 'SELECT 1 AS x, 2 AS y', 'y', '{}') AS x, 1 AS y"
+    query = "SELECT tensile_worker._feed(1, 'SELECT 1 AS x, 2 AS y', 'y', '{}') AS x, 1 AS y"
     assert recorder.end(recorder.job(query, "y"))[0] == "42501"
 
 
 def test_a_session_cannot_feed(recorder: Recorder) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        recorder.conn.execute("SELECT tensile._feed(1, 'SELECT 1 AS x, 2 AS y', 'y', '{}')")
+        recorder.conn.execute("SELECT tensile_worker._feed(1, 'SELECT 1 AS x, 2 AS y', 'y', '{}')")
 
 
 def test_the_query_runs_with_the_submitters_settings_and_leaves_none_behind(recorder: Recorder) -> None:

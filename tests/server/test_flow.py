@@ -39,7 +39,7 @@ def players(stage: Stage, job: int, second: int, wait_until: Wait) -> Iterator[t
 @pytest.fixture
 def third(stage: Stage, players: object) -> Iterator[int]:
     """A third job on the device."""
-    if not value(stage.conn, "SELECT count(*) FROM tensile.models WHERE name = 'o'"):
+    if not value(stage.conn, "SELECT count(*) FROM tensile.models WHERE model = 'o'"):
         register(stage.alice, "o")
     number = stage.job("o")
     use_device(stage, number, "cuda:0", BUDGET)
@@ -62,7 +62,7 @@ def test_a_flowing_job_holds_what_its_group_takes(stage: Stage, players: tuple[P
     for code, held in enumerate((300, 400, 500, 500, 400, 300)):
         first.take(code)
         assert device(stage, columns) == (1, held, held)
-    stage.order(first.job, "SELECT tensile._acknowledge_plan(1)")
+    stage.order(first.job, "SELECT tensile_worker._acknowledge_plan(1)")
     assert device(stage, columns) == (1, 300, 300)
     first.ask(REST)
     first.take(WHOLE)
@@ -70,7 +70,9 @@ def test_a_flowing_job_holds_what_its_group_takes(stage: Stage, players: tuple[P
     first.take(0, 1)
     first.ask(REST)  # the iteration has failed
     first.take(0)
-    rows = stage.order("scheduler", f"SELECT granted_bytes, flows FROM tensile._grants() WHERE job = {first.job}")
+    rows = stage.order(
+        "scheduler", f"SELECT granted_bytes, flows FROM tensile_internal._grants() WHERE job = {first.job}"
+    )
     assert rows == [{"granted_bytes": 500, "flows": True}]
 
 
@@ -225,7 +227,7 @@ def test_a_job_leaves_the_flow_when_its_constant_grant_fits(stage: Stage, player
     second.take(0)
     first.granted()
     assert device(stage, "flowing_jobs, flowing_bytes, granted_bytes") == (1, 400, 900)
-    stage.order(first.job, "SELECT tensile._acknowledge_plan(2)")
+    stage.order(first.job, "SELECT tensile_worker._acknowledge_plan(2)")
     assert device(stage, "granted_bytes") == (900,)
 
 
@@ -336,7 +338,7 @@ def test_a_request_out_of_order_ends_the_service_for_that_job_alone(
     second.take(0, 1)
     assert device(stage, "flowing_bytes")[0] >= 400 + 100, "what it held counts until it is gone"
     first.end.close()
-    stage.order(first.job, "SELECT tensile._group_socket(-1)")
+    stage.order(first.job, "SELECT tensile_worker._group_socket(-1)")
     assert device(stage, "flowing_jobs") == (1,)
 
 
@@ -392,7 +394,7 @@ def test_a_job_that_holds_up_another_one_is_late(
     assert reason.startswith("held memory for ") and f" s that job {second.job} waited for" in reason
     assert first.state()["late"] and not second.state()["late"]
     assert not second.has_answer(), "what it held counts until it is gone"
-    stage.order(first.job, "SELECT tensile._group_socket(-1)")
+    stage.order(first.job, "SELECT tensile_worker._group_socket(-1)")
     second.granted()
 
 
@@ -402,10 +404,12 @@ def test_a_job_that_holds_up_another_one_is_late(
 def test_groups_travel_with_the_plan_and_show_in_sql(stage: Stage, planned: int) -> None:
     groups = group_rows((300, 200), (250, 100))
     assert stage.order("scheduler", f"SELECT {flow_call(planned, groups, 400)} AS g") == [{"g": 1}]
-    fetched = stage.order(planned, "SELECT encode(groups, 'hex') AS g, granted_bytes FROM tensile._fetch_plan(0)")
+    fetched = stage.order(
+        planned, "SELECT encode(groups, 'hex') AS g, granted_bytes FROM tensile_worker._fetch_plan(0)"
+    )
     assert fetched == [{"g": groups.hex(), "granted_bytes": 400}]
     columns = "sequence, event, tensor, trigger_operator, deadline_operator, bytes"
-    assert stage.alice.execute(f"SELECT {columns} FROM tensile.plan WHERE job = %s", (planned,)).fetchall() == [
+    assert stage.alice.execute(f"SELECT {columns} FROM tensile.plan_events WHERE job = %s", (planned,)).fetchall() == [
         (0, "begin_group", None, 0, 0, 300),
         (1, "end_group", None, 0, 0, 200),
         (2, "begin_group", None, 1, 1, 250),
@@ -477,7 +481,7 @@ class Theatre:
 
     def row(self, job: int) -> Any:
         columns = "state, sqlstate, error, reason"
-        return self.conn.execute(f"SELECT {columns} FROM tensile.jobs WHERE id = %s", (job,)).fetchone()
+        return self.conn.execute(f"SELECT {columns} FROM tensile.jobs WHERE job = %s", (job,)).fetchone()
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def flow_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]
 @pytest.fixture
 def lab(flow_lab: Lab) -> Iterator[Lab]:
     yield flow_lab
-    flow_lab.cancel(*(job for (job,) in flow_lab.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL")))
+    flow_lab.cancel(*(job for (job,) in flow_lab.conn.execute("SELECT job FROM tensile.jobs WHERE ended_at IS NULL")))
 
 
 def flows(lab: Lab, jobs: int) -> bool:
@@ -120,7 +120,7 @@ def test_groups_are_shown_as_they_are_executed(lab: Lab) -> None:
     await_flow(lab, *jobs)
     for job in jobs:
         rows = lab.conn.execute(
-            "SELECT event, trigger_operator, deadline_operator, bytes FROM tensile.plan"
+            "SELECT event, trigger_operator, deadline_operator, bytes FROM tensile.plan_events"
             " WHERE job = %s AND event IN ('begin_group', 'end_group') ORDER BY sequence",
             (job,),
         ).fetchall()

@@ -48,7 +48,7 @@ def conn(server: SharedServer) -> Iterator[Connection]:
         register(connection, "line", {"type": "mlp", "hidden": [4]})
         yield connection
     with server.connect() as connection:
-        connection.execute("SELECT drop_model(name) FROM tensile.models")
+        connection.execute("SELECT drop_model(model) FROM tensile.models")
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,12 @@ def decisions(conn: Connection) -> list[Decision]:
 
 
 def deployed(conn: Connection) -> int | None:
-    number: int | None = value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'line'")
+    number: int | None = value(conn, "SELECT deployed_version FROM tensile.models WHERE model = 'line'")
     return number
 
 
 def warning(conn: Connection, job: int) -> str | None:
-    text: str | None = value(conn, "SELECT warnings[1] FROM tensile.jobs WHERE id = %s", job)
+    text: str | None = value(conn, "SELECT warnings[1] FROM tensile.jobs WHERE job = %s", job)
     return text
 
 
@@ -284,7 +284,7 @@ def test_an_executor_that_dies_is_replaced(beaten: Connection, wait_until: Wait)
         os.kill(pid, signal.SIGKILL)
     conn.execute("SELECT pg_advisory_unlock(7)")
     finish(conn, job)
-    assert deployed(conn) == 2 and value(conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 1
+    assert deployed(conn) == 2 and value(conn, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 1
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ def conn(db: Connection, alter: Alter, wait_until: Wait) -> Iterator[Connection]
     assert all(value(db, "SELECT wait_for_job(%s, '100 s')", job) == "finished" for job in jobs)
     db.execute("SELECT register_model('lasting', %s)", (Jsonb(python_model(on_forward="time.sleep(0.02)")),))
     yield db
-    for (job,) in db.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
+    for (job,) in db.execute("SELECT job FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
         cancel(db, job)
 
 

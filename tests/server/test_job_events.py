@@ -48,7 +48,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
         assert value(db, "SELECT wait_for_job(%s)", good) == "finished"
         bad = submit(db, "bad", python_model(on_build="os._exit(3)"))
         wait_until(lambda: ended(db, bad))
-        db.execute("SELECT tensile._log_job(%s)", ("pg_tensile: job 0 two\nlines",))
+        db.execute("SELECT tensile_internal._log_job(%s)", ("pg_tensile: job 0 two\nlines",))
         told = submit(db, "m", epochs=FOREVER)
         wait_until(lambda: steps(db, told) > 0)
         db.execute("SELECT cancel_job(%s)", (told,))

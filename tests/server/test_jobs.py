@@ -48,12 +48,12 @@ def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_un
     ).fetchall()
     assert sorted(split[:2] for split in splits) == [(e, s) for e in (1, 2, 3) for s in ("training", "validation")]
     assert all(split[2] > 0 and split[3] > 0 for split in splits)
-    assert value(db, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
-    stored = value(db, "SELECT sum(octet_length(data)) FROM tensile.model_weights")
+    assert value(db, "SELECT deployed_version FROM tensile.models WHERE model = 'm'") == 1
+    stored = value(db, "SELECT sum(octet_length(data)) FROM tensile_internal.model_weights")
     assert stored > 0 and stored == value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job)
-    assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s", job) == 0
     wait_until(lambda: no_workers(db), what="the worker exits")
-    assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+    assert value(db, "SELECT count(*) FROM tensile_worker._progress()") == 0
 
 
 def is_part(names: list[str], whole: list[str]) -> bool:
@@ -100,7 +100,7 @@ def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait
     wait_until(lambda: phase(db, job) == "training")
     idle = (
         "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND wait_event_type = 'Extension'"
-        " AND xact_start IS NULL AND backend_xmin IS NULL AND query LIKE 'CALL tensile._step(%%'"
+        " AND xact_start IS NULL AND backend_xmin IS NULL AND query LIKE 'CALL tensile_worker._step(%%'"
     )
     wait_until(lambda: value(db, idle, worker_pid(db, job)) == 1)
 
@@ -111,7 +111,7 @@ def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until:
     job = submit(db, "m", {"type": "mlp", "hidden": [256, 256]}, epochs=FOREVER, options={"checkpoint_interval": 1})
     dead = (
         "SELECT s.n_dead_tup > 0 OR s.autovacuum_count > 0 FROM pg_class c"
-        " JOIN pg_stat_all_tables s ON s.relid = c.reltoastrelid WHERE c.oid = 'tensile.checkpoint_chunks'::regclass"
+        " JOIN pg_stat_all_tables s ON s.relid = c.reltoastrelid WHERE c.oid = 'tensile_internal.checkpoint_chunks'::regclass"
     )
     db.execute("SELECT pg_stat_reset()")
     wait_until(lambda: value(db, dead), 90, "dead rows are counted")

@@ -138,7 +138,7 @@ def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], w
         replace_step(
             conn,
             "plpgsql",
-            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile._process() = 'scheduler' THEN"
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile_worker._process() = 'scheduler' THEN"
             " PERFORM nextval('public.attempts'); RAISE 'broken for good'; END IF; END",
         )
         terminate(conn, SCHEDULER)
@@ -156,7 +156,7 @@ def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: 
         ).fetchall()
     )
     for process in BOTH:
-        assert calls[process].startswith("CALL tensile._step(")
+        assert calls[process].startswith("CALL tensile_worker._step(")
 
 
 def test_waiting_processes_hold_no_snapshot(module_cluster: Any, wait_until: Wait) -> None:

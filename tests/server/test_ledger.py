@@ -25,7 +25,9 @@ def device(conn: Connection, name: str, columns: str) -> Any:
 
 def test_devices_show_their_jobs_and_what_they_use(stage: Stage, job: int, second: int) -> None:
     use_device(stage, job, "cuda:7", 3_000_000_000, overhead=300)
-    stage.order(second, "SELECT tensile._register_device('cuda:7', 500, 1, 1, 40)")  # the first registration decides
+    stage.order(
+        second, "SELECT tensile_worker._register_device('cuda:7', 500, 1, 1, 40)"
+    )  # the first registration decides
     everything = "total_bytes, budget_bytes, granted_bytes, in_use_bytes, inference_bytes, jobs, utilisation"
     assert device(stage.alice, "cuda:7", everything) == (3_000_000_000, 1 << 30, 340, 0, 0, 2, None)
     assert device(stage.alice, "cuda:7", "out_bytes_per_s, in_bytes_per_s") == (5e9, 6e9)
@@ -46,7 +48,7 @@ def test_unused_devices_make_room(stage: Stage, job: int) -> None:
     assert device(stage.alice, "device 39", "jobs") == (1,)
     for bad in ("'', 1, 1, 1, 0", "'x', 0, 1, 1, 0", "'x', 1, 0, 1, 0", "'x', 1, 1, 'NaN', 0", "'x', 1, 1, 1, -1"):
         with pytest.raises(psycopg.errors.InvalidParameterValue):
-            stage.order(job, f"SELECT tensile._register_device({bad})")
+            stage.order(job, f"SELECT tensile_worker._register_device({bad})")
 
 
 MOST = 1 << 50  # bytes; no device has more
@@ -70,7 +72,7 @@ def test_impossible_numbers_of_a_device_are_refused_and_change_nothing(stage: St
     before = device(stage.alice, "cuda:7", columns)
     assert before == (1_000_000, 6300, 5e9, 1)
     for name, numbers in IMPOSSIBLE.items():
-        assert stage.refusal(job, f"SELECT tensile._register_device({numbers})") == "22023", name
+        assert stage.refusal(job, f"SELECT tensile_worker._register_device({numbers})") == "22023", name
         assert device(stage.alice, "cuda:7", columns) == before, name
 
 
@@ -89,7 +91,7 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
 
 
 def acknowledge(stage: Stage, job: int, generation: int) -> None:
-    stage.order(job, f"SELECT tensile._acknowledge_plan({generation})")
+    stage.order(job, f"SELECT tensile_worker._acknowledge_plan({generation})")
 
 
 def granted(stage: Stage, name: str) -> Any:
@@ -129,7 +131,10 @@ def test_grants_are_listed_for_the_scheduler(stage: Stage, job: int, second: int
     publish(stage, job, [], 700, planned=600)
     acknowledge(stage, job, 1)
     publish(stage, job, [], 400, planned=300)
-    rows = {row["job"]: list(row.values())[1:] for row in stage.order("scheduler", "SELECT * FROM tensile._grants()")}
+    rows = {
+        row["job"]: list(row.values())[1:]
+        for row in stage.order("scheduler", "SELECT * FROM tensile_internal._grants()")
+    }
     assert rows == {job: ["cuda:0", 700, 7, 2, 1, 300, 400, False], second: [None, 0, 0, 0, 0, 0, 0, False]}
 
 
@@ -154,7 +159,7 @@ def test_a_lower_limit_stops_only_growth(stage: Stage, job: int, wait_until: Wai
     assert publish(stage, job, [], 100 << 20) == 1
     limit("64MB")
     try:
-        rows = stage.order("scheduler", "SELECT * FROM tensile._device_memory() WHERE device = 'cuda:0'")
+        rows = stage.order("scheduler", "SELECT * FROM tensile_internal._device_memory() WHERE device = 'cuda:0'")
         assert list(rows[0].values())[:6] == ["cuda:0", 1 << 31, 64 << 20, 0, 0, 0]
         assert publish(stage, job, [], 101 << 20) is None
         assert publish(stage, job, [], 100 << 20) == 2
@@ -200,15 +205,17 @@ def test_the_sum_never_exceeds_the_budget_whatever_the_order(stage: Stage, job: 
 def inference(stage: Stage) -> Any:
     """The inference process, started by a prediction that times out."""
     stage.conn.execute(
-        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
         """ SELECT id, 1, 'regression', '{"target": {"name": "y"}, "features":"""
         """ [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""
-        " FROM tensile.models WHERE name = 'm'; UPDATE tensile.models SET deployed_version = 1 WHERE name = 'm'"
+        " FROM tensile_internal.models WHERE name = 'm'; UPDATE tensile_internal.models SET deployed_version = 1 WHERE name = 'm'"
     )
     with stage.alice.transaction(), pytest.raises(psycopg.errors.QueryCanceled), stage.alice.transaction():
         stage.alice.execute("SET LOCAL pg_tensile.predict_timeout = 100; SELECT predict('m', ARRAY[1.0])")
     yield "inference"
-    stage.conn.execute("UPDATE tensile.models SET deployed_version = NULL; DELETE FROM tensile.model_versions")
+    stage.conn.execute(
+        "UPDATE tensile_internal.models SET deployed_version = NULL; DELETE FROM tensile_internal.model_versions"
+    )
 
 
 def test_a_device_beyond_the_limit_changes_nothing(
@@ -217,7 +224,7 @@ def test_a_device_beyond_the_limit_changes_nothing(
     """The ledger holds a device for each of 16 jobs and 16 more; a job that registers one more keeps its own."""
 
     def take(number: int, size: int) -> None:
-        stage.order(inference, f"SELECT tensile._inference_memory('device {number}', 1000, {size}, {size})")
+        stage.order(inference, f"SELECT tensile_internal._inference_memory('device {number}', 1000, {size}, {size})")
 
     for number in (job, second):
         use_device(stage, number, "shared", 1000, overhead=10)
@@ -240,14 +247,16 @@ def test_a_device_beyond_the_limit_changes_nothing(
 def test_a_device_of_a_cluster_is_none_of_this_machine(stage: Stage, job: int, inference: str) -> None:
     """pg_tensile.device_memory is 1 GB here."""
     name, total = cluster_device(job), 8 << 30
-    assert value(stage.conn, "SELECT tensile._on_cluster(%s) AND NOT tensile._on_cluster('cuda:0')", name)
+    assert value(
+        stage.conn, "SELECT tensile_internal._on_cluster(%s) AND NOT tensile_internal._on_cluster('cuda:0')", name
+    )
     use_device(stage, job, name, total, overhead=100)
     assert device(stage.alice, name, "budget_bytes, jobs") == (total, 1)
-    rows = stage.order("scheduler", f"SELECT * FROM tensile._device_memory() WHERE device = '{name}'")
+    rows = stage.order("scheduler", f"SELECT * FROM tensile_internal._device_memory() WHERE device = '{name}'")
     assert list(rows[0].values())[:4] == [name, total, total, 0]
     assert publish(stage, job, [], total - 100) == 1
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        stage.order(inference, f"SELECT tensile._inference_memory('{name}', 1000, 1, 1)")
+        stage.order(inference, f"SELECT tensile_internal._inference_memory('{name}', 1000, 1, 1)")
 
 
 @pytest.fixture
@@ -255,17 +264,17 @@ def memory(stage: Stage, inference: str) -> Iterator[Callable[[int, int], Any]]:
     """`memory(least, wanted)`: what the predictor may take of cuda:0; at the end it takes nothing."""
 
     def take(least: int, wanted: int) -> Any:
-        sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
+        sql = f"SELECT tensile_internal._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
         return stage.order(inference, sql)[0]["bytes"]
 
     yield take
     take(0, 0)
-    stage.order("scheduler", "SELECT tensile._lack_memory('cuda:0', '{}', 0)")
+    stage.order("scheduler", "SELECT tensile_internal._lack_memory('cuda:0', '{}', 0)")
 
 
 def claimed(stage: Stage) -> tuple[int, float]:
     """Return the bytes that a prediction claims, and the seconds since it has come."""
-    (row,) = stage.order("scheduler", "SELECT * FROM tensile._device_memory() WHERE device = 'cuda:0'")
+    (row,) = stage.order("scheduler", "SELECT * FROM tensile_internal._device_memory() WHERE device = 'cuda:0'")
     return row["claimed_bytes"], row["claimed_s"]
 
 
@@ -299,8 +308,8 @@ def test_what_idle_models_give_up_is_for_the_jobs_that_lack_it(
         use_device(stage, number, "cuda:0", 1000)
     assert publish(stage, job, [], 400) == 1
     assert memory(0, 600) == 600
-    lacking = "SELECT number, bytes, slowed_bytes FROM tensile._lacking_memory() WHERE device = 'cuda:0'"
-    lack = "SELECT tensile._lack_memory('cuda:0', '{%s}', %s)"
+    lacking = "SELECT number, bytes, slowed_bytes FROM tensile_internal._lacking_memory() WHERE device = 'cuda:0'"
+    lack = "SELECT tensile_internal._lack_memory('cuda:0', '{%s}', %s)"
     stage.woken("inference", lambda: stage.order("scheduler", lack % ("500,100", 7)))
     (before,) = stage.order("inference", lacking)
     assert (before["bytes"], before["slowed_bytes"]) == ([500, 100], 7)
@@ -319,7 +328,7 @@ def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inf
     """The last test with an inference process: the next one is not started at once."""
 
     def ask(least: int, wanted: int) -> Any:
-        sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
+        sql = f"SELECT tensile_internal._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
         return stage.order(inference, sql)[0]["bytes"]
 
     use_device(stage, job, "cuda:0", 1000, overhead=50)
@@ -329,7 +338,7 @@ def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inf
     assert publish(stage, job, [], 451) is None
     assert ask(100, 200) == 200
     assert ask(700, 700) is None, "but the rest is reserved for jobs"
-    memory = "SELECT inference_bytes, wanted_bytes FROM tensile._device_memory() WHERE device = 'cuda:0'"
+    memory = "SELECT inference_bytes, wanted_bytes FROM tensile_internal._device_memory() WHERE device = 'cuda:0'"
     assert stage.order("scheduler", memory) == [{"inference_bytes": 200, "wanted_bytes": 700}]
     assert publish(stage, job, [], 451) is None
     assert publish(stage, job, [], 250) == 2
@@ -345,7 +354,7 @@ def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inf
 def test_plans_jobs_and_reloads_wake_the_scheduler(stage: Stage, planned: int) -> None:
     publish(stage, planned, [], 100)
     stage.woken("scheduler", lambda: acknowledge(stage, planned, 1))
-    stage.woken("scheduler", lambda: stage.conn.execute("SELECT tensile._notify(%s)", (planned,)))
+    stage.woken("scheduler", lambda: stage.conn.execute("SELECT tensile_internal._notify(%s)", (planned,)))
     stage.woken("scheduler", stage.cluster.reload)
     stage.woken("scheduler", lambda: stage.end(planned))
 
@@ -356,6 +365,8 @@ def test_the_worker_is_woken_by_a_plan(stage: Stage, planned: int) -> None:
 
 def test_an_acknowledgement_wakes_sessions_that_wait_for_a_change(stage: Stage, planned: int) -> None:
     publish(stage, planned, [])
-    stage.alice.execute("SELECT tensile._wait_for_change(0)")
+    stage.alice.execute("SELECT tensile_worker._wait_for_change(0)")
     acknowledge(stage, planned, 1)
-    stage.alice.execute("BEGIN; SET LOCAL statement_timeout = '30 s'; SELECT tensile._wait_for_change(60000); COMMIT")
+    stage.alice.execute(
+        "BEGIN; SET LOCAL statement_timeout = '30 s'; SELECT tensile_worker._wait_for_change(60000); COMMIT"
+    )

@@ -104,14 +104,12 @@ def dependents(conn: Connection, table: str) -> dict[str, list[str]]:
 
 def derived(conn: Connection, model: str) -> dict[str, Any]:
     """Return the query for predictions of the model's version, with its reason."""
-    of_model = "model = (SELECT id FROM tensile.models WHERE name = %s)"
-    sql = f"SELECT prediction_query FROM tensile.model_versions WHERE {of_model}"
-    return dict(value(conn, sql, model))
+    return dict(value(conn, "SELECT prediction_query FROM tensile.model_versions WHERE model = %s", model))
 
 
 def predicted(conn: Connection, *arguments: Any) -> list[tuple[Any, ...]]:
     places = ", ".join(["%s", "%s::regclass"][: len(arguments)])
-    return conn.execute(f"SELECT * FROM predict_rows({places})", arguments).fetchall()
+    return conn.execute(f"SELECT * FROM predict_table({places})", arguments).fetchall()
 
 
 # -- lineage ----------------------------------------------------------------------------------------------------------
@@ -178,9 +176,9 @@ def test_a_renamed_table_is_found_and_a_dropped_one_remembered(conn: Connection)
 
 def test_a_restored_row_finds_its_table_by_name(conn: Connection) -> None:
     with conn.transaction(force_rollback=True):
-        conn.execute("CREATE TEMPORARY TABLE saved AS SELECT * FROM tensile._version_sources")
-        conn.execute("UPDATE saved SET relation = 1; DELETE FROM tensile._version_sources")
-        conn.execute("INSERT INTO tensile._version_sources SELECT * FROM saved")
+        conn.execute("CREATE TEMPORARY TABLE saved AS SELECT * FROM tensile_internal.version_sources")
+        conn.execute("UPDATE saved SET relation = 1; DELETE FROM tensile_internal.version_sources")
+        conn.execute("INSERT INTO tensile_internal.version_sources SELECT * FROM saved")
         assert dependents(conn, "air.arrivals").keys() == {"joined"}
 
 
@@ -224,7 +222,7 @@ def test_another_table_takes_the_place_of_the_first(conn: Connection) -> None:
     conn.execute("CREATE TABLE air.today AS SELECT carrier, distance, id, departed FROM air.flights WHERE id <= 20")
     assert len(predicted(conn, "plain", "air.today")) == 20
     assert len(predicted(conn, "joined", "air.today")) == 20
-    sql = "SELECT * FROM predict_rows('plain', source => 'air.today', memory_budget => '1GB')"
+    sql = "SELECT * FROM predict_table('plain', source => 'air.today', memory_budget => '1GB')"
     assert len(conn.execute(sql).fetchall()) == 20
     with pytest.raises(psycopg.errors.UndefinedColumn, match="distance"):
         predicted(conn, "plain", "air.checks")
@@ -332,8 +330,8 @@ def trapped(server: SharedServer) -> Iterator[SharedServer]:
 
 def set_derived(conn: Connection, model: str, query: str) -> None:
     conn.execute(
-        "UPDATE tensile.model_versions v SET prediction_query = jsonb_set(prediction_query, '{query}',"
-        " to_jsonb(%s::text)) FROM tensile.models m WHERE m.id = v.model AND m.name = %s",
+        "UPDATE tensile_internal.model_versions v SET prediction_query = jsonb_set(prediction_query, '{query}',"
+        " to_jsonb(%s::text)) FROM tensile_internal.models m WHERE m.id = v.model_id AND m.name = %s",
         (query, model),
     )
 

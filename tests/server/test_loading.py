@@ -31,7 +31,7 @@ def test_without_preload_create_extension_gives_a_hint(fresh_cluster: Callable[.
 
 def test_library_and_extension_have_one_version(db: Connection) -> None:
     version = value(db, "SELECT extversion FROM pg_extension WHERE extname = 'pg_tensile'")
-    assert value(db, "SELECT tensile._version()") == version
+    assert value(db, "SELECT tensile_worker._version()") == version
 
 
 VERSION = "UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'"
@@ -46,8 +46,8 @@ def other_version(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
         conn.execute(VERSION, ("0.0.1",))
     yield module_cluster
     with module_cluster.connect() as conn:
-        conn.execute(VERSION, (value(conn, "SELECT tensile._version()"),))
-        conn.execute("SELECT tensile._notify(0)")
+        conn.execute(VERSION, (value(conn, "SELECT tensile_worker._version()"),))
+        conn.execute("SELECT tensile_internal._notify(0)")
         sweep(conn)
 
 
@@ -64,12 +64,12 @@ def test_another_version_of_the_extension_is_refused(other_version: Any, call: s
     with other_version.connect() as conn:
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
             conn.execute(f"SELECT {call}")
-        version = value(conn, "SELECT tensile._version()")
+        version = value(conn, "SELECT tensile_worker._version()")
         assert f'"pg_tensile" has version 0.0.1, but the server\'s library has version {version}' in str(caught.value)
         hint = caught.value.diag.message_hint or ""
         assert "ALTER EXTENSION pg_tensile UPDATE" in hint and "make install" in hint
         conn.execute(VERSION, (version,))
-        conn.execute("SELECT tensile._notify(0)")  # as ALTER EXTENSION UPDATE does
+        conn.execute("SELECT tensile_internal._notify(0)")  # as ALTER EXTENSION UPDATE does
         try:
             conn.execute(f"SELECT {call}")
         except psycopg.Error as error:
@@ -84,13 +84,13 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
     with other_version.connect() as conn:
         for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher
             other_version.alter({"pg_tensile.device_memory": memory})
-            conn.execute("SELECT tensile._notify(0)")
+            conn.execute("SELECT tensile_internal._notify(0)")
             value(conn, "SELECT pg_sleep(0.5)")
         assert not running_in(conn, "postgres")
         assert len(re.findall(complaint, other_version.log())) == len(BOTH), "one line for each process"
-        version = value(conn, "SELECT tensile._version()")
+        version = value(conn, "SELECT tensile_worker._version()")
         conn.execute(VERSION, (version,))
-        conn.execute("SELECT tensile._notify(0)")
+        conn.execute("SELECT tensile_internal._notify(0)")
         wait_until(lambda: running_in(conn, "postgres") == BOTH, what="the processes start")
     other_version.alter({"pg_tensile.device_memory": None})
 
@@ -103,7 +103,9 @@ def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[...
         asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event_type = 'Extension'"
         wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), what="the processes have checked the version")
         register(conn, "m")
-        conn.execute("CREATE OR REPLACE FUNCTION tensile._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$")
+        conn.execute(
+            "CREATE OR REPLACE FUNCTION tensile_worker._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$"
+        )
         job = train(conn)
         wait_until(lambda: state(conn, job) == "failed")
         sqlstate, error, hint = conn.execute("SELECT sqlstate, error, hint FROM tensile.jobs").fetchone()

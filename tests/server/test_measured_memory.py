@@ -55,7 +55,7 @@ def granted(conn: Connection) -> int:
 def conn(db: Connection, wait_until: Wait) -> Iterator[Connection]:
     wait_until(lambda: granted(db) == 0)
     yield db
-    for (job,) in db.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
+    for (job,) in db.execute("SELECT job FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
         db.execute("SELECT cancel_job(%s)", (job,))
         db.execute("SELECT wait_for_job(%s, '60 s')", (job,))
 

@@ -138,12 +138,12 @@ def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] 
     the plan changed meanwhile, or has no events."""
     names = ("planned_bytes", "out_bytes", "in_bytes")
     first = lab.wait_until(lambda: lab.sample(job), what=lab.told)
-    row = lab.conn.execute(f"SELECT {', '.join(names)} FROM tensile.footprints WHERE job = %s", (job,)).fetchone()
+    row = lab.conn.execute(f"SELECT {', '.join(names)} FROM tensile.plans WHERE job = %s", (job,)).fetchone()
     footprint = lab.conn.execute(
         "SELECT operator, planned_bytes FROM tensile.footprint WHERE job = %s ORDER BY sequence", (job,)
     ).fetchall()
     events = lab.conn.execute(
-        "SELECT event, tensor, trigger_operator, deadline_operator, version, delay_us, bytes FROM tensile.plan"
+        "SELECT event, tensor, trigger_operator, deadline_operator, version, delay_us, bytes FROM tensile.plan_events"
         " WHERE job = %s AND generation = %s ORDER BY sequence",
         (job, first.generation),
     ).fetchall()

@@ -25,9 +25,9 @@ def test_memory_of_a_killed_job_goes_to_a_waiting_one_and_weights_stay_the_same(
     lab.set_memory(2.8 * lab.sizes["mlp"].least)
     with lab.watch():
         jobs = [lab.submit("mlp", seed, options={"checkpoint_interval": 0}) for seed in (1, 2, 1)]
-        sql = "SELECT id FROM tensile.jobs WHERE id = ANY(%s) AND state = 'waiting' AND reason ~ 'needs at least'"
+        sql = "SELECT job FROM tensile.jobs WHERE job = ANY(%s) AND state = 'waiting' AND reason ~ 'needs at least'"
         swapping = (
-            "SELECT job FROM tensile.progress JOIN tensile.checkpoints USING (job)"
+            "SELECT job FROM tensile.progress JOIN tensile_internal.checkpoints USING (job)"
             " WHERE job = ANY(%s) AND bytes_swapped > 0 AND epoch > 1 AND meta IS NOT NULL"
         )
         waiting, killed = lab.bring_together(

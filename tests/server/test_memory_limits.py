@@ -59,8 +59,8 @@ def test_a_job_whose_copies_have_no_room_on_the_host_waits(lab: Lab) -> None:
     lab.set("host_memory", "1MB")
     lab.set_memory(0.62 * lab.vanilla(["mlp", "mlp"]))
     jobs = [lab.submit("mlp", seed) for seed in (1, 2)]
-    waiting = "SELECT reason FROM tensile.jobs WHERE id = ANY(%s) AND state = 'waiting' AND reason ~ 'host memory'"
+    waiting = "SELECT reason FROM tensile.jobs WHERE job = ANY(%s) AND state = 'waiting' AND reason ~ 'host memory'"
     reason = lab.bring_together(*jobs, until=lambda: value(lab.conn, waiting, jobs))
     assert "1.0 MB are allowed (pg_tensile.host_memory)" in reason
-    assert value(lab.conn, "SELECT sum(host_bytes) FROM tensile.footprints WHERE job = ANY(%s)", jobs) <= 1 << 20
+    assert value(lab.conn, "SELECT sum(host_bytes) FROM tensile.plans WHERE job = ANY(%s)", jobs) <= 1 << 20
     assert [lab.digest(job) for job in jobs] == [lab.weights["mlp", seed] for seed in (1, 2)]

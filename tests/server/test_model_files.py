@@ -87,7 +87,7 @@ def conn(target: Any) -> Iterator[Connection]:
     """A superuser's connection to the other cluster, whose models are dropped behind the test."""
     with target.connect() as connection:
         yield connection
-        connection.execute("SELECT drop_model(name) FROM tensile.models")
+        connection.execute("SELECT drop_model(model) FROM tensile.models")
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_model_is_the_same_in_another_database(
         ),
         pytest.param("SELECT * FROM evaluate_model('delay', 'TABLE flights')", marks=pytest.mark.long),
         "SELECT task, preprocessing, v.architecture, metrics, rows, training FROM tensile.model_versions v"
-        " JOIN tensile.models m ON m.id = v.model AND m.name = 'delay' AND v.version = 1",
+        " JOIN tensile.models m ON m.model_id = v.model_id AND m.model = 'delay' AND v.version = 1",
     ],
     ids=["predict", "interval", "explain", "evaluate", "version"],
 )
@@ -168,7 +168,7 @@ def test_whatever_is_asked_of_the_imported_model_is_that_of_the_trained_one(
 def test_an_import_adds_a_version_that_is_deployed_if_none_is(trainer: Connection, files: dict[str, bytes]) -> None:
     conn = trainer
     register(conn, "m", {"type": "tabular"})
-    deployed = "SELECT deployed_version FROM tensile.models WHERE name = 'm'"
+    deployed = "SELECT deployed_version FROM tensile.models WHERE model = 'm'"
     assert [imported(conn, files["delay"], "m"), value(conn, deployed)] == [1, 1]
     assert [imported(conn, files["part"], "m"), value(conn, deployed)] == [2, 1]
     assert json.loads(header_of(exported(conn, "m", 2))["__metadata__"]["description"])["name"] == "m"
@@ -176,7 +176,7 @@ def test_an_import_adds_a_version_that_is_deployed_if_none_is(trainer: Connectio
     assert value(conn, "SELECT predict_class('m', f) IN ('0', '1', '2') FROM flights f LIMIT 1")
     conn.execute("SELECT set_model_retention('m', 1)")
     assert imported(conn, files["verdict"], "m") == 3
-    of_model = "SELECT v.version FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
+    of_model = "SELECT v.version FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id"
     assert conn.execute(f"{of_model} AND m.name = 'm' ORDER BY 1").fetchall() == [(2,), (3,)]
     job = submit(conn, "m", None, query="SELECT wind, delay FROM flights", target="delay", epochs=1)
     assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
@@ -200,11 +200,11 @@ def test_weights_of_pytorch_become_a_version_like_another(
 
     imported(conn, files["delay"], "delay")
     weights = load(exported(conn, "delay", 1, "torch"))
-    like = 'SELECT import_model(%b, %s, "like" => %s)'
+    like = "SELECT import_model(%b, %s, template => %s)"
     assert value(conn, like, save(weights), "same", "delay") == 1
     assert conn.execute(EVERYTHING, ("same",)).fetchall() == conn.execute(EVERYTHING, ("delay",)).fetchall()
     weights["dense.2.bias"] += 1
-    assert value(conn, "SELECT import_model(%b, 'same', like => 'delay')", save(weights)) == 2
+    assert value(conn, "SELECT import_model(%b, 'same', template => 'delay')", save(weights)) == 2
     assert value(conn, "SELECT metrics IS NULL AND training IS NULL FROM tensile.model_versions WHERE version = 2")
     conn.execute("SELECT deploy_model('same', 2)")
     assert conn.execute(EVERYTHING, ("same",)).fetchall() != conn.execute(EVERYTHING, ("delay",)).fetchall()
@@ -214,7 +214,7 @@ def test_weights_of_pytorch_become_a_version_like_another(
     for name, other in (("more", bias.clone()), ("dense.2.bias", bias.double())):
         attempt = partial(value, conn, like, save(weights | {name: other}), "same", "delay")
         assert name in (refused("22P03", "do not fit", "", attempt).diag.message_detail or "")
-    refused("22P03", "export_model did not write", "like", lambda: imported(conn, save(weights), "same"))
+    refused("22P03", "export_model did not write", "template", lambda: imported(conn, save(weights), "same"))
     refused("42704", "does not exist", "", lambda: value(conn, like, save(weights), "same", "unknown"))
 
 
@@ -430,7 +430,7 @@ def test_arguments_are_checked(conn: Connection, files: dict[str, bytes]) -> Non
 def test_a_version_that_exceeds_a_value_is_refused(conn: Connection, files: dict[str, bytes]) -> None:
     imported(conn, files["part"], "m")
     with conn.transaction(force_rollback=True):
-        conn.execute("UPDATE tensile.model_versions SET weight_bytes = 2000000000")
+        conn.execute("UPDATE tensile_internal.model_versions SET weight_bytes = 2000000000")
         refused("54000", "too large to be exported", "pg_dump", lambda: exported(conn, "m"))
 
 
@@ -481,7 +481,7 @@ def test_imports_of_the_same_name_at_once_become_versions(
 def test_the_owner_alone_exports_and_adds_versions(target: Any, conn: Connection, files: dict[str, bytes]) -> None:
     with target.connect(user="alice") as alice, target.connect(user="bob") as bob:
         assert imported(alice, files["part"], "part") == 1
-        assert value(conn, "SELECT owner_name FROM tensile.models") == "alice"
+        assert value(conn, "SELECT owner FROM tensile.models") == "alice"
         refused("42501", "must be owner", "alice", lambda: exported(bob, "part"))
         refused("42501", "must be owner", "alice", lambda: imported(bob, files["part"], "part"))
         predict = "SELECT count(*) FROM predict_rows('part', 'TABLE flights')"
@@ -500,7 +500,7 @@ def test_an_import_that_fails_or_is_rolled_back_leaves_nothing(conn: Connection,
         conn.execute("SET TRANSACTION READ ONLY")
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             imported(conn, files["part"], "m")
-    assert value(conn, "SELECT count(*) FROM tensile.model_weights") == 0
+    assert value(conn, "SELECT count(*) FROM tensile_internal.model_weights") == 0
 
 
 def test_a_query_that_a_model_reads_cannot_import(conn: Connection, files: dict[str, bytes]) -> None:

@@ -28,10 +28,10 @@ def deploy(
     """Give the model a version, and let predictions use it."""
     version = value(
         db,
-        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows,"
+        "INSERT INTO tensile_internal.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows,"
         " weight_bytes)"
-        " SELECT m.id, 1 + count(v), %s, %s, '{}', '{}', %s, 400, 8 FROM tensile.models m"
-        " LEFT JOIN tensile.model_versions v ON v.model = m.id WHERE m.name = %s GROUP BY m.id RETURNING version",
+        " SELECT m.id, 1 + count(v), %s, %s, '{}', '{}', %s, 400, 8 FROM tensile_internal.models m"
+        " LEFT JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE m.name = %s GROUP BY m.id RETURNING version",
         *(job, task, Jsonb(metrics), model),
     )
     db.execute("SELECT deploy_model(%s, %s)", (model, version))
@@ -88,7 +88,7 @@ def test_it_says_when_a_model_is_trained_again_and_by_which_job(db: Connection) 
     query = "'late', 'SELECT * FROM orders', 'y'"
     db.execute(f"SELECT schedule_training({query}, every => '1 day', rows => 1000, source => 'orders', drift => 0.25)")
     row = status(db)
-    assert row["next_training"] == value(db, "SELECT next_run FROM tensile.schedules")
+    assert row["next_training"] == value(db, "SELECT next_run FROM tensile_internal.schedules")
     assert row["schedule"] == "every 1 day, 1000 new rows of orders, drift above 0.25" and row["job"] is None
     db.execute("SELECT unschedule_training('late')")
     db.execute(f"SELECT schedule_training({query}, drift => 0.25)")
@@ -103,9 +103,9 @@ def test_it_says_when_a_model_is_trained_again_and_by_which_job(db: Connection) 
 
 def test_who_sees_what(db: Connection, play: Cast) -> None:
     """A model with whoever has a grant on it; the warnings of its job, its schedule and drift with the owner only."""
-    db.execute("UPDATE tensile.jobs SET warnings = '{secret}', owner_name = %s", (current_user(play.alice),))
-    db.execute("UPDATE tensile.model_versions SET job = %s, metrics = %s", (play.job, Jsonb(METRICS)))
-    db.execute("INSERT INTO tensile.drift_alarms VALUES (%s, 'x', 0.5, 0.2)", (play.version,))
+    db.execute("UPDATE tensile_internal.jobs SET warnings = '{secret}', owner = %s", (current_user(play.alice),))
+    db.execute("UPDATE tensile_internal.model_versions SET job = %s, metrics = %s", (play.job, Jsonb(METRICS)))
+    db.execute("INSERT INTO tensile_internal.drift_alarms VALUES (%s, 'x', 0.5, 0.2)", (play.version,))
     play.alice.execute("SELECT deploy_model('late', 1)")
     sensitive = ("warnings", "drift", "drifted_column", "job")
     assert status(play.mallory) == {}
@@ -121,17 +121,17 @@ def test_who_sees_what(db: Connection, play: Cast) -> None:
 def test_hundreds_of_models_are_read_by_indexes(db: Connection, play: Cast) -> None:
     """No relation but the models themselves is read as a whole for each of them."""
     db.execute(
-        "INSERT INTO tensile.models (name, owner_name, architecture) SELECT 'm' || i, %s, '{}'"
+        "INSERT INTO tensile_internal.models (name, owner, architecture) SELECT 'm' || i, %s, '{}'"
         " FROM generate_series(1, 300) i",
         (current_user(play.alice),),
     )
     db.execute(
-        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT m.id, v, 'binary', '{}', '{}', 8 FROM tensile.models m, generate_series(1, 20) v"
+        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        " SELECT m.id, v, 'binary', '{}', '{}', 8 FROM tensile_internal.models m, generate_series(1, 20) v"
         " WHERE m.name LIKE 'm%'"
     )
-    db.execute("UPDATE tensile.models SET deployed_version = 20 WHERE name LIKE 'm%'")
-    db.execute("ANALYZE tensile.models; ANALYZE tensile.model_versions")
+    db.execute("UPDATE tensile_internal.models SET deployed_version = 20 WHERE name LIKE 'm%'")
+    db.execute("ANALYZE tensile_internal.models; ANALYZE tensile_internal.model_versions")
     try:
         plan = [
             line
@@ -141,5 +141,5 @@ def test_hundreds_of_models_are_read_by_indexes(db: Connection, play: Cast) -> N
         scans = [line for line in plan if re.search(r"Seq Scan on (model_versions|jobs|deployments)", line)]
         assert all("loops=1)" in line or "never executed" in line for line in scans), plan
     finally:
-        db.execute("DELETE FROM tensile.models WHERE name LIKE 'm%'")
-        db.execute("ANALYZE tensile.models; ANALYZE tensile.model_versions")
+        db.execute("DELETE FROM tensile_internal.models WHERE name LIKE 'm%'")
+        db.execute("ANALYZE tensile_internal.models; ANALYZE tensile_internal.model_versions")

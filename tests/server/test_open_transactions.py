@@ -19,83 +19,83 @@ QUERY = "'SELECT 1.0 AS x, 2.0 AS y'"
 JOB = f"SELECT train_model('m', {QUERY}, 'y')"
 TUNING = f"SELECT tune_model('m', {QUERY}, 'y')"
 VERSION = """
-    INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes, reference)
+    INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes, reference)
     SELECT id, 1, 'regression', '{"target": {"name": "y"}, "features": [{"name": "x", "kind": "numeric"}]}', '{}', 1,
-           '{"columns": [{"counts": [1, 1]}]}' FROM tensile.models
+           '{"columns": [{"counts": [1, 1]}]}' FROM tensile_internal.models
 """
 #: By row that an open transaction holds: what makes it, what holds it, and the call of a process that serves all jobs
 HELD = {
     "queued": (
         JOB,
-        "SELECT cancel_job(id) FROM tensile.jobs",
-        "SELECT job FROM tensile._queue_next() WHERE NOT is_held",
+        "SELECT cancel_job(job) FROM tensile.jobs",
+        "SELECT job FROM tensile_internal._queue_next() WHERE NOT is_held",
     ),
     "queued, by the model": (
         JOB,
         "SELECT set_model_retention('m', 3)",
-        "SELECT job FROM tensile._queue_next() WHERE NOT is_held",
+        "SELECT job FROM tensile_internal._queue_next() WHERE NOT is_held",
     ),
     "starting": (
         JOB,
-        "SELECT set_job_priority(id, 3) FROM tensile.jobs",
-        "SELECT tensile._job_starting(id) FROM tensile.jobs",
+        "SELECT set_job_priority(job, 3) FROM tensile.jobs",
+        "SELECT tensile_internal._job_starting(job) FROM tensile.jobs",
     ),
     "orphan": (
-        f"{JOB}; UPDATE tensile.jobs SET state = 'running'",
+        f"{JOB}; UPDATE tensile_internal.jobs SET state = 'running'",
         "SELECT drop_model('m')",
-        "SELECT tensile._reap(id, 'r', true) FROM tensile.jobs",
+        "SELECT tensile_internal._reap(job, 'r', true) FROM tensile.jobs",
     ),
     "terminated": (
-        f"{JOB}; UPDATE tensile.jobs SET state = 'running'",
-        "SELECT cancel_job(id) FROM tensile.jobs",
-        "SELECT tensile._reap_terminated(id, 'r') FROM tensile.jobs",
+        f"{JOB}; UPDATE tensile_internal.jobs SET state = 'running'",
+        "SELECT cancel_job(job) FROM tensile.jobs",
+        "SELECT tensile_internal._reap_terminated(job, 'r') FROM tensile.jobs",
     ),
     "waiting": (
-        f"{JOB}; UPDATE tensile.jobs SET state = 'waiting'",
-        "SELECT cancel_job(id) FROM tensile.jobs",
-        "SELECT tensile._job_waits(id, 'r') FROM tensile.jobs",
+        f"{JOB}; UPDATE tensile_internal.jobs SET state = 'waiting'",
+        "SELECT cancel_job(job) FROM tensile.jobs",
+        "SELECT tensile_internal._job_waits(job, 'r') FROM tensile.jobs",
     ),
     "expired": (
-        f"{JOB}; UPDATE tensile.jobs SET state = 'cancelled', ended_at = '2001-01-01'",
-        "SELECT set_job_priority(id, 3) FROM tensile.jobs",
-        "SELECT tensile._forget_jobs()",
+        f"{JOB}; UPDATE tensile_internal.jobs SET state = 'cancelled', ended_at = '2001-01-01'",
+        "SELECT set_job_priority(job, 3) FROM tensile.jobs",
+        "SELECT tensile_internal._forget_jobs()",
     ),
     "schedule": (
         f"SELECT schedule_training('m', {QUERY}, 'y', every => '1 day');"
-        " UPDATE tensile.schedules SET next_run = '2001-01-01'",
+        " UPDATE tensile_internal.schedules SET next_run = '2001-01-01'",
         "SELECT unschedule_training('m')",
-        "SELECT tensile._run_schedule(id) FROM tensile.schedules",
+        "SELECT tensile_internal._run_schedule(id) FROM tensile_internal.schedules",
     ),
     "evaluation": (
-        f"{VERSION}; UPDATE tensile.models SET deployed_version = 1;"
+        f"{VERSION}; UPDATE tensile_internal.models SET deployed_version = 1;"
         f" SELECT schedule_evaluation('m', {QUERY}, every => '1 day');"
-        " UPDATE tensile.evaluation_schedules SET next_run = '2001-01-01'",
+        " UPDATE tensile_internal.evaluation_schedules SET next_run = '2001-01-01'",
         "SELECT unschedule_evaluation('m')",
-        "SELECT tensile._run_evaluation(id) FROM tensile.evaluation_schedules",
+        "SELECT tensile_internal._run_evaluation(id) FROM tensile_internal.evaluation_schedules",
     ),
     "tuning": (
         TUNING,
-        "SELECT cancel_tuning(id) FROM tensile.tunings",
-        "SELECT tensile._advance_tuning(id, 1) FROM tensile.tunings",
+        "SELECT cancel_tuning(id) FROM tensile_internal.tunings",
+        "SELECT tensile_internal._advance_tuning(id, 1) FROM tensile_internal.tunings",
     ),
     "tuning, by the model": (
         TUNING,
         "SELECT set_model_retention('m', 3)",
-        "SELECT tensile._advance_tuning(id, 1) FROM tensile.tunings",
+        "SELECT tensile_internal._advance_tuning(id, 1) FROM tensile_internal.tunings",
     ),
     "drift": (
         VERSION,
-        "SELECT drop_version('m', 1)",
-        "SELECT tensile._count_drift(id, 2, '{1, 1}') FROM tensile.model_versions",
+        "SELECT drop_model_version('m', 1)",
+        "SELECT tensile_internal._count_drift(version_id, 2, '{1, 1}') FROM tensile.model_versions",
     ),
 }
 EVERYTHING = """
     SELECT (SELECT jsonb_agg(to_jsonb(j) ORDER BY id) FROM tensile.jobs j),
-           (SELECT jsonb_agg(to_jsonb(s)) FROM tensile.schedules s),
-           (SELECT jsonb_agg(to_jsonb(s)) FROM tensile.evaluation_schedules s),
-           (SELECT jsonb_agg(to_jsonb(t)) FROM tensile.tunings t),
+           (SELECT jsonb_agg(to_jsonb(s)) FROM tensile_internal.schedules s),
+           (SELECT jsonb_agg(to_jsonb(s)) FROM tensile_internal.evaluation_schedules s),
+           (SELECT jsonb_agg(to_jsonb(t)) FROM tensile_internal.tunings t),
            (SELECT jsonb_agg(to_jsonb(t)) FROM tensile.trials t),
-           (SELECT jsonb_agg(to_jsonb(d)) FROM tensile.drift_counts d)
+           (SELECT jsonb_agg(to_jsonb(d)) FROM tensile_internal.drift_counts d)
 """
 
 
@@ -117,7 +117,9 @@ def idle(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
         wait_until(stopped)
         try:
             yield module_cluster
-            conn.execute("DELETE FROM tensile.tunings; DELETE FROM tensile.jobs; DELETE FROM tensile.models")
+            conn.execute(
+                "DELETE FROM tensile_internal.tunings; DELETE FROM tensile_internal.jobs; DELETE FROM tensile_internal.models"
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
 

@@ -28,7 +28,7 @@ from tests.server.support import SMALL_MLP, Connection, value
         "SELECT revoke_model('late', 'public')",
         "SELECT set_model_owner('late', current_user)",
         "SELECT set_model_memory_budget('late', '1MB')",
-        "SELECT drop_version('late', 1)",
+        "SELECT drop_model_version('late', 1)",
         "SELECT set_model_retention('late', 1)",
     ],
 )
@@ -47,7 +47,7 @@ def test_training_and_predicting_need_a_grant(db: Connection, play: Cast) -> Non
 
     play.alice.execute("SELECT grant_model('late', %s)", (mallory,))
     assert value(play.mallory, "SELECT count(*) FROM tensile.model_versions") == 1
-    assert value(play.mallory, "SELECT count(*) FROM tensile.model_weights") == 0
+    assert value(play.mallory, "SELECT count(*) FROM tensile_internal.model_weights") == 0
     refused("42501", 'permission denied for model "late"', "train", train)
     play.alice.execute("SELECT grant_model('late', 'public', 'train')")
     refused("55006", "is being trained", "cancel_job", train)  # alice's job runs, so the grant is valid
@@ -73,7 +73,7 @@ def test_a_group_owns_through_its_members(db: Connection, play: Cast, roles: Cal
     db.execute(f"GRANT {group} TO {current_user(play.alice)}, {current_user(play.mallory)}")
     play.alice.execute("SELECT set_model_owner('late', %s)", (group,))
     play.mallory.execute("SELECT deploy_model('late', 1)")
-    assert value(play.mallory, "SELECT count(*) FROM tensile.model_weights") == 1
+    assert value(play.mallory, "SELECT count(*) FROM tensile_internal.model_weights") == 1
     db.execute(f"REVOKE {group} FROM {current_user(play.mallory)}")
     denied(partial(play.mallory.execute, "SELECT deploy_model('late', 1)"))
     assert value(play.mallory, "SELECT count(*) FROM tensile.models") == 0
@@ -132,13 +132,13 @@ def test_jobs_of_others(db: Connection, play: Cast) -> None:
     db.execute(f"GRANT pg_signal_backend TO {current_user(play.mallory)}")
     refused("42501", f"permission denied for job {mine}", "superuser", partial(play.mallory.execute, cancel, (mine,)))
     assert value(play.mallory, cancel, play.job) is True
-    assert value(db, "SELECT state FROM tensile.jobs WHERE id = %s", play.job) == "cancelled"
+    assert value(db, "SELECT state FROM tensile.jobs WHERE job = %s", play.job) == "cancelled"
 
 
 def test_a_job_belongs_to_the_current_user(db: Connection, play: Cast) -> None:
     alice = current_user(play.alice)
     call = "train_model('other', 'VALUES (1, 2)', 'column2')"
-    owner = "SELECT owner_name, owner::regrole::text FROM tensile.jobs WHERE id = %s"
+    owner = "SELECT owner, owner_id::regrole::text FROM tensile.jobs WHERE job = %s"
     play.alice.execute("SELECT register_model('other', %s)", (SMALL_MLP,))
     with db.transaction(force_rollback=True):
         db.execute(f"SET LOCAL ROLE {alice}")
@@ -147,7 +147,7 @@ def test_a_job_belongs_to_the_current_user(db: Connection, play: Cast) -> None:
     play.alice.execute(f"CREATE FUNCTION retrain() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS $$ SELECT {call} $$")
     with play.mallory.transaction(force_rollback=True):
         job = value(play.mallory, "SELECT retrain()")
-        assert value(play.mallory, "SELECT count(*) FROM tensile.jobs WHERE id = %s", job) == 0
+        assert value(play.mallory, "SELECT count(*) FROM tensile.jobs WHERE job = %s", job) == 0
         play.mallory.execute("RESET ROLE")
 
 
@@ -255,15 +255,15 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("42501", "RESET ROLE; RESET SESSION AUTHORIZATION; INSERT INTO loot VALUES (1)"),
         ("25006", "PERFORM drop_model('m')"),
         ("2D000", "COMMIT"),
-        ("42501", "PERFORM tensile._my_job()"),
-        ("42501", "PERFORM tensile._job_end('finished')"),
-        ("42501", "PERFORM tensile._job_version('regression', '{}', '{}', '')"),
-        ("42501", "PERFORM tensile._register_device('x', 1, 1, 1, 0)"),
-        ("42501", "PERFORM tensile._report('x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"),
-        ("42501", "PERFORM tensile._acknowledge_plan(1)"),
-        ("42501", "PERFORM tensile._job_trace('{}', '{}', NULL)"),
-        ("42501", "PERFORM tensile._feed(3, 'SELECT 1 AS a, 2 AS b', 'b', '{}')"),
-        ("42501", "EXECUTE 'CALL tensile._step(0, -1, 0, false)'"),
+        ("42501", "PERFORM tensile_worker._my_job()"),
+        ("42501", "PERFORM tensile_worker._job_end('finished')"),
+        ("42501", "PERFORM tensile_worker._job_version('regression', '{}', '{}', '')"),
+        ("42501", "PERFORM tensile_worker._register_device('x', 1, 1, 1, 0)"),
+        ("42501", "PERFORM tensile_worker._report('x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+        ("42501", "PERFORM tensile_worker._acknowledge_plan(1)"),
+        ("42501", "PERFORM tensile_worker._job_trace('{}', '{}', NULL)"),
+        ("42501", "PERFORM tensile_worker._feed(3, 'SELECT 1 AS a, 2 AS b', 'b', '{}')"),
+        ("42501", "EXECUTE 'CALL tensile_worker._step(0, -1, 0, false)'"),
     ],
 )
 def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str, body: str) -> None:
@@ -277,8 +277,8 @@ def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str
     assert error.sqlstate == sqlstate, error
     assert value(mallory, "SELECT count(*) FROM loot") == 0
     assert db.execute(
-        "SELECT m.name, count(v.id) FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id"
-        " WHERE m.name = 'm' GROUP BY 1"
+        "SELECT m.model, count(v.version_id) FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model_id = m.model_id"
+        " WHERE m.model = 'm' GROUP BY 1"
     ).fetchall() == [("m", 0)]
 
 
@@ -286,9 +286,9 @@ def test_analysing_a_query_lends_no_rights_either(db: Connection, mallorys_model
     """A literal of a composite type runs the CHECK of its domain whenever the query is analysed."""
     mallory = mallorys_model.mallory
     acts = (
-        "PERFORM tensile._register_device('loot', 4096, 1, 1, 0)",
-        """PERFORM tensile._job_codec_times('cpu', '{"loot": 1}', 0.1)""",
-        "PERFORM tensile._job_log('loot', 'loot', 1)",
+        "PERFORM tensile_worker._register_device('loot', 4096, 1, 1, 0)",
+        """PERFORM tensile_worker._job_codec_times('cpu', '{"loot": 1}', 0.1)""",
+        "PERFORM tensile_worker._job_log('loot', 'loot', 1)",
         "INSERT INTO loot VALUES (1)",
     )
     tries = "".join(f"BEGIN {act}; EXCEPTION WHEN OTHERS THEN NULL; END;" for act in acts)
@@ -305,7 +305,7 @@ def test_analysing_a_query_lends_no_rights_either(db: Connection, mallorys_model
     assert value(mallory, "SELECT count(*) FROM loot") == 0
     assert value(db, "SELECT count(*) FROM tensile.devices WHERE name = 'loot'") == 0
     assert value(db, "SELECT count(*) FROM tensile.device_profiles WHERE device = 'loot'") == 0
-    assert value(db, "SELECT count(*) FROM tensile.codec_times WHERE times ? 'loot'") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.codec_times WHERE times ? 'loot'") == 0
     assert value(db, "SELECT count(*) FROM tensile.scheduler_log WHERE event = 'loot'") == 0
 
 
@@ -319,8 +319,8 @@ def test_row_level_security_holds_in_the_worker(db: Connection, mallorys_model: 
         mallory, "SELECT train_model('m', 'TABLE secrets', 'y', epochs => 1, batch_size => 4, policy => 'none')"
     )
     assert value(mallory, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
-    assert value(mallory, "SELECT rows FROM tensile.jobs WHERE id = %s", job) == 20
-    assert value(mallory, "SELECT count(*) FROM tensile.model_weights") > 0
+    assert value(mallory, "SELECT rows FROM tensile.jobs WHERE job = %s", job) == 20
+    assert value(mallory, "SELECT count(*) FROM tensile_internal.model_weights") > 0
     denied(partial(value, mallorys_model.bob, "SELECT predict('m', ARRAY[1.0])"))
     mallory.execute("SELECT grant_model('m', %s)", (current_user(mallorys_model.bob),))
     assert isinstance(value(mallorys_model.bob, "SELECT predict('m', ARRAY[1.0])"), float)

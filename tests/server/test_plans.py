@@ -19,7 +19,9 @@ NOTHING = (None,) * len(REPORTED)
 
 
 def progress(conn: Connection, job: int) -> Any:
-    return conn.execute(f"SELECT {', '.join(REPORTED)} FROM tensile._progress() WHERE job = %s", (job,)).fetchone()
+    return conn.execute(
+        f"SELECT {', '.join(REPORTED)} FROM tensile_worker._progress() WHERE job = %s", (job,)
+    ).fetchone()
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------
@@ -58,12 +60,12 @@ def test_a_published_plan_arrives_at_the_worker_and_in_sql(stage: Stage, planned
     first = publish(stage, planned, events, granted=900, planned=800, link=0.5)
     assert first == 1
     assert fetch(stage, planned, 0) == [{"g": first, "e": b"".join(events).hex()}]
-    numbers = stage.order(planned, "SELECT planned_bytes, granted_bytes, link_share FROM tensile._fetch_plan(0)")
+    numbers = stage.order(planned, "SELECT planned_bytes, granted_bytes, link_share FROM tensile_worker._fetch_plan(0)")
     assert numbers == [{"planned_bytes": 800, "granted_bytes": 900, "link_share": 0.5}]
     assert fetch(stage, planned, first) == [None]
     rows = stage.alice.execute(
         "SELECT generation, sequence, event, tensor, version, trigger_operator, delay_us, deadline_operator, bytes,"
-        " tensor_name, trigger_name FROM tensile.plan WHERE job = %s ORDER BY sequence",
+        " tensor_name, trigger_name FROM tensile.plan_events WHERE job = %s ORDER BY sequence",
         (planned,),
     ).fetchall()
     assert rows[0] == (first, 0, "swap_out", 5, 1, 10, 250, 12, 1 << 40, None, None)  # the job has stored no names
@@ -78,10 +80,10 @@ def test_an_order_travels_behind_the_events_and_sql_shows_captured_operators(sta
     call = plan_call(planned, events)[:-1]
     assert stage.order("scheduler", f"SELECT {call}, '\\x{order.hex()}') AS g") == [{"g": 1}]
     fetched = stage.order(
-        planned, "SELECT encode(events, 'hex') AS e, encode(plan_order, 'hex') AS o FROM tensile._fetch_plan(0)"
+        planned, "SELECT encode(events, 'hex') AS e, encode(plan_order, 'hex') AS o FROM tensile_worker._fetch_plan(0)"
     )
     assert fetched == [{"e": b"".join(events).hex(), "o": order.hex()}]
-    sql = "SELECT trigger_operator, deadline_operator FROM tensile.plan WHERE job = %s ORDER BY sequence"
+    sql = "SELECT trigger_operator, deadline_operator FROM tensile.plan_events WHERE job = %s ORDER BY sequence"
     assert stage.alice.execute(sql, (planned,)).fetchall() == [
         (2, 1),
         (3, 7),
@@ -111,7 +113,7 @@ def test_a_plan_without_events_is_a_plan(stage: Stage, planned: int) -> None:
     second = publish(stage, planned, [])
     assert (first, second) == (1, 2)
     assert fetch(stage, planned, 1) == [{"g": second, "e": ""}]
-    assert value(stage.alice, "SELECT count(*) FROM tensile._plan()") == 0
+    assert value(stage.alice, "SELECT count(*) FROM tensile_worker._plan()") == 0
 
 
 def test_progress_shows_the_generation_that_the_executor_uses(stage: Stage, planned: int) -> None:
@@ -120,11 +122,11 @@ def test_progress_shows_the_generation_that_the_executor_uses(stage: Stage, plan
     publish(stage, planned, [])
     assert value(stage.alice, generation, planned) is None
     for acknowledged in (1, 2, 1):
-        stage.order(planned, f"SELECT tensile._acknowledge_plan({acknowledged})")
+        stage.order(planned, f"SELECT tensile_worker._acknowledge_plan({acknowledged})")
         assert value(stage.alice, generation, planned) == max(acknowledged, value(stage.alice, generation, planned))
     for unknown in (0, 3, -1):
         with pytest.raises(psycopg.errors.InvalidParameterValue):
-            stage.order(planned, f"SELECT tensile._acknowledge_plan({unknown})")
+            stage.order(planned, f"SELECT tensile_worker._acknowledge_plan({unknown})")
     assert value(stage.alice, generation, planned) == 2
 
 
@@ -141,8 +143,8 @@ def test_the_next_job_does_not_inherit_a_plan_nor_numbers(stage: Stage, planned:
 
 
 INVALID = {
-    "one byte": ("tensile._publish_plan({}, '\\x00', 1, 1, 1)", "22023"),
-    "not whole": ("tensile._publish_plan({}, '\\x" + event(1)[:-1].hex() + "', 1, 1, 1)", "22023"),
+    "one byte": ("tensile_internal._publish_plan({}, '\\x00', 1, 1, 1)", "22023"),
+    "not whole": ("tensile_internal._publish_plan({}, '\\x" + event(1)[:-1].hex() + "', 1, 1, 1)", "22023"),
     "kind 0": (plan_call(0, [event(0)]), "22023"),
     "kind 5": (plan_call(0, [event(1), event(5)]), "22023"),
     "codec 5": (plan_call(0, [b"\1\5" + event(1)[2:]]), "22023"),
@@ -165,7 +167,7 @@ def test_invalid_plans_are_refused_and_the_old_one_stays(stage: Stage, planned: 
         call = call.replace("{}", str(planned)).replace("plan(0,", f"plan({planned},")
         assert stage.refusal("scheduler", "SELECT " + call) == sqlstate, name
         assert fetch(stage, planned, generation) == [None], name
-    assert stage.alice.execute("SELECT DISTINCT tensor FROM tensile._plan()").fetchall() == [(9,)]
+    assert stage.alice.execute("SELECT DISTINCT tensor FROM tensile_worker._plan()").fetchall() == [(9,)]
 
 
 def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, job: int) -> None:
@@ -183,7 +185,7 @@ def test_readers_never_see_half_a_plan(stage: Stage, planned: int) -> None:
     deadline = time.monotonic() + 60
     while len(seen) < 50 and time.monotonic() < deadline:
         row = stage.alice.execute(
-            "SELECT count(*), count(DISTINCT tensor), count(DISTINCT generation), min(generation) FROM tensile._plan()"
+            "SELECT count(*), count(DISTINCT tensor), count(DISTINCT generation), min(generation) FROM tensile_worker._plan()"
         ).fetchone()
         assert row is not None and row[:3] in ((1000, 1, 1), (0, 0, 0)), row
         seen.add(row[3])

@@ -220,7 +220,7 @@ def test_null_features_are_imputed_and_null_arguments_are_null(conn: Connection)
 
 
 def test_categories_never_seen_are_counted(conn: Connection) -> None:
-    counted = "SELECT coalesce(sum(unknown_categories), 0), coalesce(sum(rows), 0) FROM tensile._predictions()"
+    counted = "SELECT coalesce(sum(unknown_categories), 0), coalesce(sum(rows), 0) FROM tensile_worker._predictions()"
     before = conn.execute(counted).fetchone()
     unseen = "SELECT 1 AS hour, 2 AS distance, 3 AS wind, true AS weekend, 'ZZ' AS carrier"
     value(conn, f"SELECT predict('gate', x) FROM ({unseen}) x")
@@ -767,7 +767,7 @@ def test_an_inference_process_that_is_ended_in_a_query_leaves_no_socket(
     thread = threading.Thread(target=ask)
     with server.connect() as third, server.connect() as other, other.transaction():
         third.execute("SET pg_tensile.predict_timeout = '60 s'")
-        other.execute("LOCK TABLE tensile.model_weights")
+        other.execute("LOCK TABLE tensile_internal.model_weights")
         thread.start()
         waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
         wait_until(lambda: value(conn, waits, supervisor))

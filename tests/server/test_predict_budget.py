@@ -142,9 +142,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
 ) -> None:
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[])")
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[], '654000 B')")
-    of_numbers = (
-        "SELECT weight_bytes FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model AND m.name = %s"
-    )
+    of_numbers = "SELECT weight_bytes FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id AND m.model = %s"
     weights = value(conn, of_numbers, "numbers")
     shown = "SELECT memory_budget, device_bytes, planned_bytes, host_bytes FROM tensile.loaded_models WHERE model = %s"
 
@@ -160,7 +158,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
     conn.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user; SET ROLE stranger")
     try:
         assert rows() == {}
-        assert value(conn, "SELECT count(*) FROM tensile._loaded_models()") == 0
+        assert value(conn, "SELECT count(*) FROM tensile_worker._loaded_models()") == 0
     finally:
         conn.execute("RESET ROLE; DROP ROLE stranger")
 
@@ -168,7 +166,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
 def test_a_models_budget_is_the_default_of_all_sessions(conn: Connection, server: Any, wait_until: Wait) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[])"
     expected = value(conn, ask)
-    shown = "SELECT memory_budget FROM tensile.models WHERE name = 'numbers'"
+    shown = "SELECT memory_budget FROM tensile.models WHERE model = 'numbers'"
     loaded = "SELECT count(*) FROM tensile.loaded_models WHERE memory_budget = %s"
     assert value(conn, shown) is None
     with server.connect() as session:

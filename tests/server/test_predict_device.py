@@ -51,7 +51,9 @@ def server(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[A
     cluster = new_cluster(settings)
     try:
         with cluster.connect() as conn:
-            conn.execute("INSERT INTO tensile.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE))))
+            conn.execute(
+                "INSERT INTO tensile_internal.device_profiles VALUES (%s, %s)", (DEVICE, json.dumps(asdict(PROFILE)))
+            )
             conn.execute(ROWS)
             for name, model in (("numbers", NUMBERS), ("lookup", {"type": "python", "source": LOOKUP})):
                 finish(conn, submit(conn, name, model, query="SELECT a, b, y FROM points", epochs=1))
@@ -80,7 +82,7 @@ def test_predictions_within_a_budget_run_on_the_device(conn: Connection, wait_un
     size = next(BUDGETS)
     whole = value(conn, ASK, None)
     assert value(conn, ASK, budget(size)) == whole
-    weights = value(conn, "SELECT weight_bytes FROM tensile.model_versions ORDER BY id LIMIT 1")
+    weights = value(conn, "SELECT weight_bytes FROM tensile.model_versions ORDER BY version_id LIMIT 1")
     wait_until(lambda: (value(conn, LOADED, None), value(conn, LOADED, size)) == ("cpu", DEVICE))
     booked = {"cpu": weights, DEVICE: OVERHEAD + size}
     wait_until(lambda: inference_bytes(conn) == booked, what=lambda: str(inference_bytes(conn)))

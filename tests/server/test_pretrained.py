@@ -89,7 +89,7 @@ def test_a_small_model_learns_under_a_plan_and_predicts(conn: Connection, tune: 
         "SELECT v.weight_bytes, (v.preprocessing->'text'->>'weight_bytes')::int FROM tensile.model_versions v"
     ).fetchone() or (0, 0)
     assert (stored < 20_000 < parameters) if tune == "lora" else (stored > 40_000 and parameters == 0)
-    assert value(conn, "SELECT count(*) FROM tensile.footprints WHERE job = %s", job) == 1
+    assert value(conn, "SELECT count(*) FROM tensile.plans WHERE job = %s", job) == 1
     budgeted = value(conn, "SELECT predict('m', r, '2MB') FROM reviews r WHERE id = 5")
     assert abs(budgeted - value(conn, "SELECT predict('m', r) FROM reviews r WHERE id = 5")) < 1e-5
     contents = value(conn, "SELECT export_model('m')")
@@ -108,7 +108,7 @@ def test_a_decoder_learns_without_a_plan_from_all_text_columns(conn: Connection)
     finish(conn, submit(conn, "m", architecture, query=QUERY, target="liked", **arguments))
     assert accuracy(conn) > 0.9
     preprocessing, sizes = conn.execute(
-        "SELECT preprocessing, tensile._model_inputs(preprocessing) FROM tensile.model_versions"
+        "SELECT preprocessing, tensile_internal._model_inputs(preprocessing) FROM tensile.model_versions"
     ).fetchone() or ({}, {})
     inputs = Preprocessing.from_json({key: part for key, part in preprocessing.items() if key != "rows"}).model_inputs
     calibrated = (sizes["numeric"], tuple(sizes["cardinalities"]), tuple(map(tuple, sizes["arrays"])))

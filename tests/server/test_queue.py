@@ -29,7 +29,7 @@ CLUSTER_SETTINGS = {"pg_tensile.max_jobs": 1}
 
 
 def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
-    rows = conn.execute("SELECT id FROM tensile.jobs WHERE id = ANY(%s) ORDER BY started_at", (jobs,)).fetchall()
+    rows = conn.execute("SELECT job FROM tensile.jobs WHERE job = ANY(%s) ORDER BY started_at", (jobs,)).fetchall()
     return [row[0] for row in rows]
 
 
@@ -81,7 +81,9 @@ def test_priority_comes_first_then_age_and_ageing_beats_priority(one_slot: Any, 
             for name, priority in [("old", 0), ("young", 0), ("urgent", 5), ("starved", -5)]
         )
         # 1100 s in the queue are worth 11 steps of priority
-        db.execute("UPDATE tensile.jobs SET submitted_at = now() - interval '1100 s' WHERE id = %s", (starved,))
+        db.execute(
+            "UPDATE tensile_internal.jobs SET submitted_at = now() - interval '1100 s' WHERE id = %s", (starved,)
+        )
         db.execute("SELECT cancel_job(%s)", (blocker,))
         jobs = [old, young, urgent, starved]
         wait_until(lambda: all(state(db, job) == "finished" for job in jobs))
@@ -115,13 +117,13 @@ def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
         first = submit(db, "first", MLP, epochs=FOREVER)
         wait_until(lambda: state(db, first) == "running")
         second = submit(db, "second", MLP, epochs=1)
-        waits = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
+        waits = "SELECT reason FROM tensile.jobs WHERE job = %s AND state = 'queued'"
         wait_until(lambda: "max_worker_processes" in (value(db, waits, second) or ""))
         until = time.monotonic() + 4
         wait_until(lambda: time.monotonic() > until)
         db.execute("SELECT cancel_job(%s)", (first,))
         wait_until(lambda: state(db, second) == "finished")
-        assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", second) == 1
+        assert value(db, "SELECT attempts FROM tensile.jobs WHERE job = %s", second) == 1
     assert cluster.log().count("no background worker is free") == 1
 
 

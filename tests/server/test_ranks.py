@@ -44,7 +44,7 @@ def site(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Site]:
 def idle(site: Site) -> Iterator[Site]:
     """The site, on which nothing runs before and after a test."""
     yield site
-    for (job,) in site.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
+    for (job,) in site.conn.execute("SELECT job FROM tensile.jobs WHERE ended_at IS NULL").fetchall():
         site.conn.execute("SELECT cancel_job(%s)", (job,))
         settle(site.conn, site.wait_until, job)
     site.await_no_ranks()
@@ -65,7 +65,7 @@ def test_a_model_that_two_ranks_train_predicts(idle: Site) -> None:
     assert {node for _, node, _, _ in seen} <= {idle.ray.node_address(0), idle.ray.node_address(1)}
     accuracy = "SELECT (metrics->'validation'->>'accuracy')::float8 FROM tensile.model_versions WHERE job = %s"
     assert value(conn, accuracy, job) > 0.9
-    model = value(conn, "SELECT model_name FROM tensile.jobs WHERE id = %s", job)
+    model = value(conn, "SELECT model FROM tensile.jobs WHERE job = %s", job)
     assert value(conn, 'SELECT predict_class(%s, \'{"a": 0.9, "b": 0.1, "c": "c1"}\'::jsonb)', model) == "yes"
     device = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s AND device = %s"
     assert value(conn, device, job, f"ray:{job}") > 0
@@ -125,7 +125,7 @@ def test_the_server_stops_and_the_job_goes_on(idle: Site) -> None:
     idle.server.restart()
     idle.conn = idle.server.connect()
     finish(idle.conn, job, PATIENCE)
-    assert value(idle.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
+    assert value(idle.conn, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 2
 
 
 def test_jobs_fail_clearly_with_another_token(idle: Site, job_row: Row) -> None:

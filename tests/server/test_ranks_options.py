@@ -49,7 +49,7 @@ def test_plans_and_compression_change_no_bit(site: Site) -> None:
         options = task | {"compression": compression}
         job = site.submit(2, WIDE, policy="joint", memory_budget="6MB", options=options, **arguments)
         finish(site.conn, job, PATIENCE)
-        assert value(site.conn, "SELECT count(*) FROM tensile.footprints WHERE job = %s", job) == 1
+        assert value(site.conn, "SELECT count(*) FROM tensile.plans WHERE job = %s", job) == 1
         assert digest(site.conn, job) == digest(site.conn, plain), compression
 
 
@@ -64,6 +64,6 @@ def test_ranks_train_a_pretrained_model(site: Site) -> None:
     arguments: dict[str, Any] = {"query": REVIEWS, "target": "liked", "learning_rate": 1e-2, "validation": 0}
     job = site.submit(2, architecture, epochs=6, batch_size=16, **arguments)
     finish(site.conn, job, PATIENCE)
-    model = value(site.conn, "SELECT model_name FROM tensile.jobs WHERE id = %s", job)
+    model = value(site.conn, "SELECT model FROM tensile.jobs WHERE job = %s", job)
     right = f"SELECT count(*) FROM ({REVIEWS}) q WHERE predict_class('{model}', q) = q.liked::text"
     assert site.conn.execute(right).fetchall()[0][0] > 0.9 * 240

@@ -26,7 +26,9 @@ def test_what_a_job_leaves_open_is_chosen_and_shown(db: Connection, job_row: Row
     row = job_row(db, job)
     batch_size, rate = row["chosen_batch_size"], row["chosen_learning_rate"]
     assert (row["batch_size"], row["learning_rate"]) == (None, None)
-    rows = value(db, "SELECT samples FROM tensile.epochs WHERE job = %s AND epoch = 1 AND split = 'training'", job)
+    rows = value(
+        db, "SELECT samples FROM tensile_internal.epochs WHERE job = %s AND epoch = 1 AND split = 'training'", job
+    )
     assert (batch_size, rate) == (recipe.batch_size_for(rows), recipe.LEARNING_RATES["mlp"])
     assert db.execute(HISTORY, (job,)).fetchone() == (batch_size, rate, 3)
     training = value(db, TRAINING, job)
@@ -63,7 +65,7 @@ def test_max_time_ends_the_training(db: Connection) -> None:
     finish(db, job)
     training = value(db, TRAINING, job)
     assert training["stopped"] == "max_time" and 1 <= training["epochs"] < FOREVER
-    assert value(db, "SELECT max(epoch) FROM tensile.epochs WHERE job = %s", job) == training["epochs"]
+    assert value(db, "SELECT max(epoch) FROM tensile_internal.epochs WHERE job = %s", job) == training["epochs"]
     assert (
         value(db, "SELECT (metrics->>'epoch')::int FROM tensile.model_versions WHERE job = %s", job)
         == (training["epochs"])

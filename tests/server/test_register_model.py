@@ -73,7 +73,7 @@ def test_bad_architecture(db: Connection, architecture: object, message: str, hi
 def test_good_architecture(db: Connection, architecture: object) -> None:
     row = db.execute("SELECT register_model('m', %s, 'about it')", (Jsonb(architecture),)).fetchone()
     assert row is not None
-    assert db.execute("SELECT id, architecture, description FROM tensile.models").fetchone() == (
+    assert db.execute("SELECT model_id, architecture, description FROM tensile.models").fetchone() == (
         *row,
         architecture,
         "about it",
@@ -97,7 +97,7 @@ def test_registering_again(flights: Connection) -> None:
         *("42710", 'model "late" already exists', "replace => true"),
         lambda: flights.execute("SELECT register_model('late', %s)", (SMALL_MLP,)),
     )
-    first = flights.execute("SELECT id FROM tensile.models").fetchone()
+    first = flights.execute("SELECT model_id FROM tensile.models").fetchone()
     wide = {"type": "mlp", "hidden": [64]}
     again = flights.execute("SELECT register_model('late', %s, replace => true)", (Jsonb(wide),)).fetchone()
     assert again == first
@@ -119,7 +119,7 @@ def test_dropping(flights: Connection) -> None:
         job = train_late(flights)
         flights.execute("SELECT drop_model('late')")
         row = flights.execute(
-            "SELECT state, model, model_name, sqlstate, error, hint IS NULL FROM tensile.jobs WHERE id = %s", (job,)
+            "SELECT state, model_id, model, sqlstate, error, hint IS NULL FROM tensile.jobs WHERE job = %s", (job,)
         )
         assert row.fetchone() == ("failed", None, "late", "42704", 'model "late" was dropped', False)
     flights.execute("SELECT drop_model('late')")
@@ -132,8 +132,8 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
         lambda: flights.execute("SELECT deploy_model('late', 1)"),
     )
     flights.execute(
-        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile.models, generate_series(1, 3) v"
+        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile_internal.models, generate_series(1, 3) v"
     )
     refused(
         *("42704", 'model "late" has no version 3', "It has: 1, 2."),
@@ -146,23 +146,23 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
 def test_dropping_a_version(flights: Connection) -> None:
     """Version 3 is unfinished, version 2 deployed."""
     flights.execute(
-        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile.models, generate_series(1, 3) v"
+        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile_internal.models, generate_series(1, 3) v"
     )
-    flights.execute("INSERT INTO tensile.model_weights SELECT id, 0, '' FROM tensile.model_versions")
+    flights.execute("INSERT INTO tensile_internal.model_weights SELECT id, 0, '' FROM tensile_internal.model_versions")
     flights.execute("SELECT deploy_model('late', 2)")
     for version, named in ((3, "3"), (0, "0"), (None, "null")):
         refused(
             *("42704", f'model "late" has no version {named}', "It has: 1, 2."),
-            lambda: flights.execute("SELECT drop_version('late', %s)", (version,)),  # noqa: B023
+            lambda: flights.execute("SELECT drop_model_version('late', %s)", (version,)),  # noqa: B023
         )
     refused(
         *("55006", 'cannot drop version 2 of model "late" because it is deployed', "deploy_model"),
-        lambda: flights.execute("SELECT drop_version('late', 2)"),
+        lambda: flights.execute("SELECT drop_model_version('late', 2)"),
     )
-    flights.execute("SELECT drop_version('late', 1)")
+    flights.execute("SELECT drop_model_version('late', 1)")
     assert flights.execute("SELECT array_agg(version) FROM tensile.model_versions").fetchone() == ([2, 3],)
-    assert flights.execute("SELECT count(*) FROM tensile.model_weights").fetchone() == (2,)
+    assert flights.execute("SELECT count(*) FROM tensile_internal.model_weights").fetchone() == (2,)
 
 
 def test_retention_of_a_model(flights: Connection) -> None:

@@ -53,7 +53,7 @@ def test_a_released_database_is_copied_and_its_job_continues(server: Any, admin:
     """Takes long because an executor starts twice."""
     with server.connect("src") as src:
         job = submit(src, "m", MLP, epochs=FOREVER)
-        wait_until(lambda: value(src, "SELECT count(*) > 0 FROM tensile.epochs WHERE job = %s", job))
+        wait_until(lambda: value(src, "SELECT count(*) > 0 FROM tensile_internal.epochs WHERE job = %s", job))
     refused("55006", IN_USE, "release_database()", lambda: admin.execute("CREATE DATABASE copy TEMPLATE src"))
     refused("55006", IN_USE, "release_database()", lambda: admin.execute("ALTER DATABASE src RENAME TO dst"))
     refused("55006", IN_USE, "release_database()", lambda: admin.execute("DROP DATABASE src"))
@@ -71,7 +71,7 @@ def test_a_released_database_is_copied_and_its_job_continues(server: Any, admin:
         assert value(src, "SELECT resume_database()") is True
         assert value(src, "SELECT resume_database()") is False
         wait_until(lambda: state(src, job) == "running", what="the job continues")
-        assert value(src, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
+        assert value(src, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 2
         src.execute("SELECT cancel_job(%s)", (job,))
     assert server.log().count('pg_tensile has released database "src"') == 1
 

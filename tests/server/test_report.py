@@ -87,7 +87,7 @@ def reported(lab: Lab, job: int, path: Path) -> dict[str, Any]:
 
 
 def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
-    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    (published,) = rows(lab, "SELECT * FROM tensile.plans WHERE job = %s", planned)
     summary = facts["summary"]
     names = (
         *("generation", "planned_bytes", "granted_bytes", "host_bytes", "iteration_us", "vanilla_us", "stall_us"),
@@ -120,10 +120,10 @@ def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, A
     latency = rows(lab, "SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator", planned)
     for name in ("predicted_us", "measured_us", "average_us"):
         assert facts["latency"][name] == [row[name] for row in latency]
-    total = value(lab.conn, "SELECT total_us FROM tensile.latencies WHERE job = %s", planned)
+    total = value(lab.conn, "SELECT total_us FROM tensile_internal.operator_latencies WHERE job = %s", planned)
     assert facts["latency"]["total_us"] == pytest.approx(total, rel=1e-4)
     assert facts["latency"]["samples"] == value(
-        lab.conn, "SELECT samples FROM tensile.latencies WHERE job = %s", planned
+        lab.conn, "SELECT samples FROM tensile_internal.operator_latencies WHERE job = %s", planned
     )
     errors = "percentile_cont(0.5) WITHIN GROUP (ORDER BY relative_error) FROM tensile.latency WHERE job = %s"
     assert facts["latency"]["median_error"] == pytest.approx(value(lab.conn, f"SELECT {errors}", planned))
@@ -145,7 +145,7 @@ def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, A
 
 
 def test_the_job_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
-    (job,) = rows(lab, "SELECT * FROM tensile.jobs WHERE id = %s", planned)
+    (job,) = rows(lab, "SELECT * FROM tensile.jobs WHERE job = %s", planned)
     for name in ("model_name", "query", "epochs", "batch_size", "learning_rate", "state", "memory_budget", "options"):
         assert facts["job"][name] == job[name], name
     assert facts["job"]["architecture"]["type"] == "mlp"
@@ -178,7 +178,7 @@ def test_a_browser_shows_the_numbers_of_sql(
         )
     finally:
         browser.close()
-    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    (published,) = rows(lab, "SELECT * FROM tensile.plans WHERE job = %s", planned)
     for name in ("planned_bytes", "granted_bytes", "iteration_us", "stall_us", "out_bytes", "in_bytes", "host_bytes"):
         assert json.loads(shown[f"summary.{name}"]) == published[name], name
     assert shown["job.state"] == "cancelled"
@@ -299,7 +299,7 @@ def test_a_model_that_was_dropped_is_not_evaluated(
 ) -> None:
     job = submit(lab.conn, "dropped", {"type": "mlp", "hidden": [4]})
     lab.conn.execute("SELECT cancel_job(%s)", (job,))
-    lab.wait_until(lambda: value(lab.conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
+    lab.wait_until(lambda: value(lab.conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE job = %s", job))
     lab.conn.execute("SELECT drop_model('dropped')")
     assert f"job {job} has no model" in refused(lab, capsys, "report", job, tmp_path / "file", "--evaluate", ROWS)
     assert reported(lab, job, tmp_path / "report.html")["evaluation"] is None
@@ -325,7 +325,7 @@ def test_the_trace_events_add_up_to_the_numbers_of_sql(lab: Lab, planned: int, t
     path = tmp_path / "trace.json"
     assert run(lab, "trace", planned, path) == 0
     document = trace_format.read(path.read_text("utf-8"))
-    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    (published,) = rows(lab, "SELECT * FROM tensile.plans WHERE job = %s", planned)
     footprint = rows(lab, "SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence", planned)
     assert [event["args"]["bytes"] for event in of(document, "C")] == [row["planned_bytes"] for row in footprint]
     computes = of(document, "X", "compute")
@@ -358,7 +358,7 @@ def test_perfetto_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Pat
             (memory,) = perfetto.query("SELECT count(*) AS steps, sum(value) AS total, max(value) AS most FROM counter")
     finally:
         browser.close()
-    (published,) = rows(lab, "SELECT out_bytes, in_bytes FROM tensile.footprints WHERE job = %s", planned)
+    (published,) = rows(lab, "SELECT out_bytes, in_bytes FROM tensile.plans WHERE job = %s", planned)
     (footprint,) = rows(
         lab,
         "SELECT count(*) AS steps, sum(planned_bytes)::int8 AS total, max(planned_bytes) AS most FROM tensile.footprint"
@@ -378,7 +378,7 @@ def test_a_trace_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest
 def test_a_plan_is_listed_with_the_events_that_sql_has(
     lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = value(lab.conn, "SELECT length(events) / 32 FROM tensile.footprints WHERE job = %s", planned)
+    events = value(lab.conn, "SELECT length(events) / 32 FROM tensile.plans WHERE job = %s", planned)
     operators = value(lab.conn, "SELECT count(*) FROM tensile.operators WHERE job = %s", planned)
     assert events > 0
     where = ("-h", str(lab.cluster.folder), "-p", str(lab.cluster.port), "-d", "postgres", "-U", "postgres")
@@ -401,7 +401,7 @@ def test_an_eager_job_has_no_plan_to_list(lab: Lab, eager: int, capsys: pytest.C
 
 @pytest.fixture(scope="module")
 def eager(lab: Lab) -> int:
-    return int(value(lab.conn, "SELECT min(id) FROM tensile.jobs WHERE policy = 'none'"))
+    return int(value(lab.conn, "SELECT min(job) FROM tensile.jobs WHERE policy = 'none'"))
 
 
 def test_an_eager_job_has_a_report_and_no_trace(
@@ -420,7 +420,7 @@ def test_an_eager_job_has_a_report_and_no_trace(
 def test_a_failed_job_shows_its_error_as_text(lab: Lab, tmp_path: Path) -> None:
     model = python_model(on_forward=f'raise ValueError("{HOSTILE}")')
     job = submit(lab.conn, "fails", model)
-    lab.wait_until(lambda: value(lab.conn, "SELECT state FROM tensile.jobs WHERE id = %s", job) == "failed")
+    lab.wait_until(lambda: value(lab.conn, "SELECT state FROM tensile.jobs WHERE job = %s", job) == "failed")
     facts = reported(lab, job, tmp_path / "report.html")
     assert HOSTILE in f"{facts['job']['error']} {facts['job']['detail']} {facts['job']['traceback']}"
     text = (tmp_path / "report.html").read_text("utf-8")

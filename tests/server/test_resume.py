@@ -33,7 +33,7 @@ def resumable(conn: Connection, name: str = "m", epochs: int = 40, **options: An
 
 
 def has_checkpoint(conn: Connection, job: int) -> bool:
-    return value(conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job) > 0
+    return value(conn, "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL", job) > 0
 
 
 def epochs_done(conn: Connection, job: int) -> int:
@@ -51,7 +51,7 @@ def test_a_stopped_worker_leaves_a_checkpoint_and_the_job_resumes(
     interrupt(cluster, db, job, wait_until)
     assert reason(db, job) == "pg_tensile.database was changed"
     wait_until(lambda: worker_pid(db, job) not in (first, None), what="the next attempt")
-    epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
+    epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile_internal.checkpoints WHERE job = %s", job)
     assert epoch >= 2
     wait_until(lambda: state(db, job) == "finished")
     row = job_row(db, job)
@@ -69,12 +69,10 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
     wait_until(lambda: epochs_done(db, disturbed) >= 2)
     interrupt(cluster, db, disturbed, wait_until)
     wait_until(lambda: state(db, disturbed) == "finished")
-    assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
+    assert value(db, "SELECT attempts FROM tensile.jobs WHERE job = %s", disturbed) == 2
     numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
     assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
-    weights = (
-        "SELECT data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version WHERE job = %s"
-    )
+    weights = "SELECT data FROM tensile_internal.model_weights w JOIN tensile.model_versions v ON v.version_id = w.version WHERE job = %s"
     assert value(db, weights, disturbed) == value(db, weights, undisturbed)
 
 
@@ -109,7 +107,7 @@ def test_jobs_resume_after_a_stop_of_the_server(server: Any, wait_until: Wait, m
         wait_until(lambda: phase(db, loads) == "loading", what="the job starts again")
         wait_until(lambda: state(db, job) == "finished")
         attempts, retries, submitted = db.execute(
-            "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE id = %s", (job,)
+            "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE job = %s", (job,)
         ).fetchone()
         assert (attempts, retries, submitted) == (2, 0, True)
         assert epochs_done(db, job) == 4
@@ -130,6 +128,6 @@ def test_a_fast_stop_saves_what_no_checkpoint_had(server: Any, wait_until: Wait)
     server.start()
     with server.connect() as db:
         wait_until(lambda: has_checkpoint(db, job) or state(db, job) == "finished")
-        assert value(db, "SELECT (meta ->> 'step')::int FROM tensile.checkpoints WHERE job = %s", job) >= 20
+        assert value(db, "SELECT (meta ->> 'step')::int FROM tensile_internal.checkpoints WHERE job = %s", job) >= 20
         wait_until(lambda: state(db, job) == "finished")
     server.alter({"pg_tensile.checkpoint_interval": None})

@@ -24,7 +24,7 @@ BEGIN
 END $$
 """
 RAN_AS_QUERY = f"SELECT * FROM ({ROWS}) r WHERE public.ran_as('{{}}') = 1"
-JOBS = "SELECT max(id) FROM tensile.jobs WHERE kind = %s"
+JOBS = "SELECT max(job) FROM tensile.jobs WHERE kind = %s"
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_of_jobs_schedules_and_tunings(db: Connection, alice: Connection, wait_u
     call = "SELECT schedule_training('m', %s, 'y', epochs => 1, policy => 'none', batch_size => 64, every => '1 day')"
     alice.execute(call, (rows,))
     before = value(db, JOBS, "train")
-    db.execute("UPDATE tensile.schedules SET next_run = now(); SELECT tensile._notify(-1)")
+    db.execute("UPDATE tensile_internal.schedules SET next_run = now(); SELECT tensile_internal._notify(-1)")
     wait_until(lambda: value(db, JOBS, "train") > before)
     finish(db, value(db, JOBS, "train"))
 
     alice.execute("SELECT unschedule_training('m'), schedule_evaluation('m', %s, '1 day')", (rows,))
-    db.execute("UPDATE tensile.evaluation_schedules SET next_run = now(); SELECT tensile._notify(-1)")
+    db.execute("UPDATE tensile_internal.evaluation_schedules SET next_run = now(); SELECT tensile_internal._notify(-1)")
     wait_until(lambda: value(db, JOBS, "evaluate"))
     finish(db, value(db, JOBS, "evaluate"))
 

@@ -147,7 +147,7 @@ def test_one_rule_says_what_a_callable_is(db: Connection, text: str, accepted: b
 def test_a_long_value_is_cut_in_the_message(db: Connection) -> None:
     text = json.dumps({"task": "ä" * 100})
     error = refused(
-        "22023", 'key "task"', "regression", lambda: db.execute("SELECT tensile._check_options(%s)", (text,))
+        "22023", 'key "task"', "regression", lambda: db.execute("SELECT tensile_internal._check_options(%s)", (text,))
     )
     with pytest.raises(TensileError) as caught:
         check_options(json.loads(text))
@@ -156,7 +156,7 @@ def test_a_long_value_is_cut_in_the_message(db: Connection) -> None:
 
 
 def test_the_server_has_the_file(db: Connection) -> None:
-    assert value(db, "SELECT tensile._rules()") == RULES
+    assert value(db, "SELECT tensile_internal._rules()") == RULES
 
 
 def test_code_of_users_is_marked(db: Connection) -> None:
@@ -171,7 +171,7 @@ def test_policies_of_jobs_are_those_of_the_setting_and_the_library_has_them(db: 
     words = value(db, "SELECT enumvals FROM pg_settings WHERE name = 'pg_tensile.policy'")
     assert set(words) <= set(POLICIES)
     check = """
-        SELECT tensile._check_training(tensile._job_of_arguments(
+        SELECT tensile_internal._check_training(tensile_internal._job_of_arguments(
             '{"epochs": 1, "optimizer": "sgd", "validation": 0, "priority": 0}' || jsonb_build_object('policy', %s::text)))
     """
     for policy in words:

@@ -68,25 +68,25 @@ class Job:
         if trace is None:
             header |= {"policy": "none", "graphs": []}
         sent = "" if trace is None else f"'\\x{(data or trace.to_bytes()).hex()}'"
-        self.order(f"SELECT tensile._register_device('{device}', {TOTAL}, 1e9, 1e9, 0)")
-        self.order(f"SELECT tensile._job_trace('{json.dumps(header)}', ARRAY[{sent}]::bytea[], NULL)")
+        self.order(f"SELECT tensile_worker._register_device('{device}', {TOTAL}, 1e9, 1e9, 0)")
+        self.order(f"SELECT tensile_worker._job_trace('{json.dumps(header)}', ARRAY[{sent}]::bytea[], NULL)")
 
     def send_latency(self, factor: float) -> None:
         assert self.trace is not None
         latency_us = (self.trace.latency_us * factor).astype(np.float32)
         array = "ARRAY[" + ",".join(map(str, latency_us.tolist())) + "]::real[]"
         header = json.dumps({"samples": 3, "total_us": float(latency_us.sum()), "load": 0, "average_load": 0.0})
-        self.order(f"SELECT tensile._job_latency('{header}', {array}, {array}, {array})")
+        self.order(f"SELECT tensile_worker._job_latency('{header}', {array}, {array}, {array})")
 
     def report_load(self, load: float) -> None:
         """Report the load of the device by others, as an executor does."""
-        self.order(f"SELECT tensile._report('waiting', {'NULL, ' * 11} {load})")
+        self.order(f"SELECT tensile_worker._report('waiting', {'NULL, ' * 11} {load})")
 
     def plan(self, after: int = 0) -> dict[str, Any]:
         """Wait for a plan after generation `after`, validate it and return it with its grant."""
         fetch = (
             "SELECT generation, encode(events, 'hex') AS events, planned_bytes, granted_bytes, link_share"
-            f" FROM tensile._fetch_plan({after})"
+            f" FROM tensile_worker._fetch_plan({after})"
         )
         plan: dict[str, Any] = self.play.wait_until(
             lambda: self.order(fetch)[0], what=lambda: f"a plan of job {self.number}: {self.play.log()}"
@@ -101,12 +101,12 @@ class Job:
     def follow(self, after: int = 0) -> dict[str, Any]:
         """Adopt the next plan and acknowledge it, as after an iteration; return it."""
         plan = self.plan(after)
-        self.order("SELECT tensile._job_admitted()")
-        self.order(f"SELECT tensile._acknowledge_plan({plan['generation']})")
+        self.order("SELECT tensile_worker._job_admitted()")
+        self.order(f"SELECT tensile_worker._acknowledge_plan({plan['generation']})")
         return plan
 
     def reason(self) -> str:
-        return str(value(self.play.conn, "SELECT reason FROM tensile.jobs WHERE id = %s", self.number))
+        return str(value(self.play.conn, "SELECT reason FROM tensile.jobs WHERE job = %s", self.number))
 
 
 class Play:
@@ -126,7 +126,7 @@ class Play:
         self.cluster.alter(self._altered)
         await_turn(self.conn, self.wait_until, SCHEDULER)  # which may have been about to plan for a job
         self.conn.execute(
-            "TRUNCATE tensile.scheduler_log, tensile.latency_models, tensile.device_profiles, stage.orders"
+            "TRUNCATE tensile_internal.scheduler_log, tensile_internal.latency_models, tensile_internal.device_profiles, stage.orders"
         )
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ class Play:
         return result
 
     def granted(self) -> int:
-        return int(value(self.conn, "SELECT granted_bytes FROM tensile._devices() WHERE name = 'cpu'") or 0)
+        return int(value(self.conn, "SELECT granted_bytes FROM tensile_worker._devices() WHERE name = 'cpu'") or 0)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def play(theatre: Play) -> Iterator[Play]:
 
 
 def budget(play: Play) -> int:
-    return int(value(play.conn, "SELECT budget_bytes FROM tensile._devices() WHERE name = 'cpu'"))
+    return int(value(play.conn, "SELECT budget_bytes FROM tensile_worker._devices() WHERE name = 'cpu'"))
 
 
 def test_a_job_waits_for_its_plan_and_gets_one(play):
@@ -206,7 +206,7 @@ def test_a_job_waits_for_its_plan_and_gets_one(play):
     assert len(first["plan"]) == 0 and first["planned_bytes"] == MOST and first["link_share"] == 1.0
     assert first["granted_bytes"] == MOST + MOST // 50 == play.granted()
     assert state(play.conn, job.number) == "running"
-    row = play.conn.execute("SELECT generation, planned, vanilla, host_bytes FROM tensile.footprints").fetchone()
+    row = play.conn.execute("SELECT generation, planned, vanilla, host_bytes FROM tensile.plans").fetchone()
     assert row[0] == first["generation"] and max(row[1]) == MOST == max(row[2]) and row[3] == 0
     assert ("planned", job.number, f"job {job.number} has come") in play.log()
 
@@ -260,7 +260,7 @@ def test_jobs_of_policy_tensile_are_planned_together_each_with_its_swap_share(pl
 def test_when_a_job_comes_latencies_are_those_under_the_load_then(play):
     """The first job was planned, and has measured, without load."""
     models = slowed_by_load(NETWORK, RTX_A6000)
-    sql = "INSERT INTO tensile.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
+    sql = "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
     play.conn.execute(sql, (model_bytes.encode(models),))
     first_job, second_job = play.job(), play.job()
     first_job.send_trace()
@@ -271,7 +271,7 @@ def test_when_a_job_comes_latencies_are_those_under_the_load_then(play):
     second_job.send_trace()
     first_job.follow(first["generation"])
     second_job.follow()
-    us = "SELECT vanilla_us FROM tensile.footprints WHERE job = %s"
+    us = "SELECT vanilla_us FROM tensile.plans WHERE job = %s"
     for job, factor, load in ((first_job, 1.1, 0.8), (second_job, 1.0, 0.3)):
         measured = NETWORK.with_latencies((NETWORK.latency_us * factor).astype(np.float32))
         expected = CurrentLoad(models).at(measured, RTX_A6000, 0.0, load).latency_us.sum()
@@ -283,7 +283,7 @@ def test_when_a_job_comes_latencies_are_those_under_the_load_then(play):
 def test_a_lasting_change_of_the_load_makes_plans_anew(play):
     """Takes longer than a change has to last, in both directions."""
     models = slowed_by_load(NETWORK, RTX_A6000)
-    sql = "INSERT INTO tensile.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
+    sql = "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples) VALUES ('cpu', %s, 1, 1)"
     play.conn.execute(sql, (model_bytes.encode(models),))
     job = play.job(memory_budget=f"{(LEAST + MOST) // 2048}kB")
     job.report_load(0.0)
@@ -300,7 +300,7 @@ def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):
     huge = network(4, activation_bytes=64 << 20)
     job = play.job()
     job.send_trace(huge)
-    refusal = play.wait_until(lambda: job.order("SELECT tensile._job_refusal()::text AS refusal")[0]["refusal"])
+    refusal = play.wait_until(lambda: job.order("SELECT tensile_worker._job_refusal()::text AS refusal")[0]["refusal"])
     assert json.loads(refusal) == {
         "budget_bytes": budget(play),
         "least_bytes": least_bytes(huge),
@@ -439,7 +439,7 @@ def test_a_scheduler_that_dies_continues_with_its_plans(play):
 
 def reject(job: Job, generation: int) -> dict[str, Any]:
     """Refuse a plan as the worker does when the executor cannot use it; return the next plan."""
-    job.order(f"SELECT tensile._job_log('rejected', 'it cannot be used', {generation})")
+    job.order(f"SELECT tensile_worker._job_log('rejected', 'it cannot be used', {generation})")
     return job.follow(generation)
 
 
@@ -453,7 +453,7 @@ def test_a_job_keeps_its_plan_when_it_rejects_another_until_the_jobs_change(play
     assert smaller["granted_bytes"] < first["granted_bytes"]
     again = reject(first_job, smaller["generation"])
     assert (again["plan"], again["granted_bytes"]) == (first["plan"], first["granted_bytes"])
-    footprint = "SELECT generation FROM tensile.footprints WHERE job = %s"
+    footprint = "SELECT generation FROM tensile.plans WHERE job = %s"
     assert value(play.conn, footprint, first_job.number) == again["generation"]
     beside = second_job.follow()
     assert first["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
@@ -490,7 +490,9 @@ def test_a_trace_that_no_planner_survives_is_set_aside(play):
     pid = play.planner()
     os.kill(pid, signal.SIGSTOP)  # it must not plan for the trace before there are statistics
     deadly.send_trace(device="cuda:0")
-    play.conn.execute("INSERT INTO tensile.sparsities VALUES (%s, 1, '{0}', '{}', '{}', '{}', '{}')", (deadly.number,))
+    play.conn.execute(
+        "INSERT INTO tensile_internal.sparsities VALUES (%s, 1, '{0}', '{}', '{}', '{}', '{}')", (deadly.number,)
+    )
     os.kill(pid, signal.SIGKILL)
     assert play.await_log("failed")[1] == deadly.number
     assert deadly.reason().startswith("its trace is set aside, for 3 planners have died that were given it")

@@ -12,7 +12,7 @@ from tests.server.cast import current_user
 from tests.server.refusals import refused
 from tests.server.support import MLP, ROWS, SMALL_JOB, Connection, Wait, finish, register, state, value
 
-STATUS = "SELECT last_state, last_error FROM tensile.schedule_status"
+STATUS = "SELECT last_state, last_error FROM tensile.schedules"
 
 
 def schedule(conn: Connection, model: str = "m", **arguments: Any) -> int:
@@ -32,13 +32,13 @@ def value_of(conn: Connection, sql: str, parameters: dict[str, Any]) -> Any:
 def due(conn: Connection) -> None:
     """Make the schedules due, as if their time had come some periods ago."""
     conn.execute(
-        "UPDATE tensile.schedules SET created_at = created_at - 5.5 * every, next_run = next_run - 5 * every;"
-        " SELECT tensile._notify(-1)"
+        "UPDATE tensile_internal.schedules SET created_at = created_at - 5.5 * every, next_run = next_run - 5 * every;"
+        " SELECT tensile_internal._notify(-1)"
     )
 
 
 def jobs(conn: Connection) -> list[int]:
-    return [row[0] for row in conn.execute("SELECT id FROM tensile.jobs WHERE kind = 'train' ORDER BY id").fetchall()]
+    return [row[0] for row in conn.execute("SELECT job FROM tensile.jobs WHERE kind = 'train' ORDER BY job").fetchall()]
 
 
 def job_of_schedule(conn: Connection, wait_until: Wait, number: int = 1) -> int:
@@ -50,21 +50,21 @@ def test_a_job_for_each_period_and_one_for_all_that_were_missed(db: Connection, 
     register(db, "m", MLP)
     db.execute("SET TimeZone = 'Asia/Tokyo'")
     schedule(db, every="1 day", seed=7, learning_rate=0.0123, max_time="1 hour 30 minutes", priority=3)
-    assert value(db, "SELECT next_run > now() + interval '23 hours' FROM tensile.schedule_status")
+    assert value(db, "SELECT next_run > now() + interval '23 hours' FROM tensile.schedules")
     assert jobs(db) == []
     due(db)
     job = job_of_schedule(db, wait_until)
     finish(db, job)
     row = db.execute(
         "SELECT query, target, epochs, batch_size, seed, learning_rate, max_time::text, priority,"
-        " settings->>'TimeZone', owner_name FROM tensile.jobs WHERE id = %s",
+        " settings->>'TimeZone', owner FROM tensile.jobs WHERE job = %s",
         (job,),
     ).fetchone()
     assert row == (ROWS, "y", 2, 64, 7, 0.0123, "01:30:00", 3, "Asia/Tokyo", "postgres")
     status = (
         "SELECT last_state, last_job, last_version, decision, next_run > now(), next_run < now() + interval '1 day'"
     )
-    assert db.execute(f"{status} FROM tensile.schedule_status").fetchone() == (
+    assert db.execute(f"{status} FROM tensile.schedules").fetchone() == (
         *("finished", job, 1, "deployed"),
         *(True, True),
     )
@@ -83,7 +83,7 @@ def test_a_schedule_waits_for_the_job_of_its_model(db: Connection, wait_until: W
     due(db)
     wait_until(lambda: value(db, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
     assert jobs(db) == [first]
-    assert value(db, "SELECT next_run < now() FROM tensile.schedule_status")
+    assert value(db, "SELECT next_run < now() FROM tensile.schedules")
     db.execute("SELECT pg_advisory_unlock(11)")
     finish(db, job_of_schedule(db, wait_until, 2))
     assert len(jobs(db)) == 2
@@ -99,26 +99,26 @@ def test_new_rows_cause_a_training(db: Connection, wait_until: Wait, partitioned
     )
     register(db, "m", MLP)
     db.execute(insert.format(300))
-    counted = "SELECT {} = %s FROM tensile.schedule_status"
+    counted = "SELECT {} = %s FROM tensile.schedules"
     flush = "SELECT pg_stat_force_next_flush()"
     db.execute(flush)
-    wait_until(lambda: value(db, "SELECT tensile._inserted_rows('points') = 300"))
+    wait_until(lambda: value(db, "SELECT tensile_worker._inserted_rows('points') = 300"))
     schema = value(db, "SELECT current_schema()")
     schedule(db, query=f"SELECT * FROM {schema}.points", rows=100, source=f"{schema}.points")
     db.execute(insert.format(99))
     db.execute(flush)
     wait_until(lambda: value(db, counted.format("new_rows"), 99))
-    db.execute("SELECT tensile._notify(-1)")
+    db.execute("SELECT tensile_internal._notify(-1)")
     db.execute(insert.format(1))
     db.execute(flush)
     wait_until(lambda: value(db, counted.format("new_rows"), 100) or jobs(db))
-    db.execute("SELECT tensile._notify(-1)")
+    db.execute("SELECT tensile_internal._notify(-1)")
     job = job_of_schedule(db, wait_until)
     finish(db, job)
-    assert value(db, "SELECT rows FROM tensile.jobs WHERE id = %s", job) == 400
+    assert value(db, "SELECT rows FROM tensile.jobs WHERE job = %s", job) == 400
     assert value(db, counted.format("new_rows"), 0) and jobs(db) == [job]
     if not partitioned:
-        db.execute("DROP TABLE points; SELECT tensile._notify(-1)")
+        db.execute("DROP TABLE points; SELECT tensile_internal._notify(-1)")
         wait_until(lambda: db.execute(STATUS).fetchone() == ("refused", "the source of the schedule was dropped"))
 
 
@@ -145,7 +145,7 @@ def test_new_rows_cause_a_training(db: Connection, wait_until: Wait, partitioned
 def test_wrong_arguments(db: Connection, arguments: dict[str, Any], sqlstate: str, message: str, hint: str) -> None:
     register(db, "m", MLP)
     refused(sqlstate, message, hint, lambda: schedule(db, **arguments))
-    assert value(db, "SELECT count(*) FROM tensile.schedules") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.schedules") == 0
 
 
 def test_a_model_has_one_schedule(db: Connection, connect: Callable[..., Connection]) -> None:
@@ -156,14 +156,14 @@ def test_a_model_has_one_schedule(db: Connection, connect: Callable[..., Connect
     assert value(db, "SELECT unschedule_training('m')") is False
     with db.transaction(force_rollback=True):
         schedule(db, every="1 day")
-    assert value(db, "SELECT count(*) FROM tensile.schedules") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.schedules") == 0
     schedule(db, every="1 month")
     db.execute("SELECT drop_model('m')")
-    assert value(db, "SELECT count(*) FROM tensile.schedules") == 0
+    assert value(db, "SELECT count(*) FROM tensile_internal.schedules") == 0
 
 
 def test_the_next_run_is_a_whole_number_of_periods_after_the_first(db: Connection) -> None:
-    next_run = "SELECT tensile._next_run(%s::timestamptz, %s::interval)"
+    next_run = "SELECT tensile_internal._next_run(%s::timestamptz, %s::interval)"
     for start, every in (
         ("2020-01-31 10:00", "1 month"),
         ("2000-02-29 00:00", "1 year"),
@@ -176,11 +176,11 @@ def test_the_next_run_is_a_whole_number_of_periods_after_the_first(db: Connectio
         assert value(db, "SELECT %s - %s::interval <= %s", found, every, now) or every == "1 month"
         assert value(db, "SELECT count(*) FROM generate_series(1, 400) k WHERE %s::timestamptz + k * %s::interval = %s",
                      start, every, found) == (1 if every.endswith(("month", "year", "hour")) else 0)  # fmt: skip
-    assert value(db, "SELECT tensile._next_run(now(), NULL)") is None
+    assert value(db, "SELECT tensile_internal._next_run(now(), NULL)") is None
 
 
 def test_the_controller_sleeps_until_the_next_run(db: Connection) -> None:
-    delay = "SELECT tensile._schedule_delay_ms()"
+    delay = "SELECT tensile_internal._schedule_delay_ms()"
     assert value(db, delay) is None
     for model, arguments in (("a", {"rows": 10, "source": "pg_class"}), ("b", {"every": "30 minutes"})):
         register(db, model, MLP)
@@ -220,17 +220,20 @@ def test_a_role_that_has_lost_a_privilege_is_told_and_tried_again(
         due(db)
         if "tensile_user FROM" in change:
             wait_until(
-                lambda: value(db, "SELECT error FROM tensile.schedules") == "permission denied for function train_model"
+                lambda: (
+                    value(db, "SELECT error FROM tensile_internal.schedules")
+                    == "permission denied for function train_model"
+                )
             )
         else:
             wait_until(lambda: outcome(message), what=message)  # noqa: B023
-    assert value(db, "SELECT next_run > now() FROM tensile.schedules")
+    assert value(db, "SELECT next_run > now() FROM tensile_internal.schedules")
     db.execute(f"GRANT SELECT ON points TO {role}")
     number = len(jobs(db))
     due(db)
     job = job_of_schedule(db, wait_until, number + 1)
     finish(db, job)
-    assert value(db, "SELECT owner_name FROM tensile.jobs WHERE id = %s", job) == role
+    assert value(db, "SELECT owner FROM tensile.jobs WHERE job = %s", job) == role
     assert trainer.execute(STATUS).fetchone() == ("finished", None)
 
 
@@ -241,8 +244,8 @@ def test_schedules_of_others(
     register(owner, "m", MLP)
     owner.execute("SELECT grant_model('m', %s, 'train')", (current_user(trainer),))
     schedule(trainer, every="1 day")
-    assert value(trainer, "SELECT count(*) FROM tensile.schedule_status") == 1
-    assert value(other, "SELECT count(*) FROM tensile.schedule_status") == 0
+    assert value(trainer, "SELECT count(*) FROM tensile.schedules") == 1
+    assert value(other, "SELECT count(*) FROM tensile.schedules") == 0
     remove = "SELECT unschedule_training('m')"
     refused("42501", 'must be owner of model "m"', current_user(owner), lambda: other.execute(remove))
     assert value(owner, remove) is True
@@ -254,7 +257,9 @@ def test_schedules_of_others(
     trainer.close()
     db.execute(f"DROP ROLE {name}")
     due(db)
-    wait_until(lambda: value(db, "SELECT error FROM tensile.schedules") == f'role "{name}" was dropped or renamed')
+    wait_until(
+        lambda: value(db, "SELECT error FROM tensile_internal.schedules") == f'role "{name}" was dropped or renamed'
+    )
     db.execute("CREATE TABLE hidden (x int)")
     schema = value(db, "SELECT current_schema()")
     owner.execute(remove)
@@ -277,15 +282,17 @@ def test_a_training_that_was_missed_while_the_server_was_down_is_made_up_once(
     register(db, "m", MLP)
     gate = {"query": ROWS, "metric": "accuracy"}
     schedule(db, every="1 hour", options={"deploy": "if_better", "gate": gate})
-    db.execute("UPDATE tensile.schedules SET created_at = created_at - interval '3 days', next_run = now() + '1 s'")
+    db.execute(
+        "UPDATE tensile_internal.schedules SET created_at = created_at - interval '3 days', next_run = now() + '1 s'"
+    )
     db.close()
     cluster.restart("fast")
     with cluster.connect() as conn:
         job = job_of_schedule(conn, wait_until)
         finish(conn, job)
         assert jobs(conn) == [job]
-        assert value(conn, "SELECT next_run > now() FROM tensile.schedules")
+        assert value(conn, "SELECT next_run > now() FROM tensile_internal.schedules")
         due(conn)
         job = job_of_schedule(conn, wait_until, 2)
         finish(conn, job)
-        assert value(conn, "SELECT decision FROM tensile.schedule_status") == "kept"  # the same weights
+        assert value(conn, "SELECT decision FROM tensile.schedules") == "kept"  # the same weights

@@ -58,7 +58,7 @@ class Searching(Lab):
         # Over such a link swaps take longer than a step, however slow the machine is. Where the plan that
         # a search starts from hides them behind operators, nothing can be better, and the search ends at once.
         slow = """'{"out_bytes_per_s": 1e6, "in_bytes_per_s": 1e6}'"""
-        self.conn.execute(f"UPDATE tensile.device_profiles SET profile = profile || {slow}")
+        self.conn.execute(f"UPDATE tensile_internal.device_profiles SET profile = profile || {slow}")
 
     def budget(self, name: str, architecture: dict[str, Any]) -> int:
         register(self.conn, name, architecture)
@@ -79,14 +79,14 @@ class Searching(Lab):
         return int(value(self.conn, f"SELECT train_model('{model}', {arguments}, options => '{given}')"))
 
     def search(self, job: int, columns: str = "state") -> Any:
-        row = self.conn.execute(f"SELECT {columns} FROM tensile.search WHERE job = %s", (job,)).fetchone()
+        row = self.conn.execute(f"SELECT {columns} FROM tensile.plan_searches WHERE job = %s", (job,)).fetchone()
         return row if row is None or "," in columns else row[0]
 
     def await_state(self, job: int, *states: str, timeout: float = 60) -> None:
         self.wait_until(lambda: self.search(job) in states, timeout, lambda: f"{self.search(job)}: {self.told()}")
 
     def order(self, job: int) -> bytes:
-        return bytes(value(self.conn, "SELECT plan_order FROM tensile.footprints WHERE job = %s", job) or b"")
+        return bytes(value(self.conn, "SELECT plan_order FROM tensile.plans WHERE job = %s", job) or b"")
 
     def searcher(self) -> int:
         """Wait for the process that searches and return its pid."""
@@ -119,17 +119,17 @@ def test_a_job_gets_a_better_plan_while_it_trains(lab: Searching) -> None:
     lab.await_log("planned", job, "a search has found a better plan for job")
     lab.await_log("search", job, "has ended")
     columns = "generation, events, plan_order, iteration_us, planned_bytes, granted_bytes"
-    row = lab.conn.execute(f"SELECT {columns} FROM tensile.footprints WHERE job = %s", (job,)).fetchone()
+    row = lab.conn.execute(f"SELECT {columns} FROM tensile.plans WHERE job = %s", (job,)).fetchone()
     assert row is not None and row[4] <= row[5] <= lab.budgets["branches"]
     plan = Plan.from_rows(row[1], row[0], row[2])
     trace = Trace.from_bytes(value(lab.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
     validate(trace, plan)
     executed = "SELECT array_agg(operator ORDER BY sequence) FROM tensile.footprint WHERE job = %s"
     assert plan.order is not None and set(plan.order.tolist()) == set(value(lab.conn, executed, job))
-    shown = "SELECT trigger_operator FROM tensile.plan WHERE job = %s ORDER BY sequence"
+    shown = "SELECT trigger_operator FROM tensile.plan_events WHERE job = %s ORDER BY sequence"
     triggers = [int(plan.order[event.trigger]) for event in plan.events]
     assert [row[0] for row in lab.conn.execute(shown, (job,)).fetchall()] == triggers
-    assert value(lab.conn, "SELECT count(*) FROM tensile.search_results") == 1
+    assert value(lab.conn, "SELECT count(*) FROM tensile_internal.search_results") == 1
     lab.cancel(job)
 
 

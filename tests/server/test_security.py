@@ -127,7 +127,7 @@ def test_no_function_is_executable_by_public(
     )
     assert outsider.execute(routines.format("current_user")).fetchall() == []
     assert len(outsider.execute(routines.format("'tensile_user'")).fetchall()) > 15
-    for use in ("SELECT predict('m', '{1}'::float8[])", "TABLE tensile.models", "SELECT tensile._my_job()"):
+    for use in ("SELECT predict('m', '{1}'::float8[])", "TABLE tensile.models", "SELECT tensile_worker._my_job()"):
         denied(partial(outsider.execute, use), "permission denied")
 
 
@@ -151,54 +151,54 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
 @pytest.mark.parametrize(
     "call",
     [
-        "SELECT tensile._launch_worker(%(job)s, 10)",
-        "SELECT tensile._launch_worker(%(job)s, %(alice)s::regrole)",
-        "SELECT tensile._publish_plan(%(job)s, '', 1, 1, 1)",
-        "SELECT tensile._grants()",
-        "SELECT tensile._device_memory()",
-        "SELECT tensile._inference_memory('cpu', 1, 1, 1)",
-        "SELECT tensile._lack_memory('cpu', '{1}', 1)",
-        "SELECT tensile._lacking_memory()",
-        "SELECT tensile._report_loaded('{}', '{}')",
-        "SELECT tensile._predictor_socket()",
-        "SELECT tensile._schedule_jobs()",
-        "SELECT tensile._due_schedules()",
-        "SELECT tensile._run_schedule(1)",
-        "SELECT tensile._open_tunings()",
-        "SELECT tensile._advance_tuning(1, 1)",
-        "SELECT tensile._add_trial(1, 0, '{}')",
-        "SELECT tensile._fail_tuning(1, '', '', '')",
-        "SELECT tensile._stop_trial(%(job)s, '')",
-        "SELECT tensile._cancel_tuning(10::oid, 1)",
-        """SELECT tensile._submit_training(10::oid, '{"model": "late"}', '{}', '{}')""",
-        "SELECT tensile._job_waits(%(job)s, '')",
-        "SELECT tensile._job_refuse(%(job)s, '{}')",
-        "SELECT tensile._log('x', %(job)s)",
-        "SELECT tensile._footprint(%(job)s, 1, '', '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
-        "SELECT tensile._search(%(job)s, 'failed', 1, 1, false, 1, 1, 1, 1)",
-        "SELECT tensile._search_result(%(job)s, 1, 1, '', '', 1, 1, 1)",
-        "SELECT tensile._searched(%(job)s, 1)",
-        "SELECT tensile._keep_tables(%(job)s, '{}')",
-        "SELECT * FROM tensile._open_jobs",
-        "SELECT tensile._job_slots()",
-        "SELECT tensile._notify(%(job)s)",
-        "SELECT tensile._notify_stop(%(job)s)",
-        "SELECT tensile._log_job('x')",
-        "SELECT tensile._log_event(%(job)s, 'x')",
-        "SELECT tensile._announce_end(%(job)s, 'x')",
-        "SELECT tensile._free_slots()",
-        "SELECT tensile._worker_end(%(job)s)",
-        "SELECT tensile._reap_terminated(%(job)s, '')",
-        "SELECT tensile._queue_next()",
-        "SELECT tensile._job_starting(%(job)s)",
-        "SELECT tensile._job_requeue(%(job)s, '')",
-        "SELECT tensile._reap(%(job)s, '', false)",
-        "SELECT tensile._orphans()",
-        "SELECT tensile._end_job(%(job)s, 'cancelled')",
-        "SELECT tensile._register_model(10::oid, 'm', '{}', NULL, false)",
-        "SELECT tensile._cancel_job(10::oid, %(job)s)",
-        "SELECT tensile._granted(10::oid, 1, 'train')",
-        """SELECT tensile._train_model(10::oid, '{"model": "late"}', '', '{}')""",
+        "SELECT tensile_internal._launch_worker(%(job)s, 10)",
+        "SELECT tensile_internal._launch_worker(%(job)s, %(alice)s::regrole)",
+        "SELECT tensile_internal._publish_plan(%(job)s, '', 1, 1, 1)",
+        "SELECT tensile_internal._grants()",
+        "SELECT tensile_internal._device_memory()",
+        "SELECT tensile_internal._inference_memory('cpu', 1, 1, 1)",
+        "SELECT tensile_internal._lack_memory('cpu', '{1}', 1)",
+        "SELECT tensile_internal._lacking_memory()",
+        "SELECT tensile_internal._report_loaded('{}', '{}')",
+        "SELECT tensile_internal._predictor_socket()",
+        "SELECT tensile_internal._schedule_jobs()",
+        "SELECT tensile_internal._due_schedules()",
+        "SELECT tensile_internal._run_schedule(1)",
+        "SELECT tensile_internal._open_tunings()",
+        "SELECT tensile_internal._advance_tuning(1, 1)",
+        "SELECT tensile_internal._add_trial(1, 0, '{}')",
+        "SELECT tensile_internal._fail_tuning(1, '', '', '')",
+        "SELECT tensile_internal._stop_trial(%(job)s, '')",
+        "SELECT tensile_internal._cancel_tuning(10::oid, 1)",
+        """SELECT tensile_internal._submit_training(10::oid, '{"model": "late"}', '{}', '{}')""",
+        "SELECT tensile_internal._job_waits(%(job)s, '')",
+        "SELECT tensile_internal._job_refuse(%(job)s, '{}')",
+        "SELECT tensile_internal._log('x', %(job)s)",
+        "SELECT tensile_internal._footprint(%(job)s, 1, '', '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
+        "SELECT tensile_internal._search(%(job)s, 'failed', 1, 1, false, 1, 1, 1, 1)",
+        "SELECT tensile_internal._search_result(%(job)s, 1, 1, '', '', 1, 1, 1)",
+        "SELECT tensile_internal._searched(%(job)s, 1)",
+        "SELECT tensile_internal._keep_tables(%(job)s, '{}')",
+        "SELECT * FROM tensile_internal._open_jobs",
+        "SELECT tensile_internal._job_slots()",
+        "SELECT tensile_internal._notify(%(job)s)",
+        "SELECT tensile_internal._notify_stop(%(job)s)",
+        "SELECT tensile_internal._log_job('x')",
+        "SELECT tensile_internal._log_event(%(job)s, 'x')",
+        "SELECT tensile_internal._announce_end(%(job)s, 'x')",
+        "SELECT tensile_internal._free_slots()",
+        "SELECT tensile_internal._worker_end(%(job)s)",
+        "SELECT tensile_internal._reap_terminated(%(job)s, '')",
+        "SELECT tensile_internal._queue_next()",
+        "SELECT tensile_internal._job_starting(%(job)s)",
+        "SELECT tensile_internal._job_requeue(%(job)s, '')",
+        "SELECT tensile_internal._reap(%(job)s, '', false)",
+        "SELECT tensile_internal._orphans()",
+        "SELECT tensile_internal._end_job(%(job)s, 'cancelled')",
+        "SELECT tensile_internal._register_model(10::oid, 'm', '{}', NULL, false)",
+        "SELECT tensile_internal._cancel_job(10::oid, %(job)s)",
+        "SELECT tensile_internal._granted(10::oid, 1, 'train')",
+        """SELECT tensile_internal._train_model(10::oid, '{"model": "late"}', '', '{}')""",
     ],
 )
 def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> None:
@@ -214,8 +214,8 @@ def test_users_cannot_write_tables(play: Cast, table: str, statement: str) -> No
     name = sql.Identifier("tensile", table)
     for conn in (play.mallory, play.bob, play.alice):
         denied(partial(conn.execute, sql.SQL(statement).format(name)))
-        denied(partial(conn.execute, "SELECT nextval('tensile.jobs_id_seq')"))
-        denied(partial(conn.execute, "SELECT nextval('tensile.scheduler_log_id_seq')"))
+        denied(partial(conn.execute, "SELECT nextval('tensile_internal.jobs_id_seq')"))
+        denied(partial(conn.execute, "SELECT nextval('tensile_internal.scheduler_log_id_seq')"))
 
 
 def test_users_cannot_update_tables(play: Cast) -> None:
@@ -241,7 +241,7 @@ def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
             assert value(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert value(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert value(conn, "SELECT count(*) FROM tensile.predictions") == 0
-    assert play.mallory.execute("SELECT * FROM tensile.plan").fetchall() == []
+    assert play.mallory.execute("SELECT * FROM tensile.plan_events").fetchall() == []
 
 
 def test_every_view_runs_as_its_reader_and_every_table_has_row_level_security(db: Connection) -> None:

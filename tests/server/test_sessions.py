@@ -40,9 +40,11 @@ def test_arguments_are_kept_exactly_with_any_settings(db: Connection) -> None:
         schedule = value(db, f"SELECT schedule_training{call}", ROWS, *given)
         job = submit(db, "m", learning_rate=RATE, max_time=given[1])
         db.execute("SET LOCAL extra_float_digits = 1; SET LOCAL IntervalStyle = 'postgres'")
-        trained = "SELECT learning_rate, max_time::text FROM tensile.jobs WHERE id = %s"
+        trained = "SELECT learning_rate, max_time::text FROM tensile.jobs WHERE job = %s"
         assert db.execute(trained, (job,)).fetchone() == given
-        scheduled = "SELECT arguments->'learning_rate', arguments->>'max_time' FROM tensile.schedules WHERE id = %s"
+        scheduled = (
+            "SELECT arguments->'learning_rate', arguments->>'max_time' FROM tensile_internal.schedules WHERE id = %s"
+        )
         assert db.execute(scheduled, (schedule,)).fetchone() == given
 
 

@@ -99,10 +99,10 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2402
         kinds = "SELECT backend_type FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%' ORDER BY 1"
         assert [kind for (kind,) in down.execute(kinds)] == ["pg_tensile inference", "pg_tensile launcher"]
-        counted = "SELECT sum(rows) FROM tensile.drift_counts"
+        counted = "SELECT sum(rows) FROM tensile_internal.drift_counts"
         wait_until(lambda: value(up, counted) == 1200)  # none of the standby's
         catch_up(up, down, wait_until)
-        assert value(down, counted) == 1200 and value(down, "SELECT tensile._drift_rate()") == 0
+        assert value(down, counted) == 1200 and value(down, "SELECT tensile_internal._drift_rate()") == 0
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             submit(down, "m")
         exported = "SELECT export_model('m')"
@@ -124,7 +124,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         catch_up(up, down, wait_until)
         down.execute("SET ROLE stranger")
         assert down.execute(loaded).fetchall() == []
-        assert value(down, "SELECT count(*) FROM tensile._loaded_models()") == 0
+        assert value(down, "SELECT count(*) FROM tensile_worker._loaded_models()") == 0
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             value(down, ONE)
         down.execute("RESET ROLE")

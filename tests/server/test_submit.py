@@ -101,7 +101,7 @@ def test_constant_errors_are_found_without_a_row(flights: Connection) -> None:
 def test_every_kind_of_select_is_accepted(flights: Connection, query: str) -> None:
     with flights.transaction(force_rollback=True):
         job = train_late(flights, query=query, target="column2")
-        assert flights.execute("SELECT query FROM tensile.jobs WHERE id = %s", (job,)).fetchone() == (query,)
+        assert flights.execute("SELECT query FROM tensile.jobs WHERE job = %s", (job,)).fetchone() == (query,)
 
 
 def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) -> None:
@@ -221,7 +221,7 @@ def test_arguments_out_of_range(
 def test_budgets_are_stored_in_bytes(flights: Connection, text: str | None, size: int | None) -> None:
     with flights.transaction(force_rollback=True):
         job = train_late(flights, memory_budget=text)
-        assert flights.execute("SELECT memory_budget FROM tensile.jobs WHERE id = %s", (job,)).fetchone() == (size,)
+        assert flights.execute("SELECT memory_budget FROM tensile.jobs WHERE job = %s", (job,)).fetchone() == (size,)
 
 
 def test_a_job_stores_its_arguments_and_settings(flights: Connection) -> None:
@@ -229,9 +229,9 @@ def test_a_job_stores_its_arguments_and_settings(flights: Connection) -> None:
     with flights.transaction(force_rollback=True):
         job = train_late(flights, epochs=3, priority=-7, options=Jsonb({"clip": 1}))
         row = flights.execute(
-            "SELECT state, model_name, owner_name, owner = 'postgres'::regrole, epochs, batch_size, optimizer,"
+            "SELECT state, model, owner, owner_id = 'postgres'::regrole, epochs, batch_size, optimizer,"
             " learning_rate, validation, seed, policy, priority, options, attempts, settings"
-            " FROM tensile.jobs WHERE id = %s",
+            " FROM tensile.jobs WHERE job = %s",
             (job,),
         ).fetchone()
         path = flights.execute("SHOW search_path").fetchone()
@@ -247,7 +247,7 @@ def test_a_job_stores_its_arguments_and_settings(flights: Connection) -> None:
 
 @pytest.mark.parametrize("policy", ["none", "tensile", "joint"])
 def test_the_policy_is_the_jobs_or_that_of_the_session(flights: Connection, policy: str) -> None:
-    stored = "SELECT policy FROM tensile.jobs WHERE id = %s"
+    stored = "SELECT policy FROM tensile.jobs WHERE job = %s"
     with flights.transaction(force_rollback=True):
         assert flights.execute(stored, (train_late(flights, policy=policy),)).fetchone() == (policy,)
     with flights.transaction(force_rollback=True):

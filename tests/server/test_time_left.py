@@ -42,18 +42,20 @@ def former(flights: Connection) -> Iterator[Callable[..., int]]:
         fields |= {"model_name": "late", "owner_name": "postgres", "stopped": "epochs"} | changes
         names, marks = ", ".join(fields), ", ".join(f"%({name})s" for name in fields)
         row = flights.execute(
-            f"INSERT INTO tensile.jobs (model, started_at, ended_at, {names}) SELECT m.id, now() - interval '240 s',"
-            f" now(), {marks} FROM tensile.models m WHERE m.name = 'late' RETURNING id",
+            f"INSERT INTO tensile_internal.jobs (model, started_at, ended_at, {names}) SELECT m.id, now() - interval '240 s',"
+            f" now(), {marks} FROM tensile_internal.models m WHERE m.name = 'late' RETURNING id",
             fields,
         ).fetchone()
         assert row is not None
         job = int(row[0])
         for epoch in range(1, epochs_done + 1):
-            flights.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, %s, 'training')", (job, epoch))
+            flights.execute(
+                "INSERT INTO tensile_internal.epochs (job, epoch, split) VALUES (%s, %s, 'training')", (job, epoch)
+            )
         return job
 
     yield insert
-    flights.execute("DELETE FROM tensile.jobs")
+    flights.execute("DELETE FROM tensile_internal.jobs")
 
 
 def submitted(db: Connection, told: list[str], **changes: Any) -> str | None:
@@ -108,7 +110,7 @@ def test_only_the_last_undisturbed_training_counts(
 def test_one_that_has_chosen_the_architecture_counts_and_a_trial_of_another_one_does_not(
     flights: Connection, told: list[str], former: Callable[..., int]
 ) -> None:
-    chosen = value(flights, "SELECT architecture FROM tensile.models WHERE name = 'late'")
+    chosen = value(flights, "SELECT architecture FROM tensile.models WHERE model = 'late'")
     former(architecture=Jsonb({"type": "mlp", "hidden": [3]}))
     assert submitted(flights, told) is None
     former(architecture=Jsonb(chosen), architecture_reason="its arrays are numbers")
@@ -125,18 +127,18 @@ def test_one_that_stopped_early_is_expected_to_stop_again(
 
 def test_the_time_of_others_jobs_is_not_told(play: Cast, told: list[str], db: Connection) -> None:
     """A role with the privilege to train has no part in the owner's jobs."""
-    db.execute("DELETE FROM tensile.jobs")
+    db.execute("DELETE FROM tensile_internal.jobs")
     arguments = "'late', 'SELECT 1.5 AS x, y FROM secrets', 'y', epochs => 2"
     db.execute(f"GRANT SELECT ON secrets TO {current_user(play.alice)}, {current_user(play.mallory)}")
     play.alice.execute("SELECT grant_model('late', 'public', 'train')")
     said: dict[Connection, list[str]] = {play.alice: [], play.mallory: []}
     job = value(play.alice, f"SELECT train_model({arguments})")
     db.execute(
-        "UPDATE tensile.jobs SET state = 'finished', started_at = now() - interval '240 s', ended_at = now(),"
+        "UPDATE tensile_internal.jobs SET state = 'finished', started_at = now() - interval '240 s', ended_at = now(),"
         " attempts = 1, stopped = 'epochs' WHERE id = %s",
         (job,),
     )
-    db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 2, 'training')", (job,))
+    db.execute("INSERT INTO tensile_internal.epochs (job, epoch, split) VALUES (%s, 2, 'training')", (job,))
     for conn, messages in said.items():
 
         def keep(diagnostic: psycopg.errors.Diagnostic, kept: list[str] = messages) -> None:
@@ -163,7 +165,7 @@ def test_the_time_of_others_jobs_is_not_told(play: Cast, told: list[str], db: Co
     ],
 )
 def test_a_time_in_words(db: Connection, seconds: float, words: str) -> None:
-    assert value(db, "SELECT tensile._about(%s)", seconds) == words
+    assert value(db, "SELECT tensile_internal._about(%s)", seconds) == words
 
 
 # ---- while it runs ----
@@ -185,7 +187,7 @@ def test_progress_has_the_time_left_while_the_job_trains(stage: Stage, job: int)
 def capture(stage: Stage, job: int, fingerprint: str, alone_us: float | None, device: str = "cpu") -> None:
     """Store a graph of the job's, and the latencies that its executor has reported."""
     stage.conn.execute(
-        "INSERT INTO tensile.traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs,"
+        "INSERT INTO tensile_internal.traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs,"
         " traces) VALUES (%s, %s, 1, 'joint', %s, 0, 0, '[]', '{}')",
         (job, device, fingerprint),
     )
@@ -193,7 +195,7 @@ def capture(stage: Stage, job: int, fingerprint: str, alone_us: float | None, de
     stage.conn.execute("CREATE TABLE IF NOT EXISTS stage.headers (header jsonb); GRANT ALL ON stage.headers TO PUBLIC")
     stage.conn.execute("TRUNCATE stage.headers")
     stage.conn.execute("INSERT INTO stage.headers VALUES (%s)", (header,))
-    stage.order(job, "SELECT tensile._job_latency((SELECT header FROM stage.headers), '{}', '{}', '{}')")
+    stage.order(job, "SELECT tensile_worker._job_latency((SELECT header FROM stage.headers), '{}', '{}', '{}')")
 
 
 def test_a_step_is_compared_with_one_of_the_job_alone(stage: Stage, job: int, second: int) -> None:
@@ -208,10 +210,16 @@ def test_a_step_is_compared_with_one_of_the_job_alone(stage: Stage, job: int, se
     capture(stage, job, "f", None)
     capture(stage, second, "other", 1.0)
     assert slowdown() is None
-    stage.conn.execute("UPDATE tensile.traces SET fingerprint = 'f', device = 'cuda:0' WHERE job = %s", (second,))
+    stage.conn.execute(
+        "UPDATE tensile_internal.traces SET fingerprint = 'f', device = 'cuda:0' WHERE job = %s", (second,)
+    )
     assert slowdown() is None
-    stage.conn.execute("UPDATE tensile.traces SET device = 'cpu' WHERE job = %s", (second,))
-    stage.conn.execute("UPDATE tensile.latencies SET alone_us = %s WHERE job = %s", (64e6 / 13158, second))
+    stage.conn.execute("UPDATE tensile_internal.traces SET device = 'cpu' WHERE job = %s", (second,))
+    stage.conn.execute(
+        "UPDATE tensile_internal.operator_latencies SET alone_us = %s WHERE job = %s", (64e6 / 13158, second)
+    )
     assert slowdown() == pytest.approx(13158 / 5715)
-    stage.conn.execute("UPDATE tensile.latencies SET alone_us = %s WHERE job = %s", (64e6 / 5715, job))
+    stage.conn.execute(
+        "UPDATE tensile_internal.operator_latencies SET alone_us = %s WHERE job = %s", (64e6 / 5715, job)
+    )
     assert slowdown() == pytest.approx(1)

@@ -44,21 +44,21 @@ def document(stage: Stage, capsys: Any, user: str = "alice") -> dict[str, Any]:
 
 def trace(stage: Stage, job: int) -> None:
     """Send a trace of the job, which then waits for a plan."""
-    stage.order(job, f"SELECT tensile._job_trace('{json.dumps(HEADER)}', ARRAY['\\x01'::bytea], NULL)")
+    stage.order(job, f"SELECT tensile_worker._job_trace('{json.dumps(HEADER)}', ARRAY['\\x01'::bytea], NULL)")
 
 
 @pytest.fixture
 def running(stage: Stage, job: int) -> int:
     """A running job with all numbers."""
-    stage.order(job, "SELECT tensile._register_device('cpu', 268435456, 5e9, 6e9, 0)")
+    stage.order(job, "SELECT tensile_worker._register_device('cpu', 268435456, 5e9, 6e9, 0)")
     trace(stage, job)
-    stage.order("scheduler", f"SELECT tensile._publish_plan({job}, '', 105906176, 106954752, 1)")
+    stage.order("scheduler", f"SELECT tensile_internal._publish_plan({job}, '', 105906176, 106954752, 1)")
     arrays = "'', '{0}', '{1}', '{1}'"
     numbers = "12, 10, 105906176, 106954752, 50, 60, 70, 0.5, 1"
-    stage.order("scheduler", f"SELECT tensile._footprint({job}, 1, {arrays}, {numbers})")
-    stage.order("scheduler", f"SELECT tensile._log('planned', {job}, 1, 'cpu', 'job {job} has come')")
-    stage.order(job, "SELECT tensile._acknowledge_plan(1), tensile._job_admitted()")
-    stage.order(job, f"SELECT tensile._report({REPORT})")
+    stage.order("scheduler", f"SELECT tensile_internal._footprint({job}, 1, {arrays}, {numbers})")
+    stage.order("scheduler", f"SELECT tensile_internal._log('planned', {job}, 1, 'cpu', 'job {job} has come')")
+    stage.order(job, "SELECT tensile_worker._acknowledge_plan(1), tensile_worker._job_admitted()")
+    stage.order(job, f"SELECT tensile_worker._report({REPORT})")
     return job
 
 
@@ -67,7 +67,7 @@ def waiting(stage: Stage, running: int) -> Iterator[int]:
     """A job that waits for memory."""
     job = stage.job("n")
     trace(stage, job)
-    stage.order("scheduler", f"SELECT tensile._job_waits({job}, '{REASON}')")
+    stage.order("scheduler", f"SELECT tensile_internal._job_waits({job}, '{REASON}')")
     yield job
     stage.cancel(job)
 
@@ -114,7 +114,7 @@ def test_json_has_the_numbers_of_sql(stage: Stage, waiting: int, running: int, c
 
 
 def test_missing_numbers_are_null(stage: Stage, job: int, capsys: Any) -> None:
-    stage.order(job, "SELECT tensile._report('training', 1, 10, 1, 10, 'NaN', 'Infinity', 1, 1, 1, 1, 0, NULL)")
+    stage.order(job, "SELECT tensile_worker._report('training', 1, 10, 1, 10, 'NaN', 'Infinity', 1, 1, 1, 1, 0, NULL)")
     (output,) = document(stage, capsys)["jobs"]
     assert output["loss"] is None and output["samples_per_s"] is None and output["step"] == 1
 
@@ -125,12 +125,12 @@ def test_losses_of_earlier_epochs_and_the_time_left_are_shown_at_once(
     monkeypatch.setenv("COLUMNS", "80")
     for epoch in range(1, 7):
         stage.conn.execute(
-            "INSERT INTO tensile.epochs (job, epoch, split, at)"
+            "INSERT INTO tensile_internal.epochs (job, epoch, split, at)"
             " SELECT job, %s, 'training', heartbeat - %s * interval '10 s' FROM tensile.progress WHERE job = %s",
             (epoch, 7 - epoch, running),
         )
         loss = (running, epoch, 1 / epoch)
-        stage.conn.execute("INSERT INTO tensile.metrics VALUES (%s, %s, 'training', 'loss', %s)", loss)
+        stage.conn.execute("INSERT INTO tensile_internal.metrics VALUES (%s, %s, 'training', 'loss', %s)", loss)
     assert main(command(stage, "--once")[3:]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " training " in line]
     assert "█▄▃▂" in line and " 38s " in line
@@ -226,7 +226,7 @@ def test_the_view_follows_the_numbers_and_the_size_of_the_terminal(
 ) -> None:
     terminal = live()
     terminal.until("7/10", "epoch 7 of 10", without="STALL%")
-    stage.order(running, f"SELECT tensile._report({REPORT.replace('7, 10, 5', '8, 10, 6')})")
+    stage.order(running, f"SELECT tensile_worker._report({REPORT.replace('7, 10, 5', '8, 10, 6')})")
     terminal.until("8/10", "step 6 of 10")
     terminal.resize(200, 40)
     terminal.until("STALL%", "POLICY")
@@ -269,7 +269,7 @@ def test_details_show_the_ranks_as_long_as_the_job_is_open(
 ) -> None:
     rank = {"node": "10.0.0.4", "device": "cuda:0", "state": "training", "step": 7, "samples_per_s": 602.0}
     ranks = [rank | {"rank": number, "device_bytes": 1 << 20} for number in (1, 0)]
-    stage.order(running, f"SELECT tensile._job_ranks('{json.dumps(ranks)}')")
+    stage.order(running, f"SELECT tensile_worker._job_ranks('{json.dumps(ranks)}')")
     terminal = live(width=120, height=40)
     terminal.until(f"▸{running:3} m ")
     terminal.send("\r")
@@ -288,7 +288,7 @@ def test_c_cancels_after_a_question(
     terminal.send("n")
     terminal.until("q quit")
     assert state(stage.conn, running) == "running"
-    assert value(stage.conn, "SELECT cancel_requested FROM tensile.jobs WHERE id = %s", running) is False
+    assert value(stage.conn, "SELECT cancel_requested FROM tensile.jobs WHERE job = %s", running) is False
     terminal.send("c")
     terminal.until(f"Cancel job {running}?")
     terminal.send("y")
@@ -319,14 +319,18 @@ def test_details_stay_when_the_job_has_ended(
     terminal.until(f"▸{running:3} m ")
     terminal.send("\r")
     terminal.until("plan 1 by joint")
-    stage.conn.execute("SELECT tensile._end_job(%s, 'failed', '22000', 'no rows', 'Ask for some.')", (running,))
     stage.conn.execute(
-        "UPDATE tensile.jobs SET cancel_requested = true WHERE id = %s", (running,)
+        "SELECT tensile_internal._end_job(%s, 'failed', '22000', 'no rows', 'Ask for some.')", (running,)
+    )
+    stage.conn.execute(
+        "UPDATE tensile_internal.jobs SET cancel_requested = true WHERE id = %s", (running,)
     )  # the worker reads it
     terminal.until("failed", "no rows (22000)", "Ask for some.", "0 running, 0 waiting")
     terminal.send("\x1b")
     terminal.until("No open jobs")
-    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0, what="its worker ends")
+    wait_until(
+        lambda: value(stage.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0, what="its worker ends"
+    )
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(stage: Stage, wait_until: Wait) -> None:
@@ -379,11 +383,11 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
         register(stage.alice, model)
     jobs = [train(stage.alice, model) for model in models]
     for job in jobs:
-        stage.order(job, f"SELECT tensile._report({REPORT})")
+        stage.order(job, f"SELECT tensile_worker._report({REPORT})")
     yield jobs
     for job in jobs:
         stage.cancel(job)
-    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0)
+    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0)
 
 
 @pytest.mark.long

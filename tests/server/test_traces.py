@@ -48,18 +48,19 @@ def literal(content: object) -> str:
 def trace(stage: Stage, job: int, tables: object = None, **header: object) -> None:
     """Store a trace of the job as its worker does on a TRACE frame."""
     rows = "NULL" if tables is None else literal(tables)
-    stage.order(job, f"SELECT tensile._job_trace({literal(FIRST | header)}, ARRAY['\\x01'::bytea], {rows})")
+    stage.order(job, f"SELECT tensile_worker._job_trace({literal(FIRST | header)}, ARRAY['\\x01'::bytea], {rows})")
 
 
 def latency(stage: Stage, job: int, measured: str, total_us: float = 10.0) -> None:
     header = literal({"samples": 2, "total_us": total_us, "load": 0.5})
-    stage.order(job, f"SELECT tensile._job_latency({header}, '{{0,4,2,1}}', '{measured}', '{{0,5,2,1}}')")
+    stage.order(job, f"SELECT tensile_worker._job_latency({header}, '{{0,4,2,1}}', '{measured}', '{{0,5,2,1}}')")
 
 
 def footprint(stage: Stage, job: int, generation: int = 1) -> None:
     arrays = "'', '{0,1,2,1,3}', '{100,200,300,200,100}', '{100,300,500}'"
     stage.order(
-        "scheduler", f"SELECT tensile._footprint({job}, {generation}, {arrays}, 12, 10, 300, 306, 50, 60, 70, 0.5, 1)"
+        "scheduler",
+        f"SELECT tensile_internal._footprint({job}, {generation}, {arrays}, 12, 10, 300, 306, 50, 60, 70, 0.5, 1)",
     )
 
 
@@ -82,48 +83,52 @@ def test_the_first_trace_makes_a_job_wait_and_a_plan_lets_it_run(stage: Stage, t
     row = "SELECT state, reason FROM tensile.progress WHERE job = %s"
     assert stage.alice.execute(row, (traced,)).fetchone() == ("waiting", "its memory is being planned")
     for news in (True, False):
-        waits = stage.order("scheduler", f"SELECT tensile._job_waits({traced}, 'job 7 is in the way') AS news")
+        waits = stage.order("scheduler", f"SELECT tensile_internal._job_waits({traced}, 'job 7 is in the way') AS news")
         assert waits == [{"news": news}]
     assert stage.alice.execute(row, (traced,)).fetchone() == ("waiting", "job 7 is in the way")
-    stage.order(traced, "SELECT tensile._job_admitted()")
+    stage.order(traced, "SELECT tensile_worker._job_admitted()")
     assert stage.alice.execute(row, (traced,)).fetchone() == ("running", None)
     trace(stage, traced, revision=2, least_bytes=2500)
     assert state(stage.alice, traced) == "running"
-    assert stage.order("scheduler", f"SELECT tensile._job_waits({traced}, 'too late') AS news") == [{"news": False}]
+    assert stage.order("scheduler", f"SELECT tensile_internal._job_waits({traced}, 'too late') AS news") == [
+        {"news": False}
+    ]
 
 
 def test_jobs_that_wait_or_run_are_listed_for_the_scheduler(stage: Stage, traced: int) -> None:
-    stage.conn.execute("UPDATE tensile.jobs SET priority = 2, memory_budget = 9000 WHERE id = %s", (traced,))
-    row = stage.order("scheduler", "SELECT * FROM tensile._schedule_jobs()")[0]
+    stage.conn.execute("UPDATE tensile_internal.jobs SET priority = 2, memory_budget = 9000 WHERE id = %s", (traced,))
+    row = stage.order("scheduler", "SELECT * FROM tensile_internal._schedule_jobs()")[0]
     assert 0 <= row.pop("waited_s") < 60 and 2 <= row.pop("priority") < 2.2
     kept = {name: FIRST[name] for name in ("policy", "device", "revision", "overhead_bytes", "least_bytes")}
     news: dict[str, Any] = {"job": traced, "waiting": True, "memory_budget": 9000, "refused": False}
     news |= {"total_us": None, "rejected": None}
     assert row == kept | news
-    stage.order(traced, "SELECT tensile._job_admitted()")
+    stage.order(traced, "SELECT tensile_worker._job_admitted()")
     latency(stage, traced, "{0,1,1,1}", total_us=123)
     trace(stage, traced, revision=2)
-    row = stage.order("scheduler", "SELECT * FROM tensile._schedule_jobs()")[0]
+    row = stage.order("scheduler", "SELECT * FROM tensile_internal._schedule_jobs()")[0]
     assert (row["waiting"], row["total_us"], row["revision"]) == (False, 123, 2)
-    stage.conn.execute("UPDATE tensile.jobs SET state = 'interrupted' WHERE id = %s", (traced,))
-    assert stage.order("scheduler", "SELECT * FROM tensile._schedule_jobs()") == [None]
-    stage.conn.execute("UPDATE tensile.jobs SET state = 'running' WHERE id = %s", (traced,))
+    stage.conn.execute("UPDATE tensile_internal.jobs SET state = 'interrupted' WHERE id = %s", (traced,))
+    assert stage.order("scheduler", "SELECT * FROM tensile_internal._schedule_jobs()") == [None]
+    stage.conn.execute("UPDATE tensile_internal.jobs SET state = 'running' WHERE id = %s", (traced,))
 
 
 def test_priority_grows_while_a_job_is_not_done(stage: Stage, traced: int) -> None:
     """As in the queue, priority grows by a step for each 300 s (pg_tensile.ageing) since submission."""
-    stage.conn.execute("UPDATE tensile.jobs SET submitted_at = now() - '600 s'::interval WHERE id = %s", (traced,))
-    assert 2 <= stage.order("scheduler", "SELECT priority FROM tensile._schedule_jobs()")[0]["priority"] < 2.2
+    stage.conn.execute(
+        "UPDATE tensile_internal.jobs SET submitted_at = now() - '600 s'::interval WHERE id = %s", (traced,)
+    )
+    assert 2 <= stage.order("scheduler", "SELECT priority FROM tensile_internal._schedule_jobs()")[0]["priority"] < 2.2
 
 
 def test_a_refused_job_sees_the_refusal(stage: Stage, traced: int) -> None:
     refusal = {"budget_bytes": 1000, "least_bytes": 2000, "operator": "it's addmm"}
-    with_status = "SELECT tensile._job_status() AS s, tensile._job_refusal() AS r"
+    with_status = "SELECT tensile_worker._job_status() AS s, tensile_worker._job_refusal() AS r"
     assert stage.order(traced, with_status) == [{"s": "ok", "r": None}]
-    stage.order("scheduler", f"SELECT tensile._job_refuse({traced}, {literal(refusal)})")
+    stage.order("scheduler", f"SELECT tensile_internal._job_refuse({traced}, {literal(refusal)})")
     answer = stage.order(traced, with_status)[0]
     assert (answer["s"], json.loads(answer["r"])) == ("refused", refusal)
-    assert stage.order("scheduler", "SELECT refused FROM tensile._schedule_jobs()") == [{"refused": True}]
+    assert stage.order("scheduler", "SELECT refused FROM tensile_internal._schedule_jobs()") == [{"refused": True}]
     trace(stage, traced, revision=2)
     assert stage.order(traced, with_status) == [{"s": "ok", "r": None}], "with another trace it may be possible"
 
@@ -136,10 +141,10 @@ def test_a_trace_and_latencies_wake_the_scheduler(stage: Stage, job: int) -> Non
 def test_a_waiting_job_can_be_cancelled_and_interrupted(stage: Stage, traced: int, wait_until: Wait) -> None:
     stage.cluster.configure({"pg_tensile.database": ""})  # stops the worker, which writes nothing here
     stage.cluster.reload()
-    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0)
+    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0)
     stage.cluster.configure({"pg_tensile.database": "postgres"})
     stage.cluster.reload()
-    again = "SELECT attempts FROM tensile.jobs WHERE id = %s AND state = 'running'"
+    again = "SELECT attempts FROM tensile.jobs WHERE job = %s AND state = 'running'"
     wait_until(lambda: value(stage.conn, again, traced) == 2, what="the next worker")
     assert rows_of(stage.conn, traced) == set(), "rows of the previous attempt are deleted"
     trace(stage, traced, TABLES)
@@ -149,7 +154,7 @@ def test_a_waiting_job_can_be_cancelled_and_interrupted(stage: Stage, traced: in
 
 def test_a_job_that_is_executed_eagerly_has_no_graphs(stage: Stage, job: int) -> None:
     header = literal({**FIRST, "policy": "none", "vanilla_bytes": None, "fingerprint": None, "graphs": []})
-    stage.order(job, f"SELECT tensile._job_trace({header}, '{{}}', NULL)")
+    stage.order(job, f"SELECT tensile_worker._job_trace({header}, '{{}}', NULL)")
     columns = "policy, vanilla_bytes, least_bytes, graphs, cardinality(traces)"
     row = stage.alice.execute(f"SELECT {columns} FROM tensile.traces WHERE job = %s", (job,)).fetchone()
     assert row == ("none", None, 2000, [], 0)
@@ -184,14 +189,14 @@ def test_a_trace_is_stored_unchanged(stage: Stage, traced: int) -> None:
 
 
 def test_events_of_a_plan_have_names(stage: Stage, traced: int) -> None:
-    stage.order(traced, "SELECT tensile._register_device('cpu', 1000, 1, 1, 0)")
+    stage.order(traced, "SELECT tensile_worker._register_device('cpu', 1000, 1, 1, 0)")
     events = "01" + "000000" + "00000000" + "01000000" + "01000000" + "05000000" + "02000000" + "8000000000000000"
-    stage.order("scheduler", f"SELECT tensile._publish_plan({traced}, '\\x{events}', 1, 1, 1)")
+    stage.order("scheduler", f"SELECT tensile_internal._publish_plan({traced}, '\\x{events}', 1, 1, 1)")
     columns = (
         "job, generation, sequence, event, tensor, tensor_name, tensor_kind, bytes, trigger_operator, trigger_name,"
         " delay_us, deadline_operator, version"
     )
-    assert stage.alice.execute(f"SELECT {columns} FROM tensile.plan").fetchall() == [
+    assert stage.alice.execute(f"SELECT {columns} FROM tensile.plan_events").fetchall() == [
         (traced, 1, 0, "swap_out", 0, "layers.0.weight", "parameter", 128, 1, "aten.addmm.default", 5, 2, 1)
     ]
 
@@ -230,7 +235,7 @@ def test_the_footprint_is_shown_by_step(stage: Stage, traced: int) -> None:
         "generation, iteration_us, vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes,"
         " stall_us, recomputes"
     )
-    row = stage.alice.execute(f"SELECT {columns} FROM tensile.footprints WHERE job = %s", (traced,)).fetchone()
+    row = stage.alice.execute(f"SELECT {columns} FROM tensile.plans WHERE job = %s", (traced,)).fetchone()
     assert row == (2, 12, 10, 300, 306, 50, 60, 70, 0.5, 1)
     footprint(stage, 1_000_000)  # a deleted job
 
@@ -241,12 +246,12 @@ def test_five_thousand_operators_are_stored_and_shown(stage: Stage, job: int) ->
     tensors = [{"tensor": i, "name": f"t{i}", "shape": [16, 64, 56, 56], "bytes": i} for i in range(8000)]
     tables = literal({"operators": operators, "tensors": tensors})
     stage.order(job, f"CREATE TEMP TABLE big AS SELECT {tables}::jsonb AS tables")
-    call = f"SELECT tensile._job_trace({literal(FIRST)}, '{{}}', (SELECT b.tables FROM pg_temp.big b))"
+    call = f"SELECT tensile_worker._job_trace({literal(FIRST)}, '{{}}', (SELECT b.tables FROM pg_temp.big b))"
     stage.order(job, call)
     assert value(stage.alice, "SELECT count(*) FROM tensile.operators WHERE job = %s", job) == 5000
     latencies = "(SELECT array_agg(g::real) FROM generate_series(1, 5000) g)"
     header = literal({"samples": 1, "total_us": 1})
-    stage.order(job, f"SELECT tensile._job_latency({header}, {latencies}, {latencies}, {latencies})")
+    stage.order(job, f"SELECT tensile_worker._job_latency({header}, {latencies}, {latencies}, {latencies})")
     assert value(stage.alice, "SELECT sum(samples) FROM tensile.latency WHERE job = %s", job) == 5000
 
 
@@ -268,7 +273,7 @@ def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: St
     assert rows_of(stage.alice, traced) == set()
     assert rows_of(stage.alice, later) == {"traces", "operators", "tensors"}
     assert rows_of(stage.alice, other_job) == {"traces", "operators", "tensors"}
-    stage.conn.execute("DELETE FROM tensile.jobs WHERE id = %s", (later,))
+    stage.conn.execute("DELETE FROM tensile_internal.jobs WHERE id = %s", (later,))
     assert rows_of(stage.conn, later) == set()
 
 
@@ -281,13 +286,13 @@ def test_dropping_a_model_deletes_its_traces(stage: Stage, wait_until: Wait) -> 
     trace(stage, second, TABLES)
     stage.alice.execute("SELECT drop_model('short')")
     assert rows_of(stage.conn, first) == set()
-    wait_until(lambda: value(stage.conn, "SELECT ended_at FROM tensile.jobs WHERE id = %s", second) is not None)
+    wait_until(lambda: value(stage.conn, "SELECT ended_at FROM tensile.jobs WHERE job = %s", second) is not None)
     assert rows_of(stage.conn, second) == set()
 
 
 def test_the_log_keeps_the_last_ten_thousand_lines(stage: Stage) -> None:
-    stage.order("scheduler", "SELECT tensile._log('filler') FROM generate_series(1, 10250)")
-    stage.order("scheduler", "SELECT tensile._log('last', 1, 2, 'cpu', 'why', '{\"bytes\": 3}')")
+    stage.order("scheduler", "SELECT tensile_internal._log('filler') FROM generate_series(1, 10250)")
+    stage.order("scheduler", "SELECT tensile_internal._log('last', 1, 2, 'cpu', 'why', '{\"bytes\": 3}')")
     count, newest = stage.conn.execute("SELECT count(*), max(id) FROM tensile.scheduler_log").fetchall()[0]
     assert 10_000 <= count < 10_100
     row = stage.conn.execute(
@@ -303,7 +308,7 @@ def test_a_profile_is_measured_once(stage: Stage, traced: int) -> None:
     trace(stage, traced, revision=2, profile=PROFILE | {"name": "slower now"})
     trace(stage, traced, revision=3, device="cuda:0", profile=None)
     assert stage.alice.execute("SELECT device, profile FROM tensile.device_profiles").fetchall() == [("cpu", PROFILE)]
-    profiles = stage.order(traced, "SELECT tensile._job_profiles() AS p")[0]["p"]
+    profiles = stage.order(traced, "SELECT tensile_worker._job_profiles() AS p")[0]["p"]
     assert json.loads(profiles) == {"cpu": PROFILE}
 
 
@@ -327,35 +332,37 @@ def test_an_impossible_profile_is_not_stored(stage: Stage, traced: int) -> None:
 
 
 CALIBRATION = (
-    "INSERT INTO tensile.jobs (kind, model_name, owner_name, query, target, epochs, batch_size, optimizer,"
+    "INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer,"
     " learning_rate, validation, seed, priority, options, settings)"
     " VALUES ('calibrate', '', 'alice', '', '', 1, 1, 'sgd', 1, 0, 0, 0, '{}', '{}') RETURNING id"
 )
-DONE = "tensile._calibrate_done('cpu', '{\"rate\": 1}', '\\x0102', 3, 400, 0.1, '{}', '2.1')"
+DONE = "tensile_worker._calibrate_done('cpu', '{\"rate\": 1}', '\\x0102', 3, 400, 0.1, '{}', '2.1')"
 
 
 def test_only_a_calibration_writes_latency_models(stage: Stage, traced: int) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="not a calibration"):
         stage.order(traced, f"SELECT {DONE}")
-    assert stage.order(traced, "SELECT * FROM tensile._job_latency_models()") == [None]
+    assert stage.order(traced, "SELECT * FROM tensile_worker._job_latency_models()") == [None]
 
 
 def test_a_calibration_is_a_job_without_a_model(stage: Stage, traced: int) -> None:
     with stage.conn.transaction():
         calibration = value(stage.conn, CALIBRATION)
-        stage.conn.execute("SELECT tensile._notify(%s)", (calibration,))
+        stage.conn.execute("SELECT tensile_internal._notify(%s)", (calibration,))
     with pytest.raises(psycopg.errors.UniqueViolation):
         stage.conn.execute(CALIBRATION)  # only one calibration may wait
-    assert stage.order(calibration, "SELECT tensile._job_status() AS s") == [{"s": "ok"}]
-    stage.order(calibration, f"SELECT {DONE}, tensile._job_end('finished')")
+    assert stage.order(calibration, "SELECT tensile_worker._job_status() AS s") == [{"s": "ok"}]
+    stage.order(calibration, f"SELECT {DONE}, tensile_worker._job_end('finished')")
     assert state(stage.alice, calibration) == "finished"
-    stage.conn.execute("SELECT pg_terminate_backend(pid) FROM tensile._progress() WHERE job = %s", (calibration,))
+    stage.conn.execute(
+        "SELECT pg_terminate_backend(pid) FROM tensile_worker._progress() WHERE job = %s", (calibration,)
+    )
     columns = "device, models, kinds, samples, error, job"
     with stage.cluster.connect(user="mallory") as conn:
         models = conn.execute(f"SELECT {columns} FROM tensile.latency_models").fetchall()
         assert models == [("cpu", b"\1\2", 3, 400, 0.1, calibration)]
         assert value(conn, "SELECT profile FROM tensile.device_profiles WHERE device = 'cpu'") == {"rate": 1}
-    given = stage.order(traced, "SELECT device, encode(models, 'hex') AS m FROM tensile._job_latency_models()")
+    given = stage.order(traced, "SELECT device, encode(models, 'hex') AS m FROM tensile_worker._job_latency_models()")
     assert given == [{"device": "cpu", "m": "0102"}]
 
 
@@ -365,8 +372,8 @@ def test_a_calibration_is_a_job_without_a_model(stage: Stage, traced: int) -> No
 def test_a_jobs_memory_is_visible_to_its_owner_and_pg_read_all_stats(stage: Stage, traced: int) -> None:
     latency(stage, traced, "{0,5,2,1}")
     footprint(stage, traced)
-    stage.order(traced, "SELECT tensile._job_log('rejected', 'too large', 3)")
-    stage.order("scheduler", "SELECT tensile._log('planner', reason => 'of nobody')")
+    stage.order(traced, "SELECT tensile_worker._job_log('rejected', 'too large', 3)")
+    stage.order("scheduler", "SELECT tensile_internal._log('planner', reason => 'of nobody')")
     log = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s"
     for user, sees_job, sees_all in (("alice", 1, 0), ("watcher", 1, 1), ("mallory", 0, 0)):
         with stage.cluster.connect(user=user) as conn:
@@ -390,7 +397,7 @@ def test_a_worker_cannot_change_traces_of_other_jobs(stage: Stage, traced: int) 
     }
     assert least == {job: 1, traced: 2000}
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        stage.order(job, f"SELECT tensile._job_refuse({traced}, '{{}}')")
+        stage.order(job, f"SELECT tensile_internal._job_refuse({traced}, '{{}}')")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        stage.order(job, f"SELECT tensile._keep_tables({traced}, '{{}}')")
+        stage.order(job, f"SELECT tensile_internal._keep_tables({traced}, '{{}}')")
     stage.cancel(job)

@@ -150,7 +150,7 @@ def test_validation_rows_are_separate_and_counted(tables: Connection) -> None:
 def weights(conn: Connection, job: int) -> bytes:
     """Return the weights of the job's version."""
     parts = conn.execute(
-        "SELECT w.data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version"
+        "SELECT w.data FROM tensile_internal.model_weights w JOIN tensile.model_versions v ON v.version_id = w.version"
         " WHERE v.job = %s ORDER BY w.seq",
         (job,),
     ).fetchall()
@@ -365,7 +365,7 @@ def test_a_loss_that_is_not_finite_stops_the_job_at_that_step(db: Connection, jo
     assert (row["state"], row["sqlstate"]) == ("failed", "22003") and "learning rate" in row["hint"]
     (epochs,) = {value(db, "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s", job)}
     assert epochs >= 2
-    meta = value(db, "SELECT meta FROM tensile.checkpoints WHERE job = %s", job)
+    meta = value(db, "SELECT meta FROM tensile_internal.checkpoints WHERE job = %s", job)
     assert 1 <= meta["epoch"] <= epochs  # the last valid checkpoint is kept
 
 
@@ -395,7 +395,7 @@ LONG: dict[str, Any] = {"batch_size": 8, "epochs": 25, "seed": 3, "options": {"c
 
 
 def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None:
-    saved = "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    saved = "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL"
     wait_until(lambda: steps(conn, job) > after_steps and value(conn, saved, job), what="steps and a checkpoint")
     pid = executor_pid(conn, job)
     assert pid is not None

@@ -1,4 +1,4 @@
-"""Notifications sent at commit, and tensile._wait_for_change, which waits for them."""
+"""Notifications sent at commit, and tensile_worker._wait_for_change, which waits for them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def quiet(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
         wait_until(lambda: set(processes(conn)) == {LAUNCHER})
         conn.execute("CREATE TABLE t (x float8, y float8)")
         yield module_cluster
-        conn.execute("DROP TABLE t; DELETE FROM tensile.models")
+        conn.execute("DROP TABLE t; DELETE FROM tensile_internal.models")
 
 
 class Sleeper(threading.Thread):
-    """A session in tensile._wait_for_change; `seconds` is how long it slept."""
+    """A session in tensile_worker._wait_for_change; `seconds` is how long it slept."""
 
     def __init__(self, conn: Connection, timeout_ms: int) -> None:
         super().__init__(daemon=True)
@@ -40,12 +40,12 @@ class Sleeper(threading.Thread):
         self._timeout_ms = timeout_ms
         self.seconds: float | None = None
         self.pid = conn.info.backend_pid
-        conn.execute("SELECT tensile._wait_for_change(0)")
+        conn.execute("SELECT tensile_worker._wait_for_change(0)")
         self.start()
 
     def run(self) -> None:
         start = time.monotonic()
-        self._conn.execute("SELECT tensile._wait_for_change(%s)", (self._timeout_ms,))
+        self._conn.execute("SELECT tensile_worker._wait_for_change(%s)", (self._timeout_ms,))
         self.seconds = time.monotonic() - start
 
     def sleeps(self, conn: Connection) -> bool:
@@ -57,16 +57,16 @@ def test_a_commit_wakes_waiting_sessions_and_a_rollback_does_not(quiet: Any, wai
         sleeper = Sleeper(other, 60_000)
         wait_until(lambda: sleeper.sleeps(conn))
         with conn.transaction(force_rollback=True):
-            conn.execute("SELECT tensile._notify(7)")
+            conn.execute("SELECT tensile_internal._notify(7)")
         with conn.transaction():
             with conn.transaction(force_rollback=True):
-                conn.execute("SELECT tensile._notify(7)")
+                conn.execute("SELECT tensile_internal._notify(7)")
             conn.execute("SELECT 1")
         sleeper.join(0.3)
         assert sleeper.seconds is None
         with conn.transaction():
             with conn.transaction():
-                conn.execute("SELECT tensile._notify(7)")
+                conn.execute("SELECT tensile_internal._notify(7)")
             sleeper.join(0.3)
             assert sleeper.seconds is None, "not before the commit"
         sleeper.join(2)
@@ -75,21 +75,21 @@ def test_a_commit_wakes_waiting_sessions_and_a_rollback_does_not(quiet: Any, wai
 
 def test_a_change_between_polling_and_waiting_is_not_missed(quiet: Any) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
-        conn.execute("SELECT tensile._wait_for_change(60000)")  # the first call of a session returns at once
-        other.execute("SELECT tensile._notify(7)")
-        conn.execute("SET statement_timeout = '30 s'; SELECT tensile._wait_for_change(60000)")
+        conn.execute("SELECT tensile_worker._wait_for_change(60000)")  # the first call of a session returns at once
+        other.execute("SELECT tensile_internal._notify(7)")
+        conn.execute("SET statement_timeout = '30 s'; SELECT tensile_worker._wait_for_change(60000)")
         start = time.monotonic()
-        conn.execute("SELECT tensile._wait_for_change(200)")
+        conn.execute("SELECT tensile_worker._wait_for_change(200)")
         assert time.monotonic() - start >= 0.2, "the change is reported twice"
 
 
 def test_waiting_for_a_change_can_be_cancelled(quiet: Any, wait_until: Wait) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
-        other.execute("SELECT tensile._wait_for_change(0)")
+        other.execute("SELECT tensile_worker._wait_for_change(0)")
         timer = threading.Timer(0.2, other.cancel)
         timer.start()
         with pytest.raises(psycopg.errors.QueryCanceled):
-            other.execute("SELECT tensile._wait_for_change(60000)")
+            other.execute("SELECT tensile_worker._wait_for_change(60000)")
         timer.join()
         assert value(other, "SELECT 1") == 1
         assert value(conn, "SELECT 1") == 1
@@ -100,7 +100,7 @@ def test_submitted_here_follows_savepoints(db: Connection) -> None:
         register(db, model)
 
     def here(job: int) -> bool:
-        return bool(value(db, "SELECT tensile._submitted_here(%s)", job))
+        return bool(value(db, "SELECT tensile_worker._submitted_here(%s)", job))
 
     with db.transaction(force_rollback=True):
         first = train(db, "a")
@@ -117,7 +117,7 @@ def test_submitted_here_follows_savepoints(db: Connection) -> None:
 
 def test_prepare_transaction_is_refused_after_a_change(quiet: Any) -> None:
     with quiet.connect(autocommit=False) as conn:
-        for statement in ("SELECT tensile._notify(7)", "SELECT register_model('n', '{\"type\": \"mlp\"}')"):
+        for statement in ("SELECT tensile_internal._notify(7)", "SELECT register_model('n', '{\"type\": \"mlp\"}')"):
             conn.execute(statement)
             with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot PREPARE"):
                 conn.execute("PREPARE TRANSACTION 'p'")
@@ -136,11 +136,11 @@ def test_models_are_served_in_one_database_only(quiet: Any) -> None:
     with quiet.connect() as conn:
         register(conn, "m")
         conn.execute(
-            "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-            " SELECT id, 1, 'regression', %s, '{}', 1 FROM tensile.models",
+            "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+            " SELECT id, 1, 'regression', %s, '{}', 1 FROM tensile_internal.models",
             (preprocessing,),
         )
-        conn.execute("UPDATE tensile.models SET deployed_version = 1")
+        conn.execute("UPDATE tensile_internal.models SET deployed_version = 1")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
             conn.execute("SELECT predict('m', '{1}'::float8[])")
         assert 'does not work in database "postgres"' in str(caught.value)

@@ -48,11 +48,13 @@ def conn(server: Any, wait_until: Wait) -> Iterator[Connection]:
         register(connection, "m", MLP)
         yield connection
     with server.connect() as connection:
-        connection.execute("SELECT cancel_tuning(id) FROM tensile.tunings WHERE ended_at IS NULL")
-        wait_until(lambda: value(connection, "SELECT count(*) = 0 FROM tensile.tunings WHERE ended_at IS NULL"))
+        connection.execute("SELECT cancel_tuning(id) FROM tensile_internal.tunings WHERE ended_at IS NULL")
+        wait_until(
+            lambda: value(connection, "SELECT count(*) = 0 FROM tensile_internal.tunings WHERE ended_at IS NULL")
+        )
         wait_until(lambda: no_workers(connection), what="the workers exit")
-        connection.execute("SELECT drop_model(name) FROM tensile.models")
-        connection.execute("DELETE FROM tensile.tunings; DELETE FROM tensile.jobs")
+        connection.execute("SELECT drop_model(model) FROM tensile.models")
+        connection.execute("DELETE FROM tensile_internal.tunings; DELETE FROM tensile_internal.jobs")
 
 
 def rows_files(server: Any) -> list[str]:
@@ -69,20 +71,20 @@ def test_the_best_trial_is_deployed_and_the_rows_are_read_once(server: Any, conn
     before = value(conn, scans)
     tuning = tune(conn, query="SELECT * FROM scanned", options={"keep": "last"}, trials=2, epochs=1)
     finished(conn, tuning)
-    assert value(conn, "SELECT space = %s FROM tensile.tunings WHERE id = %s", Jsonb(SPACE), tuning)
+    assert value(conn, "SELECT space = %s FROM tensile_internal.tunings WHERE id = %s", Jsonb(SPACE), tuning)
     rows = trials(conn, tuning, "number, state, value, job, version, epochs")
     assert [row[:2] for row in rows] == [(number, "finished") for number in range(2)]
     best = min(rows, key=lambda row: (row[2], row[0]))
     status = conn.execute(
         "SELECT state, trials, ended, metric, best_trial, best_value, best_version, decision, rows, error"
-        " FROM tensile.tuning_status WHERE id = %s",
+        " FROM tensile.tunings WHERE tuning = %s",
         (tuning,),
     ).fetchone()
     assert status == ("finished", 2, 2, "log_loss", best[0], best[2], best[4], "deployed", 400, None)
     assert conn.execute("SELECT version, job FROM tensile.model_versions").fetchall() == [(best[4], best[3])]
     reason, deployed, architecture = conn.execute(  # type: ignore[misc]
         "SELECT d.reason, m.deployed_version, m.architecture FROM tensile.deployments d"
-        " JOIN tensile.models m ON m.id = d.model WHERE d.ended_at IS NULL"
+        " JOIN tensile.models m ON m.model_id = d.model_id WHERE d.ended_at IS NULL"
     ).fetchone()
     assert reason == f"tuning {tuning}, trial {best[0]}: log_loss is {best[2]}"
     params = trials(conn, tuning, "params")[best[0]][0]
@@ -129,7 +131,7 @@ def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
     finished(conn, tuning)
     for params, architecture, batch_size, optimizer, options in conn.execute(
         "SELECT k.params, j.architecture, j.batch_size, j.optimizer, j.options"
-        " FROM tensile.trials k JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s",
+        " FROM tensile.trials k JOIN tensile.jobs j ON j.job = k.job WHERE k.tuning = %s",
         (tuning,),
     ):
         kind = params["architecture"]
@@ -140,9 +142,9 @@ def test_architectures_and_arguments_are_chosen(conn: Connection) -> None:
         assert options["weight_decay"] == params["weight_decay"] and options["deploy"] == "never"
     assert {row[0]["architecture"] for row in trials(conn, tuning, "params")} == {"mlp", "tabular"}
     values = [row[2] for row in trials(conn, tuning)]
-    best = value(conn, "SELECT best_trial FROM tensile.tunings WHERE id = %s", tuning)
+    best = value(conn, "SELECT best_trial FROM tensile_internal.tunings WHERE id = %s", tuning)
     assert values[best] == max(values)
-    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") is None
+    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE model = 'm'") is None
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +171,12 @@ def test_a_version_is_deployed_only_if_it_is_better(
         "SELECT decision, reason FROM tensile.deployments ORDER BY id DESC LIMIT 1"
     ).fetchone()
     assert decision == decided and reason.startswith(f"tuning {tuning}, trial 0: accuracy is ")
-    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == decided
-    warned = value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.tunings WHERE id = %s", tuning) or ""
+    assert value(conn, "SELECT decision FROM tensile.tunings WHERE tuning = %s", tuning) == decided
+    warned = (
+        value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile_internal.tunings WHERE id = %s", tuning) or ""
+    )
     assert ("was not deployed" in warned) == (decided == "kept")
-    model = "SELECT deployed_version, architecture FROM tensile.models WHERE name = 'm'"
+    model = "SELECT deployed_version, architecture FROM tensile.models WHERE model = 'm'"
     deployed = (1, MLP) if decided == "kept" else (2, MLP | {"hidden": [16]})
     assert conn.execute(model).fetchone() == deployed
 
@@ -192,16 +196,14 @@ def loses(rungs: list[float], known: list[list[float]], factor: int) -> bool:
 def test_a_trial_is_compared_with_those_that_it_knows(db: Connection, factor: int, parallel: int) -> None:
     """The rule on values of many trials, of which those are pruned that it names."""
     generator = random.Random(5)
-    insert = "INSERT INTO tensile.trials (tuning, number, params, rungs) VALUES (-1, %s, '{}', %s)"
-    prunes = (
-        "SELECT tensile._loses(t, k) FROM tensile.tunings t JOIN tensile.trials k ON k.tuning = t.id AND number = %s"
-    )
+    insert = "INSERT INTO tensile_internal.trials (tuning, number, params, rungs) VALUES (-1, %s, '{}', %s)"
+    prunes = "SELECT tensile_internal._loses(t, k) FROM tensile_internal.tunings t JOIN tensile.trials k ON k.tuning = t.id AND number = %s"
     with db.transaction(force_rollback=True):
         register(db, "m", MLP)
         db.execute(
-            "INSERT INTO tensile.tunings (id, model, model_name, owner_name, architecture, arguments, settings, space,"
+            "INSERT INTO tensile_internal.tunings (id, model, model_name, owner_name, architecture, arguments, settings, space,"
             " trials, parallel, metric, halving, state) SELECT -1, id, name, 'postgres', '{}', '{}', '{}', '{}', 60,"
-            " %s, 'log_loss', %s, 'running' FROM tensile.models",
+            " %s, 'log_loss', %s, 'running' FROM tensile_internal.models",
             (parallel, Jsonb({"min_epochs": 1, "factor": factor})),
         )
         all_rungs: list[list[float]] = []
@@ -240,7 +242,7 @@ def test_trials_that_are_worse_than_those_before_are_pruned(conn: Connection) ->
         assert state == "pruned" or len(rungs) == 2  # after 1 and 2 epochs
     pruned = "SELECT bool_and(j.state = 'finished' OR j.reason LIKE 'pruned after %% epochs') FROM tensile.trials k"
     assert value(
-        conn, f"{pruned} JOIN tensile.jobs j ON j.id = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning
+        conn, f"{pruned} JOIN tensile.jobs j ON j.job = k.job WHERE k.tuning = %s AND k.state = 'pruned'", tuning
     )
     assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 1
 
@@ -285,7 +287,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
     server.expect("was terminated by signal 9")
 
     second = tune(conn, options={"keep": "last", "deploy": "never"}, **arguments)
-    over = "SELECT ended_at IS NOT NULL FROM tensile.tunings WHERE id = %s"
+    over = "SELECT ended_at IS NOT NULL FROM tensile_internal.tunings WHERE id = %s"
     running = "SELECT job FROM tensile.trials WHERE tuning = %s AND state = 'running' ORDER BY number DESC LIMIT 1"
 
     def executor() -> int | None:
@@ -350,13 +352,13 @@ def test_the_max_time_ends_the_tuning_with_the_best_trial_so_far(conn: Connectio
     """Its space is the default: that of the architecture."""
     register(conn, "plain", {"type": "mlp", "dropout": 0.1})
     tuning = tune(conn, "plain", space=None, trials=10_000, parallel=1, epochs=1)
-    space = value(conn, "SELECT space FROM tensile.tunings WHERE id = %s", tuning)
+    space = value(conn, "SELECT space FROM tensile_internal.tunings WHERE id = %s", tuning)
     assert set(space) == {"learning_rate", "weight_decay", "hidden", "norm"}  # dropout is the model's
-    wait_until(lambda: value(conn, "SELECT best_trial IS NOT NULL FROM tensile.tunings WHERE id = %s", tuning))
+    wait_until(lambda: value(conn, "SELECT best_trial IS NOT NULL FROM tensile_internal.tunings WHERE id = %s", tuning))
     conn.execute("UPDATE tensile_internal.tunings SET max_time = '1 ms' WHERE id = %s", (tuning,))
     finished(conn, tuning)
     assert value(conn, "SELECT count(*) < 10000 FROM tensile.trials WHERE tuning = %s", tuning)
-    assert value(conn, "SELECT decision FROM tensile.tuning_status WHERE id = %s", tuning) == "deployed"
+    assert value(conn, "SELECT decision FROM tensile.tunings WHERE tuning = %s", tuning) == "deployed"
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
@@ -390,9 +392,9 @@ def test_an_open_tuning_of_a_dump_goes_on_where_it_is_restored(conn: Connection,
     finished(conn, tuning)
     expected = trials(conn, tuning, "number, state, value, params")
     conn.execute(
-        "UPDATE tensile.tunings SET state = 'running', ended_at = NULL;"
-        " UPDATE tensile.trials SET state = 'running', value = NULL, ended_at = NULL, job = 1000000 WHERE number > 0;"
-        " SELECT tensile._notify(-1)"
+        "UPDATE tensile_internal.tunings SET state = 'running', ended_at = NULL;"
+        " UPDATE tensile_internal.trials SET state = 'running', value = NULL, ended_at = NULL, job = 1000000 WHERE number > 0;"
+        " SELECT tensile_internal._notify(-1)"
     )
     finished(conn, tuning)
     assert trials(conn, tuning, "number, state, value, params") == expected

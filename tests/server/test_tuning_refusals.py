@@ -68,7 +68,7 @@ def conn(db: Connection) -> Connection:
 )
 def test_wrong_arguments(conn: Connection, arguments: dict[str, Any], sqlstate: str, message: str, hint: str) -> None:
     refused(sqlstate, message, hint, lambda: tune(conn, **arguments))
-    assert value(conn, "SELECT count(*) FROM tensile.tunings") == 0
+    assert value(conn, "SELECT count(*) FROM tensile_internal.tunings") == 0
 
 
 def test_waiting_for_what_cannot_end(conn: Connection) -> None:
@@ -77,8 +77,8 @@ def test_waiting_for_what_cannot_end(conn: Connection) -> None:
         refused(
             "55000", f"tuning {tuning} was submitted by this transaction", "Commit", lambda: value(conn, ENDED, tuning)
         )
-    refused("42704", "tuning 999999 does not exist", "tensile.tunings", lambda: value(conn, ENDED, 999_999))
-    refused("42704", "tuning 999999 does not exist", "tensile.tunings",
+    refused("42704", "tuning 999999 does not exist", "tensile_internal.tunings", lambda: value(conn, ENDED, 999_999))
+    refused("42704", "tuning 999999 does not exist", "tensile_internal.tunings",
             lambda: conn.execute("SELECT cancel_tuning(999999)"))  # fmt: skip
     with conn.transaction(force_rollback=True):
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -102,16 +102,16 @@ def test_other_roles(
     hint = "pg_execute_server_program"
     refused("42501", 'architecture type "python"', hint, lambda: tune(trainer, space=code, trials=1))
     tuning = tune(trainer, trials=2, query=SLOW_ROWS, space={"learning_rate": [0.1, 0.2]})
-    assert value(trainer, "SELECT count(*) FROM tensile.tuning_status") == 1
-    assert value(other, "SELECT count(*) FROM tensile.tunings") == 0
+    assert value(trainer, "SELECT count(*) FROM tensile.tunings") == 1
+    assert value(other, "SELECT count(*) FROM tensile_internal.tunings") == 0
     cancel = "SELECT cancel_tuning(%s)"
-    refused("42704", "does not exist", "tensile.tunings", lambda: other.execute(cancel, (tuning,)))
+    refused("42704", "does not exist", "tensile_internal.tunings", lambda: other.execute(cancel, (tuning,)))
     wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
     assert value(other, "SELECT count(*) FROM tensile.trials") == 0
-    assert value(conn, "SELECT owner_name FROM tensile.jobs") == name
-    conn.execute(f"REVOKE tensile_user FROM {name}; SELECT tensile._notify(-1)")
+    assert value(conn, "SELECT owner FROM tensile.jobs") == name
+    conn.execute(f"REVOKE tensile_user FROM {name}; SELECT tensile_internal._notify(-1)")
     wait_until(lambda: tuning_state(conn, tuning) == "failed")
-    assert value(conn, "SELECT error FROM tensile.tunings") == "permission denied for function tune_model"
+    assert value(conn, "SELECT error FROM tensile_internal.tunings") == "permission denied for function tune_model"
 
 
 def test_a_deployed_winner_of_another_role_leaves_the_architecture(
@@ -120,6 +120,6 @@ def test_a_deployed_winner_of_another_role_leaves_the_architecture(
     trainer = connect(roles("trainer"))
     conn.execute("SELECT grant_model('m', %s, 'train')", (current_user(trainer),))
     finished(trainer, tune(trainer, trials=1, space={"hidden": [[5]]}))
-    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
-    assert value(conn, "SELECT architecture FROM tensile.models WHERE name = 'm'") == MLP
+    assert value(conn, "SELECT deployed_version FROM tensile.models WHERE model = 'm'") == 1
+    assert value(conn, "SELECT architecture FROM tensile.models WHERE model = 'm'") == MLP
     assert value(conn, "SELECT architecture FROM tensile.model_versions") == {"type": "mlp", "hidden": [5]}

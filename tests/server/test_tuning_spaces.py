@@ -42,25 +42,25 @@ SPACES = st.builds(
 @examples(25, long=150, suppress=[HealthCheck.function_scoped_fixture])
 def test_accepted_spaces_give_valid_trials(db: Connection, space: dict[str, Any], type: str, seed: int) -> None:
     try:
-        db.execute("SELECT tensile._check_space(%s, %s)", (Jsonb(space), type))
+        db.execute("SELECT tensile_internal._check_space(%s, %s)", (Jsonb(space), type))
     except psycopg.Error as error:
         assert error.sqlstate == "22023" and error.diag.message_hint, error
         return
-    domains = value(db, "SELECT tensile._space_domains(%s, %s)", Jsonb(space), type)
+    domains = value(db, "SELECT tensile_internal._space_domains(%s, %s)", Jsonb(space), type)
     request = {"number": 0, "seed": seed, "trials": 4, "maximize": False, "architecture": type, "domains": domains}
     params = suggest(json.loads(json.dumps(request | {"known": []})))
-    made = value(db, "SELECT tensile._trial_architecture(%s, %s)", Jsonb({"type": type}), Jsonb(params))
+    made = value(db, "SELECT tensile_internal._trial_architecture(%s, %s)", Jsonb({"type": type}), Jsonb(params))
     assert made["type"] == params.get("architecture", type)
     try:
-        db.execute("SELECT tensile._check_architecture(%s)", (Jsonb(made),))
+        db.execute("SELECT tensile_internal._check_architecture(%s)", (Jsonb(made),))
     except psycopg.Error as error:
         assert "divisible" in str(error) or "is missing" in str(error)
     arguments = {"options": {"keep": "last"}, "epochs": 7}
-    merged = value(db, "SELECT tensile._trial_arguments(%s, %s)", Jsonb(arguments), Jsonb(params))
-    db.execute("SELECT tensile._check_options(%s)", (Jsonb(merged["options"]),))
+    merged = value(db, "SELECT tensile_internal._trial_arguments(%s, %s)", Jsonb(arguments), Jsonb(params))
+    db.execute("SELECT tensile_internal._check_options(%s)", (Jsonb(merged["options"]),))
     assert merged["options"]["keep"] == "last"
 
 
 @pytest.mark.parametrize("type", TYPES[:-1])
 def test_the_default_space_is_accepted(db: Connection, type: str) -> None:
-    db.execute("SELECT tensile._check_space(tensile._default_space(%s), %s)", (type, type))
+    db.execute("SELECT tensile_internal._check_space(tensile_internal._default_space(%s), %s)", (type, type))

@@ -28,13 +28,13 @@ def test_waiting_in_the_transaction_that_submitted(flights: Connection) -> None:
 def test_waiting_with_a_fixed_snapshot(db: Connection, level: str) -> None:
     with db.transaction(force_rollback=True):
         db.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-        refused("55000", level.lower(), "wait_for_job_procedure", lambda: db.execute("SELECT wait_for_job(1)"))
+        refused("55000", level.lower(), "await_job", lambda: db.execute("SELECT wait_for_job(1)"))
 
 
 def test_unknown_jobs(db: Connection) -> None:
     for call in (
         "SELECT wait_for_job(987654321)",
-        "CALL wait_for_job_procedure(987654321)",
+        "CALL await_job(987654321)",
         "SELECT cancel_job(987654321)",
     ):
         refused("42704", "job 987654321 does not exist", "tensile.jobs", partial(db.execute, call))
@@ -52,12 +52,14 @@ def job_in_state(flights: Connection) -> Iterator[Callable[..., int]]:
         columns |= {"priority": 0, "options": "{}", "settings": "{}"}
         columns |= {"ended_at": "now"} if ended else {"not_before": "2999-01-01"}
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
-        row = flights.execute(f"INSERT INTO tensile.jobs ({names}) VALUES ({marks}) RETURNING id", columns).fetchone()
+        row = flights.execute(
+            f"INSERT INTO tensile_internal.jobs ({names}) VALUES ({marks}) RETURNING id", columns
+        ).fetchone()
         assert row is not None
         return int(row[0])
 
     yield insert
-    flights.execute("DELETE FROM tensile.jobs")
+    flights.execute("DELETE FROM tensile_internal.jobs")
 
 
 def messages_of(conn: Connection, statement: str) -> list[tuple[str | None, str | None, str | None]]:
@@ -86,12 +88,13 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
         for each in {"training", split}:
             of_epoch = {"job": job, "epoch": epoch, "split": each}
             flights.execute(
-                "INSERT INTO tensile.epochs (job, epoch, split) VALUES (%(job)s, %(epoch)s, %(split)s)", of_epoch
+                "INSERT INTO tensile_internal.epochs (job, epoch, split) VALUES (%(job)s, %(epoch)s, %(split)s)",
+                of_epoch,
             )
             metrics = {"rmse": rmse, "r2": 1234567.0, "loss": rmse, "precision": 0.5}
             for metric, number in (metrics | {"log_loss": 0.9, "calibrated_log_loss": 0.25}).items():
                 flights.execute(
-                    "INSERT INTO tensile.metrics VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
+                    "INSERT INTO tensile_internal.metrics VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
                     of_epoch | {"metric": metric, "value": number},
                 )
     expected = [
@@ -104,7 +107,7 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
         ),
     ]
     assert messages_of(flights, f"SELECT wait_for_job({job})") == expected
-    assert messages_of(flights, f"CALL wait_for_job_procedure({job})") == expected
+    assert messages_of(flights, f"CALL await_job({job})") == expected
     history = "SELECT epochs, kept_epoch, stopped, training_loss, rmse FROM tensile.job_history WHERE job = %s"
     row = flights.execute(history, (job,)).fetchone()
     assert row == (3, 2, "early_stopping", 0.0123456, 0.0123456 if split == "validation" else None)
@@ -114,7 +117,7 @@ def test_wait_raises_the_jobs_own_error(flights: Connection, job_in_state: Calla
     job = job_in_state(
         "failed", ended=True, sqlstate="22012", error="division by zero", hint="look at row 7", detail="row 7"
     )
-    for call in (f"SELECT wait_for_job({job})", f"CALL wait_for_job_procedure({job})"):
+    for call in (f"SELECT wait_for_job({job})", f"CALL await_job({job})"):
         error = refused("22012", "division by zero", "look at row 7", partial(flights.execute, call))
         assert error.diag.message_detail == "row 7"
     bare = job_in_state("failed", ended=True, error="that was it")
@@ -127,13 +130,13 @@ def test_wait_raises_the_jobs_own_error(flights: Connection, job_in_state: Calla
 def test_wait_returns_the_final_state(flights: Connection, job_in_state: Callable[..., int], state: str) -> None:
     job = job_in_state(state, ended=True)
     assert flights.execute("SELECT wait_for_job(%s)", (job,)).fetchone() == (state,)
-    assert flights.execute(f"CALL wait_for_job_procedure({job})").fetchone() == (state,)
+    assert flights.execute(f"CALL await_job({job})").fetchone() == (state,)
     assert flights.execute("SELECT cancel_job(%s)", (job,)).fetchone() == (False,)
 
 
 def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -> None:
     job = job_in_state("interrupted", ended=False, reason="waits for its turn")
-    for call in (f"SELECT wait_for_job({job}, '50 ms')", f"CALL wait_for_job_procedure({job}, '50 ms')"):
+    for call in (f"SELECT wait_for_job({job}, '50 ms')", f"CALL await_job({job}, '50 ms')"):
         error = refused(
             "57014",
             f"job {job} has not ended in time: it is interrupted",
@@ -146,9 +149,9 @@ def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -
 @pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
 def test_a_waiting_session_sleeps(db: Connection, deadline: str, least: float) -> None:
     """Without a change it waits a second, or until the deadline."""
-    db.execute("SELECT tensile._wait_round(now())")  # the first call of a session returns at once
+    db.execute("SELECT tensile_worker._wait_round(now())")  # the first call of a session returns at once
     start = time.perf_counter()
-    db.execute(f"SELECT tensile._wait_round({deadline})")
+    db.execute(f"SELECT tensile_worker._wait_round({deadline})")
     assert time.perf_counter() - start >= least
 
 
@@ -186,7 +189,7 @@ def test_the_procedure_holds_no_snapshot(
     job = job_in_state("interrupted", ended=False)
     waiting = connect()
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(lambda: waiting.execute(f"CALL wait_for_job_procedure({job})").fetchone())
+        answer = thread.submit(lambda: waiting.execute(f"CALL await_job({job})").fetchone())
         first = wait_until(lambda: activity(flights, waiting))
         wait_until(
             lambda: activity(flights, waiting) not in (None, first), what="the waiting session commits now and then"

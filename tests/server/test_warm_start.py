@@ -31,7 +31,7 @@ def answers(conn: Connection) -> list[float]:
 
 
 def warnings(conn: Connection, job: int) -> str:
-    return str(value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.jobs WHERE id = %s", job) or "")
+    return str(value(conn, "SELECT array_to_string(warnings, '; ') FROM tensile.jobs WHERE job = %s", job) or "")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_training_begins_with_the_deployed_version(db: Connection, architecture:
     job = train(db, NEW, options={"start": "deployed"}, policy=policy, **STILL)
     assert answers(db) == pytest.approx(before, abs=1e-3)
     assert "training did not begin" not in warnings(db, job)
-    assert value(db, "SELECT start_version IS NOT NULL FROM tensile.jobs WHERE id = %s", job)
+    assert value(db, "SELECT start_version IS NOT NULL FROM tensile.jobs WHERE job = %s", job)
     train(db, NEW, **STILL)
     assert answers(db) != pytest.approx(before, abs=1e-1)
 
@@ -101,15 +101,15 @@ def test_a_job_goes_on_from_where_it_began(
     db.execute("SELECT import_model(%b, 'm')", (contents,))
     options = {"start": "deployed", "checkpoint_interval": 0, "keep": "last"}
     job = submit(db, "m", query=NEW, target="y", epochs=FOREVER, options=options)
-    saved = "SELECT count(*) > 0 FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    saved = "SELECT count(*) > 0 FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL"
     wait_until(lambda: value(db, saved, job))
-    start = value(db, "SELECT start_version FROM tensile.jobs WHERE id = %s", job)
+    start = value(db, "SELECT start_version FROM tensile.jobs WHERE job = %s", job)
     interrupt(cluster, db, job, wait_until)
     db.execute("SELECT deploy_model('m', 2)")
     wait_until(lambda: state(db, job) == "running")
-    assert value(db, "SELECT start_version FROM tensile.jobs WHERE id = %s", job) == start
-    epoch = value(db, "SELECT (meta->>'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
-    later = "SELECT (meta->>'epoch')::int > %s FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
+    assert value(db, "SELECT start_version FROM tensile.jobs WHERE job = %s", job) == start
+    epoch = value(db, "SELECT (meta->>'epoch')::int FROM tensile_internal.checkpoints WHERE job = %s", job)
+    later = "SELECT (meta->>'epoch')::int > %s FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL"
     wait_until(lambda: value(db, later, epoch, job))
     db.execute("SELECT cancel_job(%s)", (job,))
     settle(db, wait_until, job)

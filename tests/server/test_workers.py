@@ -25,7 +25,7 @@ from tests.server.support import Wait, register, state, value
 
 
 def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int) -> None:
-    assert stage.order(job, "SELECT tensile._my_job() AS j, current_user AS c, session_user AS s") == [
+    assert stage.order(job, "SELECT tensile_worker._my_job() AS j, current_user AS c, session_user AS s") == [
         {"j": job, "c": "alice", "s": "alice"}
     ]
 
@@ -73,24 +73,27 @@ def test_settings_of_a_role_do_not_reach_the_supervisor(stage: Stage) -> None:
 
 def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
     for process, sql in (
-        (job, "SELECT tensile._publish_plan(1, '', 1, 1, 1)"),
-        (job, "SELECT tensile._grants()"),
-        (job, "SELECT tensile._device_memory()"),
-        (job, "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
-        (job, "SELECT tensile._launch_worker(1, 10)"),
-        ("scheduler", "SELECT tensile._launch_worker(1, 10)"),
-        ("scheduler", "SELECT tensile._job_slots()"),
-        ("scheduler", "SELECT tensile._my_job()"),
-        ("scheduler", "SELECT tensile._fetch_plan(0)"),
-        ("scheduler", "SELECT tensile._acknowledge_plan(1)"),
-        ("scheduler", "SELECT tensile._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)"),
-        ("scheduler", "SELECT tensile._register_device('x', 1, 1, 1, 0)"),
-        ("scheduler", "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
-        ("scheduler", "SELECT tensile._lacking_memory()"),
-        (job, "SELECT tensile._lack_memory('cpu', '{1}', 1)"),
-        ("scheduler", "SELECT tensile._report_loaded('{}', '{}')"),
-        ("scheduler", "SELECT tensile._predictor_socket()"),
-        ("scheduler", "SELECT tensile._job_refusal()"),
+        (job, "SELECT tensile_internal._publish_plan(1, '', 1, 1, 1)"),
+        (job, "SELECT tensile_internal._grants()"),
+        (job, "SELECT tensile_internal._device_memory()"),
+        (job, "SELECT tensile_internal._inference_memory('cpu', 1, 1, 1)"),
+        (job, "SELECT tensile_internal._launch_worker(1, 10)"),
+        ("scheduler", "SELECT tensile_internal._launch_worker(1, 10)"),
+        ("scheduler", "SELECT tensile_internal._job_slots()"),
+        ("scheduler", "SELECT tensile_worker._my_job()"),
+        ("scheduler", "SELECT tensile_worker._fetch_plan(0)"),
+        ("scheduler", "SELECT tensile_worker._acknowledge_plan(1)"),
+        (
+            "scheduler",
+            "SELECT tensile_worker._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)",
+        ),
+        ("scheduler", "SELECT tensile_worker._register_device('x', 1, 1, 1, 0)"),
+        ("scheduler", "SELECT tensile_internal._inference_memory('cpu', 1, 1, 1)"),
+        ("scheduler", "SELECT tensile_internal._lacking_memory()"),
+        (job, "SELECT tensile_internal._lack_memory('cpu', '{1}', 1)"),
+        ("scheduler", "SELECT tensile_internal._report_loaded('{}', '{}')"),
+        ("scheduler", "SELECT tensile_internal._predictor_socket()"),
+        ("scheduler", "SELECT tensile_worker._job_refusal()"),
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.order(process, sql)
@@ -109,7 +112,7 @@ def test_a_wait_reports_what_ended_it(stage: Stage, job: int, wait_until: Wait) 
 
     number = stage.place(job, "WAIT 0; WAIT 10000")
     time.sleep(0.2)
-    stage.conn.execute("SELECT tensile._notify(%s)", (job,))
+    stage.conn.execute("SELECT tensile_internal._notify(%s)", (job,))
     answer = wait_until(lambda: value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number))
     assert answer[0]["bits"] == 4
 
@@ -118,7 +121,7 @@ def test_a_wake_up_during_another_wait_is_not_lost(stage: Stage, job: int, wait_
     """pg_sleep resets the latch."""
     number = stage.place(job, "WAIT 0; SELECT pg_sleep(0.5); WAIT 10000")
     time.sleep(0.2)
-    stage.conn.execute("SELECT tensile._notify(%s)", (job,))
+    stage.conn.execute("SELECT tensile_internal._notify(%s)", (job,))
     answer = wait_until(lambda: value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number))
     assert answer[0]["bits"] == 4
 
@@ -152,7 +155,7 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
             conn,
             "plpgsql",
             "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 100 END;"
-            " IF tensile._process() = 'scheduler' AND bits & 48 = 0 THEN"
+            " IF tensile_worker._process() = 'scheduler' AND bits & 48 = 0 THEN"
             " INSERT INTO public.seen VALUES (bits);"
             " IF NOT EXISTS (SELECT FROM public.seen s WHERE s.bits & 64 > 0) THEN PERFORM pg_sleep(60); END IF;"
             " END IF; END",
@@ -175,7 +178,7 @@ def endings(stage: Stage, job: int) -> list[int]:
 
 
 def worker(stage: Stage, job: int) -> int | None:
-    pid: int | None = value(stage.conn, "SELECT pid FROM tensile._progress() WHERE job = %s", job)
+    pid: int | None = value(stage.conn, "SELECT pid FROM tensile_worker._progress() WHERE job = %s", job)
     return pid
 
 
@@ -191,19 +194,19 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT grante
     [
         pytest.param(
             "worker",
-            """PERFORM tensile._job_metric('{"epoch": 75, "split": "training", "samples": 1, "loss": 1}')""",
+            """PERFORM tensile_worker._job_metric('{"epoch": 75, "split": "training", "samples": 1, "loss": 1}')""",
             "SELECT count(*) FROM tensile.metrics",
             id="worker",
         ),
         pytest.param(
             "worker",
-            "PERFORM tensile._job_end('cancelled')",
+            "PERFORM tensile_worker._job_end('cancelled')",
             "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NOT NULL",
             id="worker's end",
         ),
         pytest.param(
             "scheduler",
-            "PERFORM tensile._log('ghost')",
+            "PERFORM tensile_internal._log('ghost')",
             "SELECT count(*) FROM tensile.scheduler_log WHERE event = 'ghost'",
             id="scheduler",
         ),
@@ -277,6 +280,6 @@ def test_a_job_whose_worker_cannot_connect_does_not_stay_in_starting(stage: Stag
         stage.conn.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
     try:
         wait_until(lambda: state(stage.conn, job) == "failed")
-        assert value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0
+        assert value(stage.conn, "SELECT count(*) FROM tensile_worker._progress()") == 0
     finally:
         stage.conn.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")

@@ -34,7 +34,7 @@ def trials(conn: Connection, tuning: int, columns: str = COLUMNS) -> list[tuple[
 
 
 def tuning_state(conn: Connection, tuning: int) -> str:
-    row = conn.execute("SELECT state FROM tensile.tunings WHERE id = %s", (tuning,)).fetchone()
+    row = conn.execute("SELECT state FROM tensile_internal.tunings WHERE id = %s", (tuning,)).fetchone()
     assert row is not None
     return str(row[0])
 

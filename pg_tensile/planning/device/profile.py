@@ -70,7 +70,9 @@ class DeviceProfile:
         try:
             return cls(**stored)
         except (TypeError, DeviceError) as error:
-            hint = "As a superuser, delete its row from tensile_internal.device_profiles: the next job measures it again."
+            hint = (
+                "As a superuser, delete its row from tensile_internal.device_profiles: the next job measures it again."
+            )
             raise DeviceError("the stored profile of the device cannot be used", hint, str(error)) from error
 
     def with_link(

@@ -54,7 +54,9 @@ class Judge:
 
     def _misunderstanding(self, printed: str) -> str | None:
         try:
-            same = self._server.call("tensile_worker._same_query(text,text,jsonb)", self._query, printed, self._settings)
+            same = self._server.call(
+                "tensile_worker._same_query(text,text,jsonb)", self._query, printed, self._settings
+            )
         except self._server.plpy.spiexceptions.QueryCanceled:
             raise
         except self._server.plpy.SPIError as error:

@@ -11,7 +11,9 @@ REPORTED = (
     *("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us"),
     *("passive_swap_ins", "utilisation", "raw_bytes_swapped", "time_left_s", "least_time_left_s"),
 )
-REPORT = "tensile_worker._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8,int8,float8,float8)"
+REPORT = (
+    "tensile_worker._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8,int8,float8,float8)"
+)
 
 
 def report_progress(server: Server, progress: dict[str, Any], epochs: int) -> None:

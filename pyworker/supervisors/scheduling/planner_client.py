@@ -178,7 +178,9 @@ class PlannerClient:
         assert self._child is not None
         record, server = self._records[job], self._server
         if not record.sent:
-            traces = server.rows("SELECT traces[1] AS trace, load FROM tensile_internal.traces WHERE job = $1", ["int8"], job)
+            traces = server.rows(
+                "SELECT traces[1] AS trace, load FROM tensile_internal.traces WHERE job = $1", ["int8"], job
+            )
             header = {"device": row["device"], "load": traces[0]["load"] if traces else None}
             buffers = [trace["trace"] for trace in traces]
             self._child.queue(FrameType.TRACE, job, header=header, buffers=buffers)

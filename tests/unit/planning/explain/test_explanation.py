@@ -374,7 +374,7 @@ def test_text_says_what_the_plan_does(net: Trace) -> None:
     assert "1,600 to train on, 400 to validate with, 3 without a target" in whole
     assert f"within the {size(half(net))} of memory_budget" in whole
     assert "recomputing" in whole
-    assert "tensile.calibrate()" in whole
+    assert "calibrate_device()" in whole
     assert text[-1].startswith("  Start       now: it needs at least")
     assert whole.isascii()
 

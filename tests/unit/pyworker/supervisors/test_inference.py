@@ -62,13 +62,13 @@ class Catalogue(Server):
             return [{"architecture": '{"type": "mlp"}', "preprocessing": "{}", "reference": None, "weight_bytes": size}]
         if "device_profiles" in sql:
             return [{"device": "cuda:0", "profile": json.dumps(PROFILE)}]
-        if "tensile._devices()" in sql:
+        if "tensile_worker._devices()" in sql:
             return [{"budget_bytes": BUDGETS[values[0]]}]
         seq = values[1]
         return [{"data": Chunk(bytes([seq]) * CHUNK_BYTES)}] if seq < min(self.chunks, self.deleted) else []
 
     def call(self, signature: str, *values: Any) -> Any:
-        if signature.startswith("tensile._inference_memory"):
+        if signature.startswith("tensile_internal._inference_memory"):
             device, total, _, wanted = values
             assert total == (memory_bytes() if device == "cpu" else PROFILE["memory_bytes"])
             self.booked[device] = wanted
@@ -76,9 +76,9 @@ class Catalogue(Server):
         if signature == "pg_catalog.current_setting(text)":
             assert values == ("pg_tensile.device",)
             return "auto"
-        if signature.startswith("tensile._report_loaded"):
+        if signature.startswith("tensile_internal._report_loaded"):
             return None
-        assert signature == "tensile._predictor_socket()", signature
+        assert signature == "tensile_internal._predictor_socket()", signature
         return "socket"
 
     def commit(self) -> None:

@@ -24,7 +24,7 @@ from pyworker.supervisors.server import Server
 from pyworker.wire import ProtocolError
 from tests.unit.pyworker.supervisors.plpy import Plpy
 
-WAITS, RUNS = "tensile._job_waits_for", "tensile._job_admitted"
+WAITS, RUNS = "tensile_worker._job_waits_for", "tensile_worker._job_admitted"
 
 
 class Recorded(Server):
@@ -115,7 +115,7 @@ def test_reports_are_stored_once_a_second_or_with_another_state(monkeypatch: pyt
 
     def stores(*reports: dict[str, Any]) -> bool:
         ranks.record({"ranks": list(reports)})
-        return [name for name, *_ in server.new_calls()] == ["tensile._job_ranks"]
+        return [name for name, *_ in server.new_calls()] == ["tensile_worker._job_ranks"]
 
     assert stores(report(0), report(1))
     assert not stores(report(0, step=1), report(1, step=1))

@@ -442,7 +442,7 @@ def test_the_job_can_be_submitted_again():
         """    options => '{"task": "classification"}');"""
     )
     assert submission_of(JOB | {"kind": "calibrate", "options": {"seconds": 60}}) == (
-        "SELECT tensile.calibrate(device_seconds => 60);"
+        "SELECT calibrate_device(device_seconds => 60);"
     )
 
 
