@@ -6,12 +6,15 @@ prints it. The Makefile runs this with the system's Python, so nothing but the s
 
 The two full scripts are split into statements and compared. Functions that are new or changed are created or replaced;
 views that are changed, or whose functions or views change, are dropped and created again; functions and views that no
-longer exist are dropped; comments follow, and all grants and DO blocks are repeated, except statements whose comment
-begins with "A fresh installation only:". EXECUTE on a new function outside of schema tensile is revoked from PUBLIC,
-unless the full script grants it; one whose signature has changed keeps the rights that roles had on it. Changes of
-tables, and of the data in them, cannot be derived: they are written by hand, may drop functions and views as well, and
-stand between what is dropped and what is created. The test in tests/server/test_upgrade.py compares the catalogue of an
-upgraded database with that of a new one.
+longer exist are dropped; policies and triggers are dropped and created again. Tables that are new are created, with
+their indexes. Comments follow, and all grants, calls and DO blocks are repeated, except statements whose comment begins
+with "A fresh installation only:". EXECUTE on a new function for users is revoked from PUBLIC, unless the full script
+grants it; one whose signature has changed keeps the rights that roles had on it.
+
+Changes of tables that stay, and of the data in them, cannot be derived: they are written by hand, may drop functions and
+views as well, and stand between what is dropped and what is created. What needs new tables follows behind the line
+"-- Behind the new objects". A table that is moved to another schema by hand stays. The test in
+tests/server/test_upgrade.py compares the catalogue of an upgraded database with that of a new one.
 """
 
 from __future__ import annotations
@@ -30,9 +33,17 @@ ROUTINE = re.compile(rf"CREATE (?:OR REPLACE )?(?P<kind>FUNCTION|PROCEDURE) {NAM
 VIEW = re.compile(rf"CREATE (?:OR REPLACE )?VIEW {NAME}", re.I)
 DROPPED = re.compile(rf"DROP (?:FUNCTION|PROCEDURE|VIEW) (?:IF EXISTS )?{NAME}", re.I)
 COMMENT = re.compile(rf"COMMENT ON (?P<kind>\w+) {NAME}(?P<rest>[^']*?)\s+IS\s", re.I)
+COMMENT_ON_SCHEMA = re.compile(r"COMMENT ON SCHEMA\b", re.I)
+AGGREGATE = re.compile(r"CREATE AGGREGATE\b", re.I)
+TABLE = re.compile(rf"CREATE (?:UNLOGGED )?TABLE {NAME}", re.I)
+OF_TABLE = re.compile(rf"(?:CREATE (?:UNIQUE )?INDEX \w+ ON|ALTER TABLE) {NAME}", re.I)  # of a new one
+RENEWED = re.compile(rf"CREATE (?P<kind>POLICY|TRIGGER) (?P<member>\w+)\b.*?\bON {NAME}", re.I | re.S)
+MOVED = re.compile(r"ALTER TABLE \w+\.(?P<table>\w+) SET SCHEMA (?P<schema>\w+)", re.I)
 REPEATED = re.compile(r"(GRANT|REVOKE|DO)\b", re.I)
+BEHIND = "-- Behind the new objects"  # line of the statements written by hand
+USERS = "@extschema@."  # schema of the functions for users
 FRESH_ONLY = "-- A fresh installation only:"  # begins the comment of a statement that an upgrade leaves out
-# Rights on functions outside of schema tensile, around the statements that drop them and create others of their names
+# Rights on functions for users, around the statements that drop them and create others of their names
 SAVE_RIGHTS = """CREATE TEMPORARY TABLE pg_temp.pg_tensile_rights AS
     SELECT DISTINCT p.proname, a.grantee, a.is_grantable
     FROM pg_catalog.pg_proc p
@@ -57,7 +68,7 @@ BEGIN
 END $$;
 
 DROP TABLE pg_temp.pg_tensile_rights;"""
-CALL = re.compile(r"SELECT tensile\.", re.I)  # calls at the end of a script
+CALL = re.compile(r"SELECT (tensile\w*|pg_catalog)\.", re.I)
 # strings, quoted names, dollar-quoted bodies and comments, as wholes
 TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/|.", re.S)
 
@@ -167,6 +178,10 @@ class Script:
         return {match["name"]: statement for match, statement in pairs if match}
 
     @cached_property
+    def tables(self) -> set[str]:
+        return {match["name"] for statement in self.statements if (match := TABLE.match(statement.text))}
+
+    @cached_property
     def texts(self) -> set[str]:
         return {statement.text for statement in self.statements}
 
@@ -179,6 +194,8 @@ class Upgrade:
         self.dropped_by_hand = {match["name"] for match in DROPPED.finditer(by_hand)}
         self.dropped_routines = [routine for routine, _ in old.routines.values() if not self._stays(routine)]
         self.dropped_views = self._dropped_views()
+        moved = {f"{match['schema']}.{match['table']}" for match in MOVED.finditer(by_hand)}
+        self.new_tables = new.tables - old.tables - moved
 
     def _stays(self, routine: Routine) -> bool:
         successor = self.new.routines.get(routine.identity)
@@ -196,10 +213,10 @@ class Upgrade:
 
     @property
     def renewed_for_users(self) -> list[str]:
-        """The names of functions outside of schema tensile that are dropped, and created with another signature."""
+        """The names of functions for users that are dropped, and created with another signature."""
         created = {routine.name for routine, _ in self.new.routines.values()}
         names = {routine.name for routine in self.dropped_routines} & created
-        return sorted(name for name in names if not name.startswith("tensile."))
+        return sorted(name for name in names if name.startswith(USERS))
 
     def saved_rights(self) -> Iterator[str]:
         """Yield the statement before the drops that saves who may execute the functions that are created again."""
@@ -217,6 +234,9 @@ class Upgrade:
         views = [name for name in self.dropped_views if name not in self.dropped_by_hand]
         if views:
             yield "DROP VIEW " + ",\n    ".join(views) + ";"
+        for statement in self.old.statements:
+            if match := RENEWED.match(statement.text):
+                yield f"DROP {match['kind']} {match['member']} ON {match['name']};"
         for routine in self.dropped_routines:
             if routine.name not in self.dropped_by_hand:
                 yield f"DROP {routine.identity};"
@@ -226,12 +246,13 @@ class Upgrade:
         renewed = {routine.name for routine in self.dropped_routines}
         for statement in self.new.statements:
             created, view, comment = routine(statement), VIEW.match(statement.text), COMMENT.match(statement.text)
+            table = TABLE.match(statement.text) or OF_TABLE.match(statement.text)
             if statement.comment.startswith(FRESH_ONLY):
                 continue
             if created is not None:
                 if statement.text not in self.old.texts or created.name in renewed | self.dropped_by_hand:
                     yield self._replacing(statement, created.identity in self.old.routines, created.name)
-                    if created.identity not in self.old.routines and not created.name.startswith("tensile."):
+                    if created.identity not in self.old.routines and created.name.startswith(USERS):
                         yield f"REVOKE EXECUTE ON {created.identity} FROM PUBLIC;"
             elif view:
                 if view["name"] not in self.old.views or view["name"] in self.dropped_views:
@@ -239,7 +260,13 @@ class Upgrade:
             elif comment:
                 if statement.text not in self.old.texts or self._is_new(comment, renewed):
                     yield statement.complete
-            elif REPEATED.match(statement.text) or CALL.match(statement.text):
+            elif table:
+                if table["name"] in self.new_tables:
+                    yield statement.complete
+            elif AGGREGATE.match(statement.text) or COMMENT_ON_SCHEMA.match(statement.text):
+                if statement.text not in self.old.texts:
+                    yield statement.complete
+            elif any(kind.match(statement.text) for kind in (RENEWED, REPEATED, CALL)):
                 yield statement.complete
 
     def _replacing(self, statement: Statement, existing: bool, name: str) -> str:
@@ -253,21 +280,21 @@ class Upgrade:
         return f"{statement.comment}{re.sub(r'^CREATE( OR REPLACE)?', verb, statement.text, flags=re.I)};"
 
     def _is_new(self, comment: re.Match[str], renewed: set[str]) -> bool:
-        """Return whether a comment is on an object that is created again, or on a table created or renamed by hand."""
+        """Return whether a comment is on a view or function that is created, or created again."""
         name = comment["name"]
         if comment["kind"].upper() == "COLUMN":
             name += comment["rest"].split()[0] if comment["rest"].split() else ""
             name = name.rpartition(".")[0]
-        creation = rf"CREATE (UNLOGGED )?TABLE {re.escape(name)}\b|RENAME TO {re.escape(name.rpartition('.')[2])}\b"
-        by_hand = re.search(creation, self.by_hand, re.I)
-        return name in renewed or name in self.dropped_views or by_hand is not None
+        new_views = self.new.views.keys() - self.old.views.keys()
+        return name in renewed or name in self.dropped_views or name in new_views
 
 
 def generate(old: str, new: str, by_hand: str) -> str:
     """Return the upgrade script from one full script to another, around the statements written by hand."""
     upgrade = Upgrade(Script(old), Script(new), by_hand)
+    tables, _, behind = by_hand.partition(BEHIND)
     before, after = (*upgrade.saved_rights(), *upgrade.drops()), (*upgrade.creations(), *upgrade.restored_rights())
-    return "\n\n".join((GUARD, *before, by_hand.strip(), *after)) + "\n"
+    return "\n\n".join(filter(None, (GUARD, *before, tables.strip(), *after, behind.strip()))) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,331 +1,135 @@
--- Models: retention of versions
-ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
-
--- Architectures that train_model chooses
-ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_reason text,
-    ADD auto_registered bool NOT NULL DEFAULT false;
-
--- Recipes, divisions of the rows, and limits of time
-ALTER TABLE tensile.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
-    ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval;
-UPDATE tensile.jobs j SET chosen_learning_rate = b.learning_rate
-    FROM tensile.batch_sizes b WHERE b.job OPERATOR(pg_catalog.=) j.id AND b.chosen;
-ALTER TABLE tensile.model_versions ADD training jsonb;
-
--- Versions are visible when they are complete, and the space of deleted weights and checkpoints is reused soon.
-ALTER POLICY visible ON tensile.model_versions USING (
-    weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
-ALTER TABLE tensile.model_weights SET (
-    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
-ALTER TABLE tensile.checkpoint_chunks SET (
-    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
-
--- Metrics by name: the table of metrics becomes that of epochs, its columns become rows.
-ALTER TABLE tensile.metrics RENAME TO epochs;
-ALTER INDEX tensile.metrics_pkey RENAME TO epochs_pkey;
-ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_job_fkey TO epochs_job_fkey;
-ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_split_check TO epochs_split_check;
-CREATE TABLE tensile.metrics (
-    job    bigint,
-    epoch  int,
-    split  text,
-    metric text,
-    value  float8 NOT NULL,
-    PRIMARY KEY (job, epoch, split, metric),
-    FOREIGN KEY (job, epoch, split) REFERENCES tensile.epochs ON DELETE CASCADE
-);
-INSERT INTO tensile.metrics (job, epoch, split, metric, value)
-    SELECT e.job, e.epoch, e.split, m.metric, m.value
-    FROM tensile.epochs e
-         CROSS JOIN LATERAL (VALUES ('loss', e.loss), ('accuracy', e.accuracy), ('f1', e.f1), ('rmse', e.rmse),
-                                    ('r2', e.r2)) m (metric, value)
-    WHERE m.value IS NOT NULL;
-ALTER TABLE tensile.epochs DROP COLUMN loss, DROP COLUMN accuracy, DROP COLUMN f1, DROP COLUMN rmse, DROP COLUMN r2;
-ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
-SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
-    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
-
--- Only the scheduler writes into the plan table, so executors find no damaged plans.
-ALTER TABLE tensile.traces DROP COLUMN replans;
-
--- Launch times of kernels, which nothing read
-ALTER TABLE tensile.codec_times DROP COLUMN launch;
-
--- Plans count with the load of the device at present.
-ALTER TABLE tensile.traces ADD load float8;
-ALTER TABLE tensile.latencies ADD average_load float8, ADD alone_us float8;
-
--- Memory flows between jobs.
-ALTER TABLE tensile.footprints ADD groups bytea NOT NULL DEFAULT '';
+-- Schemas. PUBLIC may use pg_tensile as before.
+CREATE SCHEMA tensile_internal;
+CREATE SCHEMA tensile_worker;
+GRANT USAGE ON SCHEMA tensile_worker TO PUBLIC;
 
 -- The predictor's models are in shared memory.
 DROP TABLE tensile._loaded_models;
 
--- Automatic calibrations
-ALTER TABLE tensile.jobs ADD automatic bool NOT NULL DEFAULT false;
-DROP INDEX tensile.jobs_one_calibration;
-CREATE UNIQUE INDEX jobs_one_calibration ON tensile.jobs (automatic)
-    WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
-ALTER TABLE tensile.latency_models ADD torch text, ADD known_kinds text[];
-ALTER TABLE tensile.traces ADD torch text;
+-- Names of tables: epochs are those of which metrics are rows, and no two names differ by an s.
+ALTER TABLE tensile.metrics RENAME TO epochs;
+ALTER INDEX tensile.metrics_pkey RENAME TO epochs_pkey;
+ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_job_fkey TO epochs_job_fkey;
+ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_split_check TO epochs_split_check;
+ALTER TABLE tensile.latencies RENAME TO operator_latencies;
+ALTER INDEX tensile.latencies_pkey RENAME TO operator_latencies_pkey;
+ALTER TABLE tensile.operator_latencies RENAME CONSTRAINT latencies_job_fkey TO operator_latencies_job_fkey;
+ALTER TABLE tensile.footprints RENAME TO plans;
+ALTER INDEX tensile.footprints_pkey RENAME TO plans_pkey;
+ALTER TABLE tensile.plans RENAME CONSTRAINT footprints_job_fkey TO plans_job_fkey;
+ALTER TABLE tensile.searches RENAME TO plan_searches;
+ALTER INDEX tensile.searches_pkey RENAME TO plan_searches_pkey;
+ALTER TABLE tensile.plan_searches RENAME CONSTRAINT searches_job_fkey TO plan_searches_job_fkey;
 
--- Jobs with ranks
-ALTER TABLE tensile.traces ADD profile jsonb, ADD codec_times jsonb;
-CREATE TABLE tensile.rank_reports (
-    job   bigint PRIMARY KEY REFERENCES tensile.jobs ON DELETE CASCADE,
-    ranks jsonb NOT NULL,
-    at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
-);
-ALTER TABLE tensile.rank_reports ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.rank_reports FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+ALTER TABLE tensile.models SET SCHEMA tensile_internal;
+ALTER TABLE tensile.model_versions SET SCHEMA tensile_internal;
+ALTER TABLE tensile.model_weights SET SCHEMA tensile_internal;
+ALTER TABLE tensile.model_grants SET SCHEMA tensile_internal;
+ALTER TABLE tensile.jobs SET SCHEMA tensile_internal;
+ALTER TABLE tensile.checkpoints SET SCHEMA tensile_internal;
+ALTER TABLE tensile.checkpoint_chunks SET SCHEMA tensile_internal;
+ALTER TABLE tensile.epochs SET SCHEMA tensile_internal;
+ALTER TABLE tensile.batch_sizes SET SCHEMA tensile_internal;
+ALTER TABLE tensile.traces SET SCHEMA tensile_internal;
+ALTER TABLE tensile.operators SET SCHEMA tensile_internal;
+ALTER TABLE tensile.tensors SET SCHEMA tensile_internal;
+ALTER TABLE tensile.operator_latencies SET SCHEMA tensile_internal;
+ALTER TABLE tensile.plans SET SCHEMA tensile_internal;
+ALTER TABLE tensile.sparsities SET SCHEMA tensile_internal;
+ALTER TABLE tensile.codings SET SCHEMA tensile_internal;
+ALTER TABLE tensile.plan_searches SET SCHEMA tensile_internal;
+ALTER TABLE tensile.search_results SET SCHEMA tensile_internal;
+ALTER TABLE tensile.device_profiles SET SCHEMA tensile_internal;
+ALTER TABLE tensile.latency_models SET SCHEMA tensile_internal;
+ALTER TABLE tensile.codec_times SET SCHEMA tensile_internal;
+ALTER TABLE tensile.scheduler_log SET SCHEMA tensile_internal;
 
--- Deployments, and jobs that begin with the weights of a version
-ALTER TABLE tensile.jobs ADD start_version bigint;
-CREATE TABLE tensile.deployments (
-    id               bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    model            bigint NOT NULL REFERENCES tensile.models ON DELETE CASCADE,
-    version          int NOT NULL,
-    decision         text NOT NULL
-                     CHECK (decision OPERATOR(pg_catalog.=) ANY (ARRAY['deployed', 'kept', 'rolled back'])),
-    reason           text,
-    job              bigint,
-    decided_by       name NOT NULL,
-    decided_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    ended_at         timestamptz,
-    metric           text,
-    value            float8,
-    previous_version int,
-    previous_value   float8,
-    follows          bigint
-);
-CREATE UNIQUE INDEX deployments_in_force ON tensile.deployments (model) WHERE ended_at IS NULL;
-CREATE INDEX deployments_of_model ON tensile.deployments (model, id);
-INSERT INTO tensile.deployments (model, version, decision, reason, decided_by, decided_at)
-    SELECT m.id, m.deployed_version, 'deployed', 'deployed before the update to version 0.2.0', m.owner_name,
-           m.updated_at
-    FROM tensile.models m WHERE m.deployed_version IS NOT NULL;
-ALTER TABLE tensile.deployments ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.deployments FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
-SELECT pg_catalog.pg_extension_config_dump('tensile.deployments', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.deployments_id_seq', '');
-
--- Schedules
-CREATE TABLE tensile.schedules (
-    id           bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    model        bigint NOT NULL UNIQUE REFERENCES tensile.models ON DELETE CASCADE,
-    owner        oid,
-    owner_name   name NOT NULL,
-    every        interval CHECK (every OPERATOR(pg_catalog.>) '0'),
-    rows         bigint CHECK (rows OPERATOR(pg_catalog.>) 0),
-    source       regclass,
-    drift        float8 CHECK (drift OPERATOR(pg_catalog.>) 0),
-    arguments    jsonb NOT NULL,
-    settings     jsonb NOT NULL,
-    created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    next_run     timestamptz,
-    counted_rows bigint,
-    last_run     timestamptz,
-    last_job     bigint,
-    sqlstate     text,
-    error        text,
-    hint         text,
-    last_reason  text,
-    CHECK (every IS NOT NULL OR rows IS NOT NULL OR drift IS NOT NULL),
-    CHECK ((rows IS NULL) OPERATOR(pg_catalog.=) (source IS NULL)),
-    CHECK ((every IS NULL) OPERATOR(pg_catalog.=) (next_run IS NULL))
-);
-ALTER TABLE tensile.schedules ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.schedules FOR SELECT USING (
-    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
-CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.schedules
-    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
-SELECT pg_catalog.pg_extension_config_dump('tensile.schedules', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.schedules_id_seq', '');
-
--- Drift
-ALTER TABLE tensile.model_versions ADD reference jsonb;
-CREATE TABLE tensile.drift_counts (
-    version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
-    since   timestamptz,
-    rows    bigint NOT NULL,
-    counts  bigint[] NOT NULL,
-    PRIMARY KEY (version, since)
-);
-CREATE TABLE tensile.drift_alarms (
-    version     bigint PRIMARY KEY REFERENCES tensile.model_versions ON DELETE CASCADE,
-    column_name text NOT NULL,
-    psi         float8 NOT NULL,
-    threshold   float8 NOT NULL,
-    at          timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
-);
-ALTER TABLE tensile.drift_counts ENABLE ROW LEVEL SECURITY;
-ALTER TABLE tensile.drift_alarms ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.drift_counts FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
-            WHERE v.id OPERATOR(pg_catalog.=) drift_counts.version
-              AND (tensile._owned(m.owner, m.owner_name)
-                   OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));
-CREATE POLICY visible ON tensile.drift_alarms FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
-            WHERE v.id OPERATOR(pg_catalog.=) drift_alarms.version
-              AND (tensile._owned(m.owner, m.owner_name)
-                   OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));
-SELECT pg_catalog.pg_extension_config_dump('tensile.drift_counts',
-    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
-SELECT pg_catalog.pg_extension_config_dump('tensile.drift_alarms',
-    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
-
--- Scheduled evaluations
-CREATE TABLE tensile.evaluation_schedules (
-    id          bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    model       bigint NOT NULL UNIQUE REFERENCES tensile.models ON DELETE CASCADE,
-    owner       oid,
-    owner_name  name NOT NULL,
-    query       text NOT NULL,
-    metric      text,
-    every       interval NOT NULL CHECK (every OPERATOR(pg_catalog.>) '0'),
-    settings    jsonb NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    next_run    timestamptz NOT NULL,
-    last_run    timestamptz,
-    last_job    bigint,
-    sqlstate    text,
-    error       text,
-    hint        text
-);
-CREATE TABLE tensile.evaluations (
-    id      bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    model   bigint NOT NULL REFERENCES tensile.models ON DELETE CASCADE,
-    version int NOT NULL,
-    at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    rows    bigint NOT NULL,
-    metric  text NOT NULL,
-    value   float8
-);
-CREATE INDEX evaluations_of_model ON tensile.evaluations (model, at);
-ALTER TABLE tensile.evaluation_schedules ENABLE ROW LEVEL SECURITY;
-ALTER TABLE tensile.evaluations ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.evaluation_schedules FOR SELECT USING (
-    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
-CREATE POLICY visible ON tensile.evaluations FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
-CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.evaluation_schedules
-    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
-SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.evaluation_schedules_id_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.evaluations_id_seq', '');
-
--- Queries for predictions, derived from training queries
-ALTER TABLE tensile.model_versions ADD prediction_query jsonb;
-
--- Lineage: what versions were trained on
-CREATE TABLE tensile._version_sources (
-    version       bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
-    purpose       text CHECK (purpose OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
-    relation      oid,
-    schema_name   name,
-    relation_name name,
-    kind          text NOT NULL,
-    columns       name[] NOT NULL,
-    PRIMARY KEY (version, purpose, schema_name, relation_name)
-);
-CREATE INDEX version_sources_of_relation ON tensile._version_sources (relation);
-ALTER TABLE tensile._version_sources ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile._version_sources FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) _version_sources.version));
-CREATE FUNCTION tensile._resolve_source() RETURNS trigger
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
-AS $$
+-- Views have most of the comments now; those of tables follow below.
+DO $$
+DECLARE
+    comment pg_catalog.text;
 BEGIN
-    RETURN NEW;
-END $$; -- replaced below
-CREATE TRIGGER resolve_source BEFORE INSERT ON tensile._version_sources
-    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_source();
-SELECT pg_catalog.pg_extension_config_dump('tensile._version_sources',
-    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+    FOR comment IN
+        SELECT CASE WHEN d.objsubid OPERATOR(pg_catalog.=) 0
+                    THEN pg_catalog.format('COMMENT ON TABLE %s IS NULL', c.oid::pg_catalog.regclass)
+                    ELSE pg_catalog.format('COMMENT ON COLUMN %s.%I IS NULL', c.oid::pg_catalog.regclass, a.attname) END
+        FROM pg_catalog.pg_description d JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) d.objoid
+             LEFT JOIN pg_catalog.pg_attribute a
+                 ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.=) d.objsubid
+        WHERE d.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
+          AND c.relnamespace OPERATOR(pg_catalog.=) 'tensile_internal'::pg_catalog.regnamespace LOOP
+        EXECUTE comment;
+    END LOOP;
+END $$;
 
--- Tunings: trials are jobs of the same model that train at once.
-ALTER TABLE tensile.jobs ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text,
-    ADD architecture_reason text,
+-- Names of columns: "model" and "owner" are names, "model_id" and "owner_id" numbers.
+ALTER TABLE tensile_internal.models RENAME owner TO owner_id;
+ALTER TABLE tensile_internal.models RENAME owner_name TO owner;
+ALTER TABLE tensile_internal.model_versions RENAME model TO model_id;
+ALTER TABLE tensile_internal.model_versions RENAME CONSTRAINT model_versions_model_fkey TO model_versions_model_id_fkey;
+ALTER TABLE tensile_internal.model_versions
+    RENAME CONSTRAINT model_versions_model_version_key TO model_versions_model_id_version_key;
+ALTER TABLE tensile_internal.model_grants RENAME model TO model_id;
+ALTER TABLE tensile_internal.model_grants RENAME CONSTRAINT model_grants_model_fkey TO model_grants_model_id_fkey;
+ALTER TABLE tensile_internal.jobs RENAME model TO model_id;
+ALTER TABLE tensile_internal.jobs RENAME model_name TO model;
+ALTER TABLE tensile_internal.jobs RENAME owner TO owner_id;
+ALTER TABLE tensile_internal.jobs RENAME owner_name TO owner;
+ALTER TABLE tensile_internal.jobs RENAME CONSTRAINT jobs_model_fkey TO jobs_model_id_fkey;
+
+-- Models: retention of versions, and architectures that train_model chooses
+ALTER TABLE tensile_internal.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
+    ALTER architecture DROP NOT NULL, ADD architecture_reason text, ADD auto_registered bool NOT NULL DEFAULT false;
+
+-- Versions: the course of the training, drift, and queries for predictions, derived from training queries
+ALTER TABLE tensile_internal.model_versions ADD training jsonb, ADD reference jsonb, ADD prediction_query jsonb;
+
+-- Jobs: recipes, divisions of the rows, limits of time, automatic calibrations, jobs that begin with the weights of a
+-- version, and tunings, whose trials are jobs of the same model that train at once
+ALTER TABLE tensile_internal.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
+    ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval,
+    ADD automatic bool NOT NULL DEFAULT false, ADD start_version bigint,
+    ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text, ADD architecture_reason text,
     DROP CONSTRAINT jobs_kind_check,
     ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare', 'evaluate']));
-DROP INDEX tensile.jobs_one_per_model;
-CREATE UNIQUE INDEX jobs_one_per_model ON tensile.jobs (model) WHERE ended_at IS NULL AND tuning IS NULL;
-CREATE INDEX jobs_of_tuning ON tensile.jobs (tuning) WHERE tuning IS NOT NULL;
-CREATE TABLE tensile.tunings (
-    id               bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    model            bigint REFERENCES tensile.models ON DELETE SET NULL,
-    model_name       text NOT NULL,
-    owner            oid,
-    owner_name       name NOT NULL,
-    architecture     jsonb,
-    arguments        jsonb NOT NULL,
-    settings         jsonb NOT NULL,
-    space            jsonb,
-    trials           int NOT NULL CHECK (trials OPERATOR(pg_catalog.>) 0),
-    time_limit       interval,
-    metric           text,
-    parallel         int NOT NULL CHECK (parallel OPERATOR(pg_catalog.>) 0),
-    halving          jsonb,
-    threads          int,
-    state            text NOT NULL DEFAULT 'queued'
-                     CHECK (state OPERATOR(pg_catalog.=) ANY (
-                         ARRAY['queued', 'running', 'comparing', 'finished', 'failed', 'cancelled'])),
-    cancel_requested bool NOT NULL DEFAULT false,
-    rows             bigint,
-    fingerprint      text,
-    best_trial       int,
-    comparison       bigint,
-    submitted_at     timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    started_at       timestamptz,
-    ended_at         timestamptz,
-    sqlstate         text,
-    error            text,
-    hint             text,
-    warnings         text[],
-    CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
-           OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
-);
-CREATE INDEX tunings_open ON tensile.tunings (id) WHERE ended_at IS NULL;
-CREATE TABLE tensile.trials (
-    tuning      bigint REFERENCES tensile.tunings ON DELETE CASCADE,
-    number      int,
-    params      jsonb NOT NULL,
-    state       text NOT NULL DEFAULT 'waiting'
-                CHECK (state OPERATOR(pg_catalog.=) ANY (
-                    ARRAY['waiting', 'running', 'finished', 'pruned', 'infeasible', 'failed', 'cancelled'])),
-    job         bigint,
-    value       float8,
-    epochs      int,
-    rungs       float8[] NOT NULL DEFAULT '{}',
-    least_bytes bigint,
-    version     int,
-    started_at  timestamptz,
-    ended_at    timestamptz,
-    sqlstate    text,
-    error       text,
-    PRIMARY KEY (tuning, number)
-);
-CREATE INDEX trials_of_job ON tensile.trials (job);
-ALTER TABLE tensile.tunings ENABLE ROW LEVEL SECURITY;
-ALTER TABLE tensile.trials ENABLE ROW LEVEL SECURITY;
-CREATE POLICY visible ON tensile.tunings FOR SELECT USING (
-    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
-CREATE POLICY visible ON tensile.trials FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.tunings t WHERE t.id OPERATOR(pg_catalog.=) tuning));
-CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.tunings
-    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
-SELECT pg_catalog.pg_extension_config_dump('tensile.tunings', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.trials', '');
-SELECT pg_catalog.pg_extension_config_dump('tensile.tunings_id_seq', '');
+UPDATE tensile_internal.jobs j SET chosen_learning_rate = b.learning_rate
+    FROM tensile_internal.batch_sizes b WHERE b.job OPERATOR(pg_catalog.=) j.id AND b.chosen;
+DROP INDEX tensile_internal.jobs_one_per_model, tensile_internal.jobs_one_calibration;
+CREATE UNIQUE INDEX jobs_one_per_model ON tensile_internal.jobs (model_id) WHERE ended_at IS NULL AND tuning IS NULL;
+CREATE INDEX jobs_of_tuning ON tensile_internal.jobs (tuning) WHERE tuning IS NOT NULL;
+CREATE UNIQUE INDEX jobs_one_calibration ON tensile_internal.jobs (automatic)
+    WHERE ended_at IS NULL AND kind OPERATOR(pg_catalog.=) 'calibrate';
 
--- The owner's functions alone call these checks.
-REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
+-- The space of deleted weights and checkpoints is reused soon.
+ALTER TABLE tensile_internal.model_weights SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+ALTER TABLE tensile_internal.checkpoint_chunks SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+
+-- Only the scheduler writes into the plan table, so trainers find no damaged plans; nothing read the launch times of
+-- kernels. Plans count with the load of the device at present, and memory flows between jobs.
+ALTER TABLE tensile_internal.traces DROP COLUMN replans, ADD load float8, ADD torch text, ADD profile jsonb,
+    ADD codec_times jsonb;
+ALTER TABLE tensile_internal.codec_times DROP COLUMN launch;
+ALTER TABLE tensile_internal.operator_latencies ADD average_load float8, ADD alone_us float8;
+ALTER TABLE tensile_internal.plans ADD groups bytea NOT NULL DEFAULT '';
+ALTER TABLE tensile_internal.latency_models ADD torch text, ADD known_kinds text[];
+
+-- Behind the new objects
+
+-- Metrics by name: columns of epochs become rows.
+INSERT INTO tensile_internal.metrics (job, epoch, split, metric, value)
+    SELECT e.job, e.epoch, e.split, m.metric, m.value
+    FROM tensile_internal.epochs e
+         CROSS JOIN LATERAL (VALUES ('loss', e.loss), ('accuracy', e.accuracy), ('f1', e.f1), ('rmse', e.rmse),
+                                    ('r2', e.r2)) m (metric, value)
+    WHERE m.value IS NOT NULL;
+ALTER TABLE tensile_internal.epochs DROP COLUMN loss, DROP COLUMN accuracy, DROP COLUMN f1, DROP COLUMN rmse,
+    DROP COLUMN r2;
+
+INSERT INTO tensile_internal.deployments (model_id, version, decision, reason, decided_by, decided_at)
+    SELECT m.id, m.deployed_version, 'deployed', 'deployed before the update to version 0.2.0', m.owner, m.updated_at
+    FROM tensile_internal.models m WHERE m.deployed_version IS NOT NULL;
 
 -- Role tensile_user has what PUBLIC had in 0.1.0, but an upgrade revokes nothing. (Extension scripts show no NOTICE.)
 DO $$

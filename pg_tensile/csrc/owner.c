@@ -40,14 +40,20 @@ PG_FUNCTION_INFO_V1(tensile_raise);
 static Oid
 private_oid(const char *name, int nargs, const Oid *types)
 {
-	Oid			found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(name),
-										PointerGetDatum(buildoidvector(types, nargs)),
-										ObjectIdGetDatum(get_namespace_oid("tensile_internal", false)));
+	Oid			schema = get_namespace_oid("tensile_internal", true);
+	Oid			found;
 
+	if (!OidIsValid(schema))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"pg_tensile\" is older than the server's library"),
+				 errhint("Run ALTER EXTENSION pg_tensile UPDATE.")));
+	found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(name),
+							PointerGetDatum(buildoidvector(types, nargs)), ObjectIdGetDatum(schema));
 	/* Finds no procedures, but has the message. */
 	return OidIsValid(found) ? found :
-		LookupFuncName(list_make2(makeString("tensile_internal"), makeString(pstrdup(name))), nargs, types,
-					   false);
+		LookupFuncName(list_make2(makeString("tensile_internal"), makeString(pstrdup(name))), nargs,
+					   types, false);
 }
 
 NullableDatum

@@ -34,21 +34,26 @@ MEMBERS = """
 """
 ROUTINES = f"FROM pg_proc p JOIN {MEMBERS} m ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid"
 ROUTINE = "'function ' || p.oid::regprocedure"
-RELATIONS = "FROM pg_class c WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind IN ('r', 'v', 'S')"
+SCHEMAS = "IN ('tensile'::regnamespace, 'tensile_internal'::regnamespace, 'tensile_worker'::regnamespace)"
+RELATIONS = f"FROM pg_class c WHERE c.relnamespace {SCHEMAS} AND c.relkind IN ('r', 'v', 'S')"
 RELATION = """
     CASE c.relkind WHEN 'r' THEN 'table ' WHEN 'v' THEN 'view ' ELSE 'sequence ' END || c.oid::regclass
 """
-COLUMNS = """
+COLUMNS = f"""
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
          LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-    WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind IN ('r', 'v')
+    WHERE c.relnamespace {SCHEMAS} AND c.relkind IN ('r', 'v')
 """
 PARTS = [
     Part("member", f"SELECT pg_describe_object(classid, objid, objsubid), 'yes' FROM {MEMBERS} m"),
     Part("owner", f"SELECT {ROUTINE}, p.proowner::regrole::text {ROUTINES}"),
     Part("rights", f"SELECT {ROUTINE}, {rights('p.proacl', 'f', 'p.proowner')} {ROUTINES}"),
     Part("comment", f"SELECT {ROUTINE}, obj_description(p.oid, 'pg_proc') {ROUTINES}"),
-    Part("definition", f"SELECT {ROUTINE}, pg_get_functiondef(p.oid) {ROUTINES}"),
+    Part(
+        "definition",
+        f"SELECT {ROUTINE}, CASE p.prokind WHEN 'a' THEN a::text ELSE pg_get_functiondef(p.oid) END {ROUTINES}"
+        " LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid",
+    ),
     Part("owner", f"SELECT {RELATION}, c.relowner::regrole::text {RELATIONS}"),
     Part(
         "rights",
@@ -78,32 +83,35 @@ PARTS = [
     Part(
         "constraint",
         "SELECT 'table ' || conrelid::regclass, string_agg(conname || ' ' || pg_get_constraintdef(oid), E'\\n'"
-        " ORDER BY conname) FROM pg_constraint WHERE connamespace = 'tensile'::regnamespace AND conrelid <> 0"
+        f" ORDER BY conname) FROM pg_constraint WHERE connamespace {SCHEMAS} AND conrelid <> 0"
         " GROUP BY conrelid",
     ),
     Part(
         "index",
         "SELECT 'table ' || indrelid::regclass, string_agg(pg_get_indexdef(indexrelid), E'\\n'"
         " ORDER BY indexrelid::regclass::text) FROM pg_index JOIN pg_class c ON c.oid = indrelid"
-        " WHERE c.relnamespace = 'tensile'::regnamespace GROUP BY indrelid",
+        f" WHERE c.relnamespace {SCHEMAS} GROUP BY indrelid",
     ),
     Part(
         "policy",
         "SELECT format('table %s.%s', schemaname, tablename), string_agg(concat_ws(' ', policyname, permissive, roles,"
         " cmd, 'USING', qual, 'WITH CHECK', with_check), E'\\n' ORDER BY policyname) FROM pg_policies"
-        " WHERE schemaname = 'tensile' GROUP BY 1",
+        " WHERE schemaname ~ '^tensile' GROUP BY 1",
     ),
     Part(
         "trigger",
         "SELECT 'table ' || tgrelid::regclass, string_agg(concat_ws(' ', pg_get_triggerdef(t.oid), tgenabled), E'\\n'"
         " ORDER BY tgname) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid"
-        " WHERE c.relnamespace = 'tensile'::regnamespace AND NOT tgisinternal GROUP BY tgrelid",
+        f" WHERE c.relnamespace {SCHEMAS} AND NOT tgisinternal GROUP BY tgrelid",
     ),
     Part(
         "rights",
-        f"SELECT 'schema tensile', {rights('nspacl', 'n', 'nspowner')} FROM pg_namespace WHERE nspname = 'tensile'",
+        f"SELECT 'schema ' || nspname, {rights('nspacl', 'n', 'nspowner')} FROM pg_namespace WHERE oid {SCHEMAS}",
     ),
-    Part("comment", "SELECT 'schema tensile', obj_description('tensile'::regnamespace, 'pg_namespace')"),
+    Part(
+        "comment",
+        f"SELECT 'schema ' || nspname, obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE oid {SCHEMAS}",
+    ),
     Part(
         "dumped rows",
         "SELECT 'extension', string_agg(concat_ws(' ', c.config::regclass, c.condition), E'\\n'"

@@ -9,6 +9,8 @@ from scripts.upgrade_script import GUARD, Routine, generate, routine, statements
 OLD = """
 \\echo Use "CREATE EXTENSION x" to load this file. \\quit
 CREATE TABLE tensile.jobs (id int);
+CREATE TABLE tensile.old_place (id int);
+CREATE POLICY visible ON tensile.jobs USING (tensile._same(id) = 1);
 COMMENT ON COLUMN tensile.jobs.id IS 'number';
 CREATE FUNCTION tensile._same(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
 CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
@@ -24,6 +26,14 @@ GRANT SELECT ON tensile.uses TO PUBLIC;
 NEW = """
 \\echo Use "CREATE EXTENSION x" to load this file. \\quit
 CREATE TABLE tensile.jobs (id int, kind text);
+CREATE TABLE inside.old_place (id int);
+CREATE TABLE inside.epochs (id int);
+CREATE INDEX epochs_id ON inside.epochs (id);
+CREATE INDEX jobs_kind ON tensile.jobs (kind);
+ALTER TABLE inside.epochs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON tensile.jobs USING (tensile._same(id) = 2);
+CREATE TRIGGER told AFTER INSERT OR UPDATE ON inside.epochs EXECUTE FUNCTION f();
+CREATE AGGREGATE tensile._sum(int) (SFUNC = f, STYPE = int);
 COMMENT ON COLUMN tensile.jobs.id IS 'number';
 CREATE FUNCTION tensile._same(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
 ----
@@ -44,7 +54,7 @@ GRANT SELECT ON tensile.uses TO PUBLIC;
 -- A fresh installation only: the reason.
 REVOKE EXECUTE ON FUNCTION @extschema@.fresh(int) FROM PUBLIC;
 """
-BY_HAND = "-- branch\nALTER TABLE tensile.jobs ADD kind text;"
+BY_HAND = "-- branch\nALTER TABLE tensile.jobs ADD kind text;\nALTER TABLE tensile.old_place SET SCHEMA inside;"
 
 
 def upgrade(by_hand: str = BY_HAND) -> str:
@@ -58,18 +68,18 @@ def before_and_after(text: str) -> tuple[str, str]:
 
 def test_statements_end_at_semicolons_outside_of_strings_bodies_and_comments() -> None:
     texts = [statement.text for statement in statements(NEW)]
-    assert texts[3] == "CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 2; -- ; $$"
-    assert len(texts) == 13
+    assert texts[11] == "CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 2; -- ; $$"
+    assert len(texts) == 21
 
 
 def test_a_statement_has_the_comment_right_before_it() -> None:
-    assert list(statements(NEW))[3].comment == "-- One more than\n-- before\n"
+    assert list(statements(NEW))[11].comment == "-- One more than\n-- before\n"
     with pytest.raises(ValueError, match="within a statement"):
         list(statements("SELECT 1"))
 
 
 def test_defaults_are_not_part_of_a_functions_identity() -> None:
-    gone = routine(list(statements(OLD))[5])
+    gone = routine(list(statements(OLD))[7])
     assert gone == Routine("FUNCTION", "tensile._gone", ("a text", "b int"), 2, "RETURNS int")
 
 
@@ -90,7 +100,7 @@ def test_new_and_changed_objects_are_created_after_them() -> None:
     assert "REVOKE EXECUTE ON FUNCTION @extschema@.fresh(a int) FROM PUBLIC;" in after
     assert "CREATE VIEW tensile.uses" in after and "COMMENT ON VIEW tensile.uses" in after
     assert "GRANT SELECT ON tensile.uses TO PUBLIC;" in after
-    assert "_same" not in after and "stays" not in after and "A fresh installation only" not in after
+    assert "FUNCTION tensile._same" not in after and "stays" not in after and "A fresh installation only" not in after
 
 
 def test_rights_on_a_public_function_stay_if_its_signature_changes() -> None:
@@ -108,8 +118,23 @@ def test_an_object_dropped_by_hand_is_dropped_once_and_created_again() -> None:
     assert "CREATE VIEW tensile.stays" in text
 
 
-def test_a_table_created_by_hand_gets_the_comments_on_its_columns() -> None:
-    assert "COMMENT ON COLUMN tensile.jobs.id" in upgrade("CREATE TABLE tensile.jobs (id int, kind text);")
+def test_new_tables_are_created_with_what_belongs_to_them() -> None:
+    before, after = before_and_after(upgrade())
+    assert "DROP POLICY visible ON tensile.jobs;" in before
+    assert "CREATE TABLE inside.epochs" in after and "CREATE INDEX epochs_id" in after
+    assert "ALTER TABLE inside.epochs ENABLE ROW LEVEL SECURITY;" in after and "CREATE TRIGGER told" in after
+    assert "CREATE POLICY visible ON tensile.jobs USING (tensile._same(id) = 2);" in after
+    assert "CREATE AGGREGATE tensile._sum" in after
+
+
+def test_tables_that_stay_or_are_moved_by_hand_are_not_created() -> None:
+    text = upgrade()
+    assert "CREATE TABLE tensile.jobs" not in text and "old_place (id" not in text and "jobs_kind" not in text
+
+
+def test_statements_behind_the_line_follow_the_new_objects() -> None:
+    _, after = before_and_after(upgrade(f"{BY_HAND}\n-- Behind the new objects\nINSERT INTO inside.epochs VALUES (1);"))
+    assert after.endswith("INSERT INTO inside.epochs VALUES (1);\n")
 
 
 def test_a_view_that_differs_in_white_space_only_stays() -> None:
