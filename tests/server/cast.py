@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests.server.support import Connection, value
 
@@ -44,3 +46,19 @@ def denied(attempt: Callable[[], object], message: str = "") -> None:
         attempt()
     assert caught.value.sqlstate == "42501", f"{caught.value.sqlstate}: {caught.value}"
     assert message in str(caught.value)
+
+
+@contextlib.contextmanager
+def among_the_tables(db: Connection, role: str) -> Iterator[None]:
+    """A transaction of a superuser that acts as `role`, which may name what is in tensile_internal, until it ends."""
+    with db.transaction(force_rollback=True):
+        identifier = sql.Identifier(role)
+        db.execute(sql.SQL("GRANT USAGE ON SCHEMA tensile_internal TO {}").format(identifier))
+        db.execute(sql.SQL("SET LOCAL ROLE {}").format(identifier))
+        yield
+
+
+def denied_within(conn: Connection, statement: sql.Composable | str, message: str = "") -> None:
+    """Check that an open transaction is denied a statement; it goes on."""
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match=message), conn.transaction():
+        conn.execute(statement)

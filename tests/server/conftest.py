@@ -149,12 +149,12 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         "trials (tuning, number, params, state, job) VALUES (-1, 0, '{}', 'finished', %s)",
         "traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs, traces)"
         " VALUES (%s, 'cpu', 1, 'joint', 'graph', 0, 1, '[]', '{secret}')",
-        "searches (job, state, budget_bytes, seconds, cached) VALUES (%s, 'queued', 1, 1, false)",
+        "plan_searches (job, state, budget_bytes, seconds, cached) VALUES (%s, 'queued', 1, 1, false)",
         "search_results VALUES ('graph', 'cpu', 1, 1, 'secret', '', 1, 1, 1)",
         "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
         "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
-        "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
-        "footprints (job, generation, events, operators, planned, vanilla)"
+        "operator_latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
+        "plans (job, generation, events, operators, planned, vanilla)"
         " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
         "sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)"
         " VALUES (%s, 1, '{0}', '{0.5}', '{0.1}', '{1}', '{NULL}')",
@@ -166,7 +166,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         "device_profiles (device, profile) VALUES ('of nobody', '{}')",
         "latency_models (device, models, kinds, samples) VALUES ('of nobody', '', 1, 1)",
     ):
-        db.execute("INSERT INTO tensile." + insert, (job,) if "%s" in insert else ())
+        db.execute("INSERT INTO tensile_internal." + insert, (job,) if "%s" in insert else ())
     yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
     for conn in conns.values():
         conn.close()

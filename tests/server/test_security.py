@@ -12,13 +12,13 @@ from functools import partial
 import pytest
 from psycopg import sql
 
-from tests.server.cast import Cast, current_user, denied
+from tests.server.cast import Cast, among_the_tables, current_user, denied, denied_within
 from tests.server.support import SMALL_MLP, Connection, value
 
 TABLES = [
-    *("models", "model_versions", "model_weights", "model_grants", "_version_sources"),
+    *("models", "model_versions", "model_weights", "model_grants", "version_sources"),
     *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
-    *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
+    *("traces", "operators", "tensors", "operator_latencies", "plans", "plan_searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
     *("rank_reports", "tunings", "trials"),
 ]
@@ -27,10 +27,10 @@ TABLES = [
 OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible to all roles
 
 
-# What every user may execute in schema tensile: harmless, or checked by the function itself.
+# What every user may execute in schema tensile_worker: harmless, or checked by the function itself.
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
-    *("_drift", "_drift_begin", "_drift_limits", "_psi", "_ks"),
+    *("_drift", "_drift_begin", "_drift_limits", "_psi", "_ks", "_add_counts", "_sum_counts"),
     *("_materialize_predictions", "_check_unique"),
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
@@ -110,8 +110,8 @@ WORKERS_ONLY = {
 
 def test_public_may_execute_what_is_listed_here_and_nothing_else(play: Cast) -> None:
     rows = play.mallory.execute(
-        "SELECT proname FROM pg_proc WHERE pronamespace = 'tensile'::regnamespace"
-        " AND has_function_privilege(oid, 'EXECUTE')"
+        "SELECT proname FROM pg_proc WHERE has_function_privilege(oid, 'EXECUTE') AND pronamespace IN"
+        " ('tensile'::regnamespace, 'tensile_internal'::regnamespace, 'tensile_worker'::regnamespace)"
     ).fetchall()
     assert {name for (name,) in rows} == OPEN | WORKERS_ONLY.keys()
 
@@ -145,7 +145,7 @@ def test_a_job_needs_more_than_a_single_function(
 @pytest.mark.parametrize("name", WORKERS_ONLY)
 def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> None:
     verb = "CALL" if name == "_step" else "SELECT"
-    denied(partial(play.mallory.execute, f"{verb} tensile.{name}({WORKERS_ONLY[name]})"))
+    denied(partial(play.mallory.execute, f"{verb} tensile_worker.{name}({WORKERS_ONLY[name]})"))
 
 
 @pytest.mark.parametrize(
@@ -209,35 +209,66 @@ def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> Non
 
 
 @pytest.mark.parametrize("table", TABLES)
+def test_users_cannot_name_tables(play: Cast, table: str) -> None:
+    for conn in (play.mallory, play.bob, play.alice):
+        denied(partial(conn.execute, f"TABLE tensile_internal.{table}"), "schema tensile_internal")
+
+
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("statement", ["INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {} CASCADE"])
-def test_users_cannot_write_tables(play: Cast, table: str, statement: str) -> None:
-    name = sql.Identifier("tensile", table)
+def test_users_cannot_write_tables(db: Connection, play: Cast, table: str, statement: str) -> None:
+    """Their privileges do not allow it either, whatever those on the schema are."""
+    name = sql.Identifier("tensile_internal", table)
     for conn in (play.mallory, play.bob, play.alice):
         denied(partial(conn.execute, sql.SQL(statement).format(name)))
-        denied(partial(conn.execute, "SELECT nextval('tensile_internal.jobs_id_seq')"))
-        denied(partial(conn.execute, "SELECT nextval('tensile_internal.scheduler_log_id_seq')"))
+        with among_the_tables(db, current_user(conn)):
+            denied_within(db, sql.SQL(statement).format(name), f"table {table}")
+            denied_within(db, "SELECT nextval('tensile_internal.jobs_id_seq')", "sequence")
+            denied_within(db, "SELECT nextval('tensile_internal.scheduler_log_id_seq')", "sequence")
 
 
-def test_users_cannot_update_tables(play: Cast) -> None:
-    for change in ("models SET owner_name = current_user", "jobs SET priority = 1000", "model_weights SET data = ''"):
-        denied(partial(play.mallory.execute, f"UPDATE tensile.{change}"))
+def test_users_cannot_update_tables(db: Connection, play: Cast) -> None:
+    for change in ("models SET owner = current_user", "jobs SET priority = 1000", "model_weights SET data = ''"):
+        denied(partial(play.mallory.execute, f"UPDATE tensile_internal.{change}"))
+        with among_the_tables(db, current_user(play.mallory)):
+            denied_within(db, f"UPDATE tensile_internal.{change}", f"table {change.split()[0]}")
 
 
-def test_tables_show_visible_rows_only(play: Cast) -> None:
+def test_users_cannot_write_views(play: Cast) -> None:
+    """Views with joins cannot be updated by anyone; these could."""
+    for change in ("UPDATE tensile.jobs SET priority = 1000", "DELETE FROM tensile.metrics", "DELETE FROM tensile.trials"):
+        for conn in (play.mallory, play.bob, play.alice):
+            denied(partial(conn.execute, change))
+
+
+def test_tables_show_visible_rows_only(db: Connection, play: Cast) -> None:
     def seen(conn: Connection) -> set[str]:
-        return {table for table in TABLES if value(conn, f"SELECT count(*) FROM tensile.{table}")}
+        with among_the_tables(db, current_user(conn)):
+            return {table for table in TABLES if value(db, f"SELECT count(*) FROM tensile_internal.{table}")}
 
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
     assert seen(play.mallory) == OF_THE_MACHINE
-    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
-    of_jobs |= {"scheduler_log", "searches", "search_results", "rank_reports", "tunings", "trials"}
-    of_models = {"models", "model_versions", "_version_sources", "jobs", "epochs", "metrics"}
+    of_jobs = {"traces", "operators", "tensors", "operator_latencies", "plans", "sparsities", "codings"}
+    of_jobs |= {"scheduler_log", "plan_searches", "search_results", "rank_reports", "tunings", "trials"}
+    of_models = {"models", "model_versions", "version_sources", "jobs", "epochs", "metrics"}
     assert seen(play.bob) == of_models | of_jobs | OF_THE_MACHINE
+
+
+def test_views_show_visible_rows_only(play: Cast) -> None:
+    def seen(conn: Connection) -> set[str]:
+        views = conn.execute("SELECT relname FROM pg_class WHERE relnamespace = 'tensile'::regnamespace").fetchall()
+        return {view for (view,) in views if value(conn, f"SELECT count(*) FROM tensile.{view}")}
+
+    assert seen(play.mallory) == {"device_profiles", "latency_models"}
+    shown = {"models", "model_versions", "model_sources", "model_status", "jobs", "progress", "epoch_metrics", "metrics"}
+    shown |= {"traces", "operators", "tensors", "latency", "plans", "footprint", "compression", "plan_searches", "ranks"}
+    shown |= {"scheduler_log", "tunings", "trials", "device_profiles", "latency_models"}
+    assert seen(play.alice) == seen(play.bob) == shown
 
 
 def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search", "ranks"):
+        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "plan_searches", "ranks"):
             assert value(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert value(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert value(conn, "SELECT count(*) FROM tensile.predictions") == 0
@@ -246,10 +277,34 @@ def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
 
 def test_every_view_runs_as_its_reader_and_every_table_has_row_level_security(db: Connection) -> None:
     assert db.execute(
-        "SELECT relname FROM pg_class WHERE relnamespace = 'tensile'::regnamespace AND CASE relkind"
+        "SELECT oid::regclass::text FROM pg_class WHERE relnamespace IN"
+        " ('tensile'::regnamespace, 'tensile_internal'::regnamespace, 'tensile_worker'::regnamespace) AND CASE relkind"
         " WHEN 'v' THEN NOT 'security_invoker=true' = ANY (coalesce(reloptions, '{}'))"
         " WHEN 'r' THEN NOT relrowsecurity ELSE false END"
     ).fetchall() == []  # fmt: skip
+
+
+def test_schemas_have_what_their_names_say(db: Connection) -> None:
+    kinds = (
+        "SELECT coalesce(array_agg(DISTINCT relkind::text), '{}') FROM pg_class"
+        " WHERE relkind NOT IN ('S', 'i') AND relnamespace = %s::regnamespace"
+    )
+    assert value(db, kinds, "tensile") == ["v"]
+    assert value(db, kinds, "tensile_internal") == ["r", "v"]
+    assert value(db, kinds, "tensile_worker") == []
+
+
+def test_functions_with_the_callers_rights_name_nothing_that_callers_may_not(db: Connection) -> None:
+    assert (
+        db.execute(
+            "SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang"
+            " JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass"
+            " JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'"
+            " WHERE NOT p.prosecdef AND l.lanname IN ('sql', 'plpgsql') AND p.prosrc ~ 'tensile_internal'"
+            " AND p.pronamespace <> 'tensile_internal'::regnamespace"
+        ).fetchall()
+        == []
+    )
 
 
 def test_functions_with_other_rights_have_a_pinned_search_path(db: Connection) -> None:
@@ -266,13 +321,21 @@ def test_functions_with_other_rights_have_a_pinned_search_path(db: Connection) -
     )
 
 
-def test_rows_do_not_leak_into_a_function_of_the_reader(play: Cast) -> None:
+def test_rows_do_not_leak_into_a_function_of_the_reader(db: Connection, play: Cast) -> None:
     play.mallory.execute(
         "CREATE FUNCTION leak(text) RETURNS bool LANGUAGE plpgsql COST 0.0000001 AS"
         " $$ BEGIN RAISE EXCEPTION 'leaked %', $1; END $$"
     )
-    for table, column in (
-        *(("jobs", "query"), ("models", "name"), ("metrics", "split"), ("model_weights", "data::text")),
-        *(("operators", "source"), ("tensors", "name"), ("traces", "policy"), ("scheduler_log", "reason")),
-    ):
-        assert play.mallory.execute(f"SELECT FROM tensile.{table} WHERE leak({column})").fetchall() == []
+    leak = sql.SQL("SELECT FROM {} WHERE {}.leak({})")
+    schema = sql.Identifier(value(db, "SELECT current_schema"))
+    columns = (
+        *(("jobs", "query"), ("metrics", "split"), ("operators", "source"), ("tensors", "name"), ("traces", "policy")),
+        ("scheduler_log", "reason"),
+    )
+    for view, column in (*columns, ("models", "model")):
+        name = sql.Identifier("tensile", view)
+        assert play.mallory.execute(leak.format(name, schema, sql.SQL(column))).fetchall() == []
+    with among_the_tables(db, current_user(play.mallory)):
+        for table, column in (*columns, ("models", "name"), ("model_weights", "data::text")):
+            name = sql.Identifier("tensile_internal", table)
+            assert db.execute(leak.format(name, schema, sql.SQL(column))).fetchall() == []
