@@ -3,7 +3,7 @@
  * written to its log and sent to the client.
  *
  * - Some errors that PostgreSQL raises before it calls us get a hint: a
- *	 privilege that is missing for a function or the schema of pg_tensile, and a
+ *	 privilege that is missing for a function or a schema of pg_tensile, and a
  *	 database that cannot be renamed, copied or dropped while we are connected.
  * - Messages of supervisors, and warnings of public functions, have no context,
  *	 which would be lines about our own functions.  Those of the user's code and
@@ -38,7 +38,9 @@ static const char *const public_functions[] = {
 
 static const char *const owner_functions[] = {"release_database", "resume_database"};
 
-static const char *const schemas[] = {"tensile", "tensile_internal", "tensile_worker"};
+/* The schemas that members of tensile_user may use, and that of the tables, which they may not. */
+static const char *const schemas[] = {"tensile", "tensile_worker"};
+static const char tables_schema[] = "tensile_internal";
 
 /*
  * Does the message, in whatever language, have this word?  The name of an
@@ -78,14 +80,16 @@ hint_of_privilege(const ErrorData *error)
 {
 	bool		routine = is_message(error, "permission denied for function %s") ||
 		is_message(error, "permission denied for procedure %s");
+	bool		schema = is_message(error, "permission denied for schema %s");
 
 	if (routine && has_any_word(error->message, owner_functions, lengthof(owner_functions)))
 		return "It is for the owner of the database, and superusers.";
 	if ((routine && has_any_word(error->message, public_functions, lengthof(public_functions))) ||
-		(is_message(error, "permission denied for schema %s") &&
-		 has_any_word(error->message, schemas, lengthof(schemas))))
+		(schema && has_any_word(error->message, schemas, lengthof(schemas))))
 		return "pg_tensile is for members of the role tensile_user: GRANT tensile_user TO the role. "
 			"With a model of another role, it predicts after grant_model by the model's owner.";
+	if (schema && has_word(error->message, tables_schema))
+		return "The views of schema tensile show what you may see.";
 	return NULL;
 }
 

@@ -259,7 +259,18 @@ def test_a_role_without_privileges_is_told_which_it_needs(
             attempt = partial(outsider.execute, call.encode())
             error = refused("42501", "permission denied for", "GRANT tensile_user", attempt)
             assert "grant_model" in (error.diag.message_hint or "")
-    refused("42501", "permission denied for schema", "tensile_user", lambda: outsider.execute("TABLE tensile.jobs"))
+    for use in ("TABLE tensile.jobs", "SELECT tensile_worker._version()"):
+        refused("42501", "permission denied for schema", "tensile_user", partial(outsider.execute, use.encode()))
+
+
+def test_a_role_that_names_a_table_is_told_of_the_views(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    member = connect(roles("member"))
+    for use in ("TABLE tensile_internal.jobs", "SELECT tensile_internal._grants()"):
+        attempt = partial(member.execute, use.encode())
+        error = refused("42501", "permission denied for schema tensile_internal", "views of schema tensile", attempt)
+        assert "tensile_user" not in (error.diag.message_hint or "")
 
 
 def test_other_privileges_have_no_such_hint(
