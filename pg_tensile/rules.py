@@ -1,7 +1,7 @@
 """Rules for the keys of an architecture and the options of a job (rules.json).
 
-The server checks user input against the same file (`tensile_internal._check_value` in sql/) and reports the same errors; the
-checks here protect jobs whose models were stored by another version.
+The server checks user input against the same file (`tensile_internal._check_value` in sql/) and reports the same
+errors; the checks here protect jobs whose models were stored by another version.
 
 The file uses a subset of JSON Schema with these definitions and additions:
 

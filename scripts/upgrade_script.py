@@ -11,10 +11,10 @@ their indexes. Comments follow, and all grants, calls and DO blocks are repeated
 with "A fresh installation only:". EXECUTE on a new function for users is revoked from PUBLIC, unless the full script
 grants it; one whose signature has changed keeps the rights that roles had on it.
 
-Changes of tables that stay, and of the data in them, cannot be derived: they are written by hand, may drop functions and
-views as well, and stand between what is dropped and what is created. What needs new tables follows behind the line
+Changes of tables that stay, and of the data in them, cannot be derived: they are written by hand, may drop functions
+and views as well, and stand between what is dropped and what is created. What needs new tables follows behind the line
 "-- Behind the new objects". A table that is moved to another schema by hand stays. The test in
-tests/server/test_upgrade.py compares the catalogue of an upgraded database with that of a new one.
+tests/server/test_update.py compares the catalogue of an upgraded database with that of a new one.
 """
 
 from __future__ import annotations

@@ -234,7 +234,8 @@ class Client:
         tune_model).
 
         `read` and the `settings` are those of `train`, and the same for all trials; the option "max_time" limits
-        each of them, `max_time` all together: an interval, or seconds. Raises ArgumentError if `train` does not have one of the settings."""
+        each of them, `max_time` all together: an interval, or seconds. Raises ArgumentError if `train` does not have
+        one of the settings."""
         own = {
             "space": space,
             "trials": trials,

@@ -58,7 +58,8 @@ class AutoCalibration:
     def turn(self) -> float:
         """Stop, settle or begin a calibration; return the seconds until the next turn."""
         jobs = self._server.rows(
-            "SELECT id, automatic, options->>'device' AS device FROM tensile_internal.jobs WHERE ended_at IS NULL ORDER BY id"
+            "SELECT id, automatic, options->>'device' AS device FROM tensile_internal.jobs"
+            " WHERE ended_at IS NULL ORDER BY id"
         )
         running = next((job for job in jobs if job["automatic"]), None)
         others = [job["id"] for job in jobs if not job["automatic"]]

@@ -1,11 +1,11 @@
 """The controller's part that advances tunings: trials are submitted, pruned and compared in SQL, chosen by the tuner.
 
-Each turn advances each open tuning in one transaction (sql/parts/16_tuning_runs.sql). What that returns when a trial is
+Each turn advances each open tuning in one transaction (sql/tuning/runs.sql). What that returns when a trial is
 to be chosen goes to the tuner, a child process (pyworker/children/tuner.py), and its answer to the table of trials in a
 later turn. All state is in the tables: a tuner that dies is asked again, and so is that of the next controller.
 
-The rows of a tuning are in a file among the server's temporary files (tensile_internal._rows_file), which its first trial
-writes. It is deleted when the tuning has ended, and by PostgreSQL when the server starts. Standard library only.
+The rows of a tuning are in a file among the server's temporary files (tensile_internal._rows_file), which its first
+trial writes. It is deleted when the tuning has ended, and by PostgreSQL when the server starts. Standard library only.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     job = insert_job(db, alice, model)
     version = value(
         db,
-        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture,"
+        " weight_bytes)"
         " VALUES (%s, 1, %s, 'regression', '{}', '{}', 6) RETURNING id",
         *(model, job),
     )
@@ -153,9 +154,9 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         "search_results VALUES ('graph', 'cpu', 1, 1, 'secret', '', 1, 1, 1)",
         "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
         "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
-        "operator_latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
-        "plans (job, generation, events, operators, planned, vanilla)"
-        " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
+        "operator_latencies (job, predicted, measured, average, samples, total_us)"
+        " VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
+        "plans (job, generation, events, operators, planned, vanilla) VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
         "sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)"
         " VALUES (%s, 1, '{0}', '{0.5}', '{0.1}', '{1}', '{NULL}')",
         "rank_reports (job, ranks)"

@@ -1,6 +1,7 @@
 """A cluster whose scheduler, workers and inference process execute SQL of a test: functions that only they may call.
 
-The processes are real, but their procedure tensile_worker._step is replaced by one that reads SQL from a table (`Stage`).
+The processes are real, but their procedure tensile_worker._step is replaced by one that reads SQL from a table
+(`Stage`).
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def set_the_stage(conn: Connection, *staged: str) -> None:
 
 def replace_step(conn: Connection, language: str, body: str) -> None:
     conn.execute(
-        "CREATE OR REPLACE PROCEDURE tensile_worker._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)"
+        "CREATE OR REPLACE PROCEDURE tensile_worker._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT"
+        " writable bool)"
         f" LANGUAGE {language} AS $body${body}$body$"
     )
 

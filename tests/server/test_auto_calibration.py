@@ -49,7 +49,8 @@ def hurry(
     """Let automatic calibrations begin at once, also on a busy machine, and again soon, and measure for
     `device_seconds`."""
     conn.execute(
-        "CREATE OR REPLACE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8,"
+        "CREATE OR REPLACE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s"
+        " float8,"
         " OUT device_seconds int, OUT most_s float8, OUT most_load float8) LANGUAGE sql IMMUTABLE"
         f" AS 'SELECT {idle_s}, {pause_s}, {device_seconds}, {most_s}, {most_load}'"
     )
@@ -257,7 +258,7 @@ def trained(db: Connection) -> Iterator[int]:
         model,
     )
     for insert in (
-        "model_versions (model, version, job, task, preprocessing, architecture, weight_bytes)"
+        "model_versions (model_id, version, job, task, preprocessing, architecture, weight_bytes)"
         " SELECT model_id, 1, job, 'binary', '{}', '{}', 1 FROM tensile.jobs WHERE job = %s",
         "traces (job, device, revision, policy, overhead_bytes, least_bytes, graphs, traces, torch)"
         " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{}', '2.1')",
@@ -266,7 +267,8 @@ def trained(db: Connection) -> Iterator[int]:
         db.execute("INSERT INTO tensile." + insert, (job,))
     db.execute("INSERT INTO tensile_internal.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
-        "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples, calibrated_at, torch, known_kinds)"
+        "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples, calibrated_at, torch,"
+        " known_kinds)"
         " VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default f32}')"
     )
     yield int(job)

@@ -95,7 +95,10 @@ def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> 
     assert value(
         db, "SELECT min(p) > 0 FROM tensile_internal.operator_latencies, unnest(predicted) p WHERE job = %s", job
     )
-    loads = "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile_internal.operator_latencies l USING (job) WHERE job = %s"
+    loads = (
+        "SELECT t.load, l.average_load FROM tensile.traces t JOIN tensile_internal.operator_latencies l USING (job)"
+        " WHERE job = %s"
+    )
     for load in db.execute(loads, (job,)).fetchone() or (None, None):
         assert load is not None and 0 <= load <= 1
 

@@ -26,14 +26,15 @@ def tx(db: Connection) -> Iterator[Connection]:
 
 @pytest.fixture
 def new_job(tx: Connection) -> NewJob:
-    """`new_job(state="queued", age="1 min", priority=0, model=None, …)`: insert a job; return its id."""
+    """`new_job(state="queued", age="1 min", priority=0, model_id=None, …)`: insert a job; return its id."""
 
     def insert(state: str = "queued", age: str = "0 s", **columns: object) -> int:
-        columns |= {"state": state, "model_name": "late", "query": "", "target": "late", "epochs": 1, "batch_size": 1}
+        columns |= {"state": state, "model": "late", "query": "", "target": "late", "epochs": 1, "batch_size": 1}
         columns |= {"optimizer": "sgd", "learning_rate": 1, "validation": 0, "seed": 0, "settings": "{}"}
-        columns = {"owner_name": "postgres", "priority": 0, "options": "{}"} | columns
+        columns = {"owner": "postgres", "priority": 0, "options": "{}"} | columns
         names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
-        insert = f"INSERT INTO tensile_internal.jobs (submitted_at, {names}) VALUES (clock_timestamp() - %(age)s::interval, {marks})"
+        submitted = "clock_timestamp() - %(age)s::interval"
+        insert = f"INSERT INTO tensile_internal.jobs (submitted_at, {names}) VALUES ({submitted}, {marks})"
         return int(scalar(tx, f"{insert} RETURNING id", columns | {"age": age}))
 
     return insert
@@ -112,7 +113,7 @@ def test_how_long_until_a_job_may_start(tx: Connection, new_job: NewJob) -> None
 
 
 def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, model: int) -> None:
-    job = new_job(model=model)
+    job = new_job(model_id=model)
     owner = scalar(tx, "SELECT oid FROM pg_roles WHERE rolname = 'postgres'")
     assert call(tx, "_job_starting", job) == owner
     assert columns(tx, job, "state", "attempts") == ("starting", 1)
@@ -138,7 +139,7 @@ def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, 
 )
 def test_the_role_is_gone(tx: Connection, new_job: NewJob, model: int, change: str, expected: str) -> None:
     tx.execute("CREATE ROLE shortlived LOGIN IN ROLE tensile_user")
-    job = new_job(model=model, owner_name="shortlived")
+    job = new_job(model_id=model, owner="shortlived")
     tx.execute(change.format(role="shortlived"))
     assert call(tx, "_job_starting", job) is None
     state, sqlstate, error, hint = columns(tx, job, "state", "sqlstate", "error", "hint")
@@ -154,21 +155,21 @@ def test_the_model_is_gone(tx: Connection, new_job: NewJob) -> None:
 
 
 def test_a_calibration_needs_no_model(tx: Connection, new_job: NewJob) -> None:
-    job = new_job(kind="calibrate", model_name="")
+    job = new_job(kind="calibrate", model="")
     with pytest.raises(psycopg.errors.UniqueViolation), tx.transaction():
-        new_job(kind="calibrate", model_name="")
+        new_job(kind="calibrate", model="")
     assert call(tx, "_job_starting", job) is not None
     assert columns(tx, job, "state") == ("starting",)
     call(tx, "_end_job", job, "finished")
     assert columns(tx, job, "state", "version") == ("finished", None)
-    new_job(kind="calibrate", model_name="")  # the next in the queue
+    new_job(kind="calibrate", model="")  # the next in the queue
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 
 def test_faults_are_retried_with_growing_pauses_and_then_fail(tx: Connection, new_job: NewJob, model: int) -> None:
-    job = new_job(model=model)
+    job = new_job(model_id=model)
     for fault, pause in ((1, 1), (2, 2)):
         tx.execute("UPDATE tensile_internal.jobs SET state = 'running' WHERE id = %s", (job,))
         call(tx, "_interrupt_job", job, "killed", True, "line 1")
@@ -185,7 +186,7 @@ def test_faults_are_retried_with_growing_pauses_and_then_fail(tx: Connection, ne
 
 @pytest.mark.parametrize("state", ["starting", "running", "waiting"])
 def test_stops_are_not_faults(tx: Connection, new_job: NewJob, model: int, state: str) -> None:
-    job = new_job(state, model=model, retries=2)
+    job = new_job(state, model_id=model, retries=2)
     call(tx, "_reap", job, "server stop", False)
     assert columns(tx, job, "state", "retries", "not_before") == ("interrupted", 2, None)
     call(tx, "_reap", job, "server stop", True)
@@ -194,7 +195,7 @@ def test_stops_are_not_faults(tx: Connection, new_job: NewJob, model: int, state
 
 @pytest.mark.parametrize("state", ["starting", "running", "waiting"])
 def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model: int, state: str) -> None:
-    job = new_job(state, model=model)
+    job = new_job(state, model_id=model)
     assert scalar(tx, f"SELECT cancel_job({job})") is True
     assert columns(tx, job, "state", "cancel_requested") == (state, True)
     call(tx, "_reap", job, "its worker ended", True)
@@ -206,7 +207,7 @@ def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model
 
 @pytest.mark.parametrize("retry", [True, False])
 def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: NewJob, model: int, retry: bool) -> None:
-    job = new_job("running", model=model)
+    job = new_job("running", model_id=model)
     tx.execute(
         "INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)",
         (job, job),
@@ -226,7 +227,7 @@ def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: N
 def test_only_failed_jobs_keep_a_checkpoint_and_only_finished_ones_a_version(
     tx: Connection, new_job: NewJob, model: int, state: str, kept: list[int]
 ) -> None:
-    job = new_job("running", model=model)
+    job = new_job("running", model_id=model)
     tx.execute(
         "INSERT INTO tensile_internal.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)",
         (job, job),
@@ -250,7 +251,7 @@ def test_only_failed_jobs_keep_a_checkpoint_and_only_finished_ones_a_version(
 def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job: NewJob, model: int) -> None:
     deployed = []
     for version, options in ((1, {"deploy": False}), (2, {}), (3, {"deploy": False})):
-        job = new_job("running", model=model, options=Jsonb(options))
+        job = new_job("running", model_id=model, options=Jsonb(options))
         tx.execute(
             "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
             " VALUES (%s, %s, %s, 'binary', '{}', '{}')",
@@ -279,7 +280,7 @@ def test_retention_drops_the_oldest_versions_when_one_is_complete(
     """`deployed`: the versions whose jobs deploy them, all of them if it is empty."""
     tx.execute("UPDATE tensile_internal.models SET keep_versions = %s", (keep,))
     for version in range(1, 6):
-        job = new_job("running", model=model, options=Jsonb({"deploy": version in (deployed or [version])}))
+        job = new_job("running", model_id=model, options=Jsonb({"deploy": version in (deployed or [version])}))
         row = tx.execute(
             "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
             " VALUES (%s, %s, %s, 'binary', '{}', '{}') RETURNING id",
@@ -294,6 +295,6 @@ def test_retention_drops_the_oldest_versions_when_one_is_complete(
 
 
 def test_a_job_cannot_finish_without_a_version(tx: Connection, new_job: NewJob, model: int) -> None:
-    job = new_job("running", model=model)
+    job = new_job("running", model_id=model)
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="version"):
         call(tx, "_end_job", job, "finished")

@@ -122,7 +122,8 @@ def test_a_tuning_begins_with_the_job_that_chooses(db: Connection, notices: list
     assert value(db, "SELECT space FROM tensile_internal.tunings WHERE id = %s", tuning) is None
     finished(db, tuning)
     type, space = db.execute(  # type: ignore[misc]
-        "SELECT architecture->>'type', array(SELECT jsonb_object_keys(space)) FROM tensile_internal.tunings WHERE id = %s",
+        "SELECT architecture->>'type', array(SELECT jsonb_object_keys(space)) FROM tensile_internal.tunings"
+        " WHERE id = %s",
         (tuning,),
     ).fetchone()
     assert (type, {*space}) == ("cnn", {"channels", "dropout", "kernel", "learning_rate", "weight_decay"})

@@ -474,7 +474,7 @@ def test_a_calibration_is_a_job(server: Any, client: Client) -> None:
     with pytest.raises(ServerError, match="permission denied"):
         client.calibrate()
     with connect(server.dsn()) as admin:
-        job = admin.calibrate(device_seconds=60)
+        job = admin.calibrate(seconds=60)
         assert admin.jobs().loc[job.number, "kind"] == "calibrate"
         assert job.cancel() is True
         assert job.wait(progress=False, timeout=60) == "cancelled"

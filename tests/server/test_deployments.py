@@ -18,7 +18,8 @@ def model(db: Connection) -> str:
     """A model with five versions, none of which is deployed."""
     db.execute("""SELECT register_model('m', '{"type": "mlp"}')""")
     db.execute(
-        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+        " weight_bytes)"
         " SELECT id, v, 'regression', '{}', architecture, 0 FROM tensile_internal.models, generate_series(1, 5) v"
         " WHERE name = 'm'"
     )

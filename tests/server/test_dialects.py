@@ -129,7 +129,8 @@ def test_evaluations(run: Callable[..., Any], conn: Connection) -> None:
     assert float(of_training["r2_score"]) == pytest.approx(
         value(
             conn,
-            "SELECT metrics->'validation'->'r2' FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id"
+            "SELECT metrics->'validation'->'r2' FROM tensile.model_versions v"
+            " JOIN tensile.models m ON m.model_id = v.model_id"
             " WHERE m.model = 'ds.delay'",
         )
     )

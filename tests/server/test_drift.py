@@ -154,7 +154,8 @@ def test_the_index_is_at_least_0_and_0_for_equal_shares(conn: Connection) -> Non
         expected, actual = (list(side) for side in zip(*bins, strict=True))
         psi, ks, equal, distance = (
             conn.execute(
-                "SELECT tensile_worker._psi(%s::bigint[], %s::bigint[]), tensile_worker._ks(%s::bigint[], %s::bigint[]),"
+                "SELECT tensile_worker._psi(%s::bigint[], %s::bigint[]), tensile_worker._ks(%s::bigint[],"
+                " %s::bigint[]),"
                 " tensile_worker._psi(%s::bigint[], %s::bigint[]), tensile_worker._ks(%s::bigint[], %s::bigint[])",
                 [expected, actual] * 2 + [expected, [factor * number for number in expected]] * 2,
             ).fetchone()
@@ -255,7 +256,8 @@ def test_a_restart_keeps_the_counts(server: Any, conn: Connection, wait_until: W
         count(conn, wait_until, FARTHER)
         assert columns(conn)["distance"]["rows"] == 2000
         conn.execute(
-            "UPDATE tensile_internal.drift_counts SET since = since - interval '8 days'; SELECT tensile_internal._forget_drift()"
+            "UPDATE tensile_internal.drift_counts SET since = since - interval '8 days';"
+            " SELECT tensile_internal._forget_drift()"
         )
         for table in ("drift_counts", "drift_alarms"):
             assert value(conn, f"SELECT count(*) FROM tensile.{table}") == 0
@@ -277,7 +279,10 @@ def test_a_model_file_has_the_statistics(conn: Connection) -> None:
 # -- evaluations ------------------------------------------------------------------------------------------------------
 
 EVALUATE = "SELECT schedule_evaluation('delivery', %s, %s)"
-DUE = "UPDATE tensile_internal.evaluation_schedules SET next_run = now() - interval '1 s'; SELECT tensile_internal._notify(-1)"
+DUE = """
+    UPDATE tensile_internal.evaluation_schedules SET next_run = now() - interval '1 s';
+    SELECT tensile_internal._notify(-1)
+"""
 STATUS = "SELECT last_state, last_error FROM tensile.evaluation_schedules"
 
 

@@ -51,7 +51,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
         conn.execute(TRAIN.replace("train_model(", "schedule_training(").removesuffix(")") + ", every => '1 year')")
     with cluster.connect() as conn:
         conn.execute(
-            "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture)"
+            "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture)"
             " SELECT id, 2, 'regression', '{}', '{}' FROM tensile_internal.models"
         )
         conn.execute(
@@ -59,9 +59,10 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             (Jsonb({"id": 1000, "state": "interrupted", "ended_at": None, "not_before": "2999-01-01"}),),
         )
         conn.execute(
-            "INSERT INTO tensile_internal.tunings (model, model_name, owner_name, architecture, arguments, settings, space,"
+            "INSERT INTO tensile_internal.tunings (model_id, model, owner, architecture, arguments, settings, space,"
             " trials, parallel, state, ended_at)"
-            " SELECT id, name, owner_name, architecture, '{}', '{}', '{}', 1, 1, 'finished', now() FROM tensile_internal.models"
+            " SELECT id, name, owner, architecture, '{}', '{}', '{}', 1, 1, 'finished', now()"
+            " FROM tensile_internal.models"
         )
         conn.execute(
             "INSERT INTO tensile_internal.trials (tuning, number, params, state) VALUES (1, 0, '{}', 'finished')"

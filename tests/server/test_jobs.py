@@ -111,7 +111,8 @@ def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until:
     job = submit(db, "m", {"type": "mlp", "hidden": [256, 256]}, epochs=FOREVER, options={"checkpoint_interval": 1})
     dead = (
         "SELECT s.n_dead_tup > 0 OR s.autovacuum_count > 0 FROM pg_class c"
-        " JOIN pg_stat_all_tables s ON s.relid = c.reltoastrelid WHERE c.oid = 'tensile_internal.checkpoint_chunks'::regclass"
+        " JOIN pg_stat_all_tables s ON s.relid = c.reltoastrelid"
+        " WHERE c.oid = 'tensile_internal.checkpoint_chunks'::regclass"
     )
     db.execute("SELECT pg_stat_reset()")
     wait_until(lambda: value(db, dead), 90, "dead rows are counted")

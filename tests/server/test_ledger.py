@@ -205,10 +205,12 @@ def test_the_sum_never_exceeds_the_budget_whatever_the_order(stage: Stage, job: 
 def inference(stage: Stage) -> Any:
     """The inference process, started by a prediction that times out."""
     stage.conn.execute(
-        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+        " weight_bytes)"
         """ SELECT id, 1, 'regression', '{"target": {"name": "y"}, "features":"""
         """ [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""
-        " FROM tensile_internal.models WHERE name = 'm'; UPDATE tensile_internal.models SET deployed_version = 1 WHERE name = 'm'"
+        " FROM tensile_internal.models WHERE name = 'm'; UPDATE tensile_internal.models SET deployed_version = 1"
+        " WHERE name = 'm'"
     )
     with stage.alice.transaction(), pytest.raises(psycopg.errors.QueryCanceled), stage.alice.transaction():
         stage.alice.execute("SET LOCAL pg_tensile.predict_timeout = 100; SELECT predict('m', ARRAY[1.0])")

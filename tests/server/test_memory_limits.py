@@ -25,7 +25,7 @@ def answer(lab: Lab, ask: str) -> object:
 def test_a_model_for_prediction_gets_memory_beside_jobs(lab: Lab) -> None:
     model = lab.submit("mlp", 1)
     assert lab.digest(model) == lab.weights["mlp", 1]
-    ask = f"SELECT predict_class('{lab.column(model, 'model_name')}', i) FROM images i WHERE id = 7"
+    ask = f"SELECT predict_class('{lab.column(model, 'model')}', i) FROM images i WHERE id = 7"
     lab.set_memory(2.05 * lab.sizes["mlp"].least)
     jobs = [lab.submit("mlp", seed, epochs=FOREVER) for seed in (1, 2)]
     lab.await_training(*jobs)

@@ -28,10 +28,12 @@ def deploy(
     """Give the model a version, and let predictions use it."""
     version = value(
         db,
-        "INSERT INTO tensile_internal.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows,"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture,"
+        " metrics, rows,"
         " weight_bytes)"
         " SELECT m.id, 1 + count(v), %s, %s, '{}', '{}', %s, 400, 8 FROM tensile_internal.models m"
-        " LEFT JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE m.name = %s GROUP BY m.id RETURNING version",
+        " LEFT JOIN tensile_internal.model_versions v ON v.model_id = m.id"
+        " WHERE m.name = %s GROUP BY m.id RETURNING version",
         *(job, task, Jsonb(metrics), model),
     )
     db.execute("SELECT deploy_model(%s, %s)", (model, version))
@@ -126,7 +128,8 @@ def test_hundreds_of_models_are_read_by_indexes(db: Connection, play: Cast) -> N
         (current_user(play.alice),),
     )
     db.execute(
-        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+        " weight_bytes)"
         " SELECT m.id, v, 'binary', '{}', '{}', 8 FROM tensile_internal.models m, generate_series(1, 20) v"
         " WHERE m.name LIKE 'm%'"
     )

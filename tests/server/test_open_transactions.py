@@ -19,7 +19,8 @@ QUERY = "'SELECT 1.0 AS x, 2.0 AS y'"
 JOB = f"SELECT train_model('m', {QUERY}, 'y')"
 TUNING = f"SELECT tune_model('m', {QUERY}, 'y')"
 VERSION = """
-    INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes, reference)
+    INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture, weight_bytes,
+                                                 reference)
     SELECT id, 1, 'regression', '{"target": {"name": "y"}, "features": [{"name": "x", "kind": "numeric"}]}', '{}', 1,
            '{"columns": [{"counts": [1, 1]}]}' FROM tensile_internal.models
 """
@@ -118,7 +119,8 @@ def idle(module_cluster: Any, wait_until: Wait) -> Iterator[Any]:
         try:
             yield module_cluster
             conn.execute(
-                "DELETE FROM tensile_internal.tunings; DELETE FROM tensile_internal.jobs; DELETE FROM tensile_internal.models"
+                "DELETE FROM tensile_internal.tunings; DELETE FROM tensile_internal.jobs;"
+                " DELETE FROM tensile_internal.models"
             )
         finally:
             os.kill(pid, signal.SIGCONT)

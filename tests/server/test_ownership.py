@@ -277,7 +277,8 @@ def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str
     assert error.sqlstate == sqlstate, error
     assert value(mallory, "SELECT count(*) FROM loot") == 0
     assert db.execute(
-        "SELECT m.model, count(v.version_id) FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model_id = m.model_id"
+        "SELECT m.model, count(v.version_id) FROM tensile.models m"
+        " LEFT JOIN tensile.model_versions v ON v.model_id = m.model_id"
         " WHERE m.model = 'm' GROUP BY 1"
     ).fetchall() == [("m", 0)]
 

@@ -185,7 +185,8 @@ def test_readers_never_see_half_a_plan(stage: Stage, planned: int) -> None:
     deadline = time.monotonic() + 60
     while len(seen) < 50 and time.monotonic() < deadline:
         row = stage.alice.execute(
-            "SELECT count(*), count(DISTINCT tensor), count(DISTINCT generation), min(generation) FROM tensile_worker._plan()"
+            "SELECT count(*), count(DISTINCT tensor), count(DISTINCT generation), min(generation)"
+            " FROM tensile_worker._plan()"
         ).fetchone()
         assert row is not None and row[:3] in ((1000, 1, 1), (0, 0, 0)), row
         seen.add(row[3])

@@ -142,7 +142,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
 ) -> None:
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[])")
     value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[], '654000 B')")
-    of_numbers = "SELECT weight_bytes FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id AND m.model = %s"
+    of_numbers = "SELECT weight_bytes FROM tensile.model_versions WHERE model = %s"
     weights = value(conn, of_numbers, "numbers")
     shown = "SELECT memory_budget, device_bytes, planned_bytes, host_bytes FROM tensile.loaded_models WHERE model = %s"
 

@@ -132,8 +132,10 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
         lambda: flights.execute("SELECT deploy_model('late', 1)"),
     )
     flights.execute(
-        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile_internal.models, generate_series(1, 3) v"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+        " weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
+        " FROM tensile_internal.models, generate_series(1, 3) v"
     )
     refused(
         *("42704", 'model "late" has no version 3', "It has: 1, 2."),
@@ -146,8 +148,10 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
 def test_dropping_a_version(flights: Connection) -> None:
     """Version 3 is unfinished, version 2 deployed."""
     flights.execute(
-        "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile_internal.models, generate_series(1, 3) v"
+        "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+        " weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
+        " FROM tensile_internal.models, generate_series(1, 3) v"
     )
     flights.execute("INSERT INTO tensile_internal.model_weights SELECT id, 0, '' FROM tensile_internal.model_versions")
     flights.execute("SELECT deploy_model('late', 2)")

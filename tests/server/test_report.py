@@ -146,7 +146,7 @@ def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, A
 
 def test_the_job_is_that_of_sql(lab: Lab, planned: int, facts: dict[str, Any]) -> None:
     (job,) = rows(lab, "SELECT * FROM tensile.jobs WHERE job = %s", planned)
-    for name in ("model_name", "query", "epochs", "batch_size", "learning_rate", "state", "memory_budget", "options"):
+    for name in ("model", "query", "epochs", "batch_size", "learning_rate", "state", "memory_budget", "options"):
         assert facts["job"][name] == job[name], name
     assert facts["job"]["architecture"]["type"] == "mlp"
     assert facts["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")

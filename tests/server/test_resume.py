@@ -72,7 +72,10 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
     assert value(db, "SELECT attempts FROM tensile.jobs WHERE job = %s", disturbed) == 2
     numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
     assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
-    weights = "SELECT data FROM tensile_internal.model_weights w JOIN tensile.model_versions v ON v.version_id = w.version WHERE job = %s"
+    weights = (
+        "SELECT data FROM tensile_internal.model_weights w"
+        " JOIN tensile.model_versions v ON v.version_id = w.version WHERE job = %s"
+    )
     assert value(db, weights, disturbed) == value(db, weights, undisturbed)
 
 

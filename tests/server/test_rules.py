@@ -172,7 +172,8 @@ def test_policies_of_jobs_are_those_of_the_setting_and_the_library_has_them(db: 
     assert set(words) <= set(POLICIES)
     check = """
         SELECT tensile_internal._check_training(tensile_internal._job_of_arguments(
-            '{"epochs": 1, "optimizer": "sgd", "validation": 0, "priority": 0}' || jsonb_build_object('policy', %s::text)))
+            '{"epochs": 1, "optimizer": "sgd", "validation": 0, "priority": 0}'
+            || jsonb_build_object('policy', %s::text)))
     """
     for policy in words:
         db.execute(check, (policy,))

@@ -126,7 +126,8 @@ class Play:
         self.cluster.alter(self._altered)
         await_turn(self.conn, self.wait_until, SCHEDULER)  # which may have been about to plan for a job
         self.conn.execute(
-            "TRUNCATE tensile_internal.scheduler_log, tensile_internal.latency_models, tensile_internal.device_profiles, stage.orders"
+            "TRUNCATE tensile_internal.scheduler_log, tensile_internal.latency_models,"
+            " tensile_internal.device_profiles, stage.orders"
         )
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:

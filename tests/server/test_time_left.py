@@ -39,10 +39,11 @@ def former(flights: Connection) -> Iterator[Callable[..., int]]:
         fields = {key: SMALL_JOB[key] for key in ("query", "target", "epochs", "learning_rate", "policy")}
         fields |= {"optimizer": "adamw", "validation": 0.2, "seed": 0, "priority": 0, "state": "finished"}
         fields |= {"batch_size": 64, "options": Jsonb({"keep": "last"}), "settings": Jsonb({}), "attempts": 1}
-        fields |= {"model_name": "late", "owner_name": "postgres", "stopped": "epochs"} | changes
+        fields |= {"model": "late", "owner": "postgres", "stopped": "epochs"} | changes
         names, marks = ", ".join(fields), ", ".join(f"%({name})s" for name in fields)
         row = flights.execute(
-            f"INSERT INTO tensile_internal.jobs (model, started_at, ended_at, {names}) SELECT m.id, now() - interval '240 s',"
+            f"INSERT INTO tensile_internal.jobs (model_id, started_at, ended_at, {names})"
+            " SELECT m.id, now() - interval '240 s',"
             f" now(), {marks} FROM tensile_internal.models m WHERE m.name = 'late' RETURNING id",
             fields,
         ).fetchone()
@@ -187,7 +188,8 @@ def test_progress_has_the_time_left_while_the_job_trains(stage: Stage, job: int)
 def capture(stage: Stage, job: int, fingerprint: str, alone_us: float | None, device: str = "cpu") -> None:
     """Store a graph of the job's, and the latencies that its executor has reported."""
     stage.conn.execute(
-        "INSERT INTO tensile_internal.traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs,"
+        "INSERT INTO tensile_internal.traces (job, device, revision, policy, fingerprint, overhead_bytes,"
+        " least_bytes, graphs,"
         " traces) VALUES (%s, %s, 1, 'joint', %s, 0, 0, '[]', '{}')",
         (job, device, fingerprint),
     )

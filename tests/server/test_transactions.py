@@ -136,7 +136,8 @@ def test_models_are_served_in_one_database_only(quiet: Any) -> None:
     with quiet.connect() as conn:
         register(conn, "m")
         conn.execute(
-            "INSERT INTO tensile_internal.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+            "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
+            " weight_bytes)"
             " SELECT id, 1, 'regression', %s, '{}', 1 FROM tensile_internal.models",
             (preprocessing,),
         )

@@ -197,11 +197,15 @@ def test_a_trial_is_compared_with_those_that_it_knows(db: Connection, factor: in
     """The rule on values of many trials, of which those are pruned that it names."""
     generator = random.Random(5)
     insert = "INSERT INTO tensile_internal.trials (tuning, number, params, rungs) VALUES (-1, %s, '{}', %s)"
-    prunes = "SELECT tensile_internal._loses(t, k) FROM tensile_internal.tunings t JOIN tensile.trials k ON k.tuning = t.id AND number = %s"
+    prunes = (
+        "SELECT tensile_internal._loses(t, k) FROM tensile_internal.tunings t"
+        " JOIN tensile_internal.trials k ON k.tuning = t.id AND number = %s"
+    )
     with db.transaction(force_rollback=True):
         register(db, "m", MLP)
         db.execute(
-            "INSERT INTO tensile_internal.tunings (id, model, model_name, owner_name, architecture, arguments, settings, space,"
+            "INSERT INTO tensile_internal.tunings (id, model_id, model, owner, architecture, arguments, settings,"
+            " space,"
             " trials, parallel, metric, halving, state) SELECT -1, id, name, 'postgres', '{}', '{}', '{}', '{}', 60,"
             " %s, 'log_loss', %s, 'running' FROM tensile_internal.models",
             (parallel, Jsonb({"min_epochs": 1, "factor": factor})),
@@ -393,7 +397,8 @@ def test_an_open_tuning_of_a_dump_goes_on_where_it_is_restored(conn: Connection,
     expected = trials(conn, tuning, "number, state, value, params")
     conn.execute(
         "UPDATE tensile_internal.tunings SET state = 'running', ended_at = NULL;"
-        " UPDATE tensile_internal.trials SET state = 'running', value = NULL, ended_at = NULL, job = 1000000 WHERE number > 0;"
+        " UPDATE tensile_internal.trials SET state = 'running', value = NULL, ended_at = NULL, job = 1000000"
+        " WHERE number > 0;"
         " SELECT tensile_internal._notify(-1)"
     )
     finished(conn, tuning)

@@ -266,7 +266,8 @@ def test_errors_of_features_and_budgets_are_those_of_predict(conn: Connection) -
 
 def test_probabilities_are_calibrated_where_that_helps(conn: Connection) -> None:
     calibration = (
-        "SELECT preprocessing->'calibration' FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id"
+        "SELECT preprocessing->'calibration' FROM tensile.model_versions v"
+        " JOIN tensile.models m ON m.model_id = v.model_id"
         " WHERE m.model = %s"
     )
     assert value(conn, calibration, "uncalibrated") is None

@@ -1,5 +1,5 @@
-"""ALTER EXTENSION pg_tensile UPDATE with the present library: the catalogue becomes that of a new installation, and rows
-stay, also those that a dump of the older version has brought.
+"""ALTER EXTENSION pg_tensile UPDATE with the present library: the catalogue becomes that of a new installation, and
+rows stay, also those that a dump of the older version has brought.
 
 test_upgrade.py updates an installation of 0.1.0 that has trained.
 """
@@ -29,11 +29,12 @@ FILL = """
         SELECT id, 1, 1, 'regression', '{}', architecture, 3 FROM tensile.models;
     INSERT INTO tensile.model_weights VALUES (1, 0, 'abc');
     UPDATE tensile.models SET deployed_version = 1;
-    INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer, learning_rate,
-                              validation, seed, priority, options, settings, state, ended_at)
+    INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+                              learning_rate, validation, seed, priority, options, settings, state, ended_at)
         SELECT id, name, owner_name, 'SELECT 1', 'y', 1, 8, 'sgd', 0.5, 0.2, 0, 0, '{}', '{}', 'finished', now()
         FROM tensile.models;
-    INSERT INTO tensile.metrics (job, epoch, split, samples, loss, rmse, seconds) VALUES (1, 1, 'training', 8, 0.5, 2, 1)
+    INSERT INTO tensile.metrics (job, epoch, split, samples, loss, rmse, seconds)
+        VALUES (1, 1, 'training', 8, 0.5, 2, 1)
 """
 # Rows of the updated database, by the views that users read
 ROWS = {
@@ -136,7 +137,7 @@ def test_functions_of_the_release_say_what_to_do(updated: Updated) -> None:
         conn.execute("CREATE DATABASE kept")
     with updated.cluster.connect("kept") as conn:
         extension(conn, RELEASE)
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has version 0.1.0") as caught:
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match=r"has version 0\.1\.0") as caught:
             conn.execute("SELECT tensile._check_options('{}')")
         assert "ALTER EXTENSION pg_tensile UPDATE" in (caught.value.diag.message_hint or "")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:

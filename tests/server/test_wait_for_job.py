@@ -47,7 +47,7 @@ def job_in_state(flights: Connection) -> Iterator[Callable[..., int]]:
     """`job_in_state("failed", ended=True, sqlstate=…)`: insert a job that no controller starts."""
 
     def insert(state: str, *, ended: bool, **columns: object) -> int:
-        columns |= {"state": state, "model_name": "late", "owner_name": "postgres", "query": "", "target": "late"}
+        columns |= {"state": state, "model": "late", "owner": "postgres", "query": "", "target": "late"}
         columns |= {"epochs": 1, "batch_size": 1, "optimizer": "sgd", "learning_rate": 1, "validation": 0, "seed": 0}
         columns |= {"priority": 0, "options": "{}", "settings": "{}"}
         columns |= {"ended_at": "now"} if ended else {"not_before": "2999-01-01"}
@@ -94,7 +94,8 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
             metrics = {"rmse": rmse, "r2": 1234567.0, "loss": rmse, "precision": 0.5}
             for metric, number in (metrics | {"log_loss": 0.9, "calibrated_log_loss": 0.25}).items():
                 flights.execute(
-                    "INSERT INTO tensile_internal.metrics VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
+                    "INSERT INTO tensile_internal.metrics"
+                    " VALUES (%(job)s, %(epoch)s, %(split)s, %(metric)s, %(value)s)",
                     of_epoch | {"metric": metric, "value": number},
                 )
     expected = [

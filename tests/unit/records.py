@@ -22,12 +22,12 @@ from tests.unit.handmade import network
 
 SUBMITTED = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 JOB: dict[str, Any] = {
-    "id": 7,
+    "job": 7,
     "kind": "train",
-    "model": 1,
-    "model_name": "late",
-    "owner": 10,
-    "owner_name": "alice",
+    "model_id": 1,
+    "model": "late",
+    "owner_id": 10,
+    "owner": "alice",
     "query": "SELECT * FROM departures",
     "target": "late",
     "epochs": 20,

@@ -66,7 +66,7 @@ class DeviceProfile:
 
     @classmethod
     def from_json(cls, stored: Any) -> DeviceProfile:
-        """Return the profile that tensile_internal.device_profiles holds as JSON. Raises DeviceError if it is damaged."""
+        """Return the profile that tensile.device_profiles shows as JSON. Raises DeviceError if it is damaged."""
         try:
             return cls(**stored)
         except (TypeError, DeviceError) as error:

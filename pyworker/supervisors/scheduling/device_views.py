@@ -20,8 +20,10 @@ JOBS = """
            (j.options->>'search_time')::float8 AS search_time,
            (j.options->>'max_slowdown')::float8 AS max_slowdown,
            coalesce((j.options->>'swap_share')::float8, 1) AS swap_share, p.utilisation AS load,
-           t.load AS traced_load, EXISTS (SELECT FROM tensile_internal.latency_models m WHERE m.device = s.device) AS modelled
-    FROM tensile_internal._schedule_jobs() s JOIN tensile_internal.jobs j ON j.id = s.job JOIN tensile_internal.traces t ON t.job = s.job
+           t.load AS traced_load,
+           EXISTS (SELECT FROM tensile_internal.latency_models m WHERE m.device = s.device) AS modelled
+    FROM tensile_internal._schedule_jobs() s JOIN tensile_internal.jobs j ON j.id = s.job
+         JOIN tensile_internal.traces t ON t.job = s.job
          LEFT JOIN tensile_internal.sparsities x ON x.job = s.job
          LEFT JOIN tensile_worker._progress() p ON p.job = s.job
 """

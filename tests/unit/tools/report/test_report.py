@@ -274,7 +274,7 @@ def test_nothing_is_loaded(plain):
 def test_hostile_text_stays_text(plain):
     trace = relabelled(network(4), HOSTILE)
     numbers = planned_of(trace).numbers
-    texts = ("model_name", "owner_name", "query", "target", "error", "hint", "detail", "traceback", "fingerprint")
+    texts = ("model", "owner", "query", "target", "error", "hint", "detail", "traceback", "fingerprint")
     held = record(
         planned_of(trace),
         **dict.fromkeys(texts, HOSTILE),
@@ -294,7 +294,7 @@ def test_hostile_text_stays_text(plain):
     assert [tag for tag, _ in page.tags if tag == "script"] == [tag for tag, _ in harmless.tags if tag == "script"]
     assert "</title><b id=evil" in page.text("title") and "<b id=evil" in page.text("pre")
     assert not set(page.shown()) & {"\x00", "\x1b", "\u202e", "\ud800"}
-    assert facts_in(text)["job"]["model_name"] == HOSTILE
+    assert facts_in(text)["job"]["model"] == HOSTILE
 
 
 @pytest.mark.long
@@ -442,7 +442,7 @@ def test_the_job_can_be_submitted_again():
         """    options => '{"task": "classification"}');"""
     )
     assert submission_of(JOB | {"kind": "calibrate", "options": {"seconds": 60}}) == (
-        "SELECT calibrate_device(device_seconds => 60);"
+        "SELECT calibrate_device(seconds => 60);"
     )
 
 

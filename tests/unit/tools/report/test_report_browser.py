@@ -163,7 +163,7 @@ def test_a_finger_scrolls_over_charts(narrow, wide):
 
 def test_hostile_text_is_only_shown_in_tooltips_too(browser, tmp_path):
     held = planned_of(relabelled(saving(4, 0.8).trace, HOSTILE))
-    texts = dict.fromkeys(("model_name", "owner_name", "query", "target", "error", "traceback"), HOSTILE)
+    texts = dict.fromkeys(("model", "owner", "query", "target", "error", "traceback"), HOSTILE)
     path = tmp_path / "report.html"
     path.write_text(render(record(held, log=[line(held.numbers, reason=HOSTILE)], **texts)), "utf-8")
     page = opened(browser, path)

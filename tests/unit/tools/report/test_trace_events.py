@@ -147,7 +147,7 @@ def test_a_plan_without_events_is_an_iteration_too():
 
 def test_hostile_names_stay_text():
     label = '</script>\x00\x1b"\\\ud800\u202e\n'
-    document = trace_format.read(render(record(planned_of(relabelled(network(2), label)), model_name=label)))
+    document = trace_format.read(render(record(planned_of(relabelled(network(2), label)), model=label)))
     shown = label.replace("\u202e", "\ufffd").replace(
         "\ud800", "\ufffd"
     )  # what no file of UTF-8 holds, or turns text around

@@ -195,7 +195,7 @@ def test_a_device_over_its_budget_is_red():
 
 
 DETAILS = (
-    {"job": 7, "model_name": "late", "owner_name": "alice", "kind": "train", "state": "failed", "reason": None}
+    {"job": 7, "model": "late", "owner": "alice", "kind": "train", "state": "failed", "reason": None}
     | {"query": "SELECT *\n  FROM flights", "target": "late", "epochs": 20, "batch_size": 1024, "optimizer": "adamw"}
     | {"split_by": "day", "validation_query": None, "max_time": "00:10:00"}
     | {"learning_rate": 0.001, "validation": 0.2, "seed": 0, "policy": None, "memory_budget": 100 * MB, "priority": 5}
@@ -258,11 +258,11 @@ def test_details_have_a_line_for_each_rank():
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_details_fit_and_scroll(width, height):
-    hostile = DETAILS | dict.fromkeys(("query", "error", "hint", "reason", "model_name", "owner_name"), HOSTILE)
+    hostile = DETAILS | dict.fromkeys(("query", "error", "hint", "reason", "model", "owner"), HOSTILE)
     hostile |= {"log": [{"at": NOW, "event": HOSTILE, "generation": None, "reason": None}] * 8}
     hostile |= {"ranks": [RANK | {"rank": 0} | dict.fromkeys(("node", "device", "state"), HOSTILE)]}
     nothing = dict.fromkeys(DETAILS) | {"kind": "calibrate", "attempts": 0, "query": "", "options": "{}"}
-    for row in (hostile, nothing | {"job": 1, "model_name": "", "state": "queued", "submitted_at": NOW, "priority": 0}):
+    for row in (hostile, nothing | {"job": 1, "model": "", "state": "queued", "submitted_at": NOW, "priority": 0}):
         for offset in (0, 3, 10**6):
             texts(shown(new_snapshot(), page="details", details=row, offset=offset), width, height)
     assert details.page(hostile, 80)[-1].plain.rstrip()
