@@ -1,7 +1,7 @@
 -- Restoring a dump: triggers of all tables that it contains
 
 -- Several processes of pg_restore load these tables in any order, so foreign keys are not checked for what COPY brings
--- (csrc/restore.c). All triggers fire meanwhile.
+-- (csrc/base/restore.c). All triggers fire meanwhile.
 CREATE FUNCTION tensile_internal._restore() RETURNS trigger
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_restore';
 DO $$

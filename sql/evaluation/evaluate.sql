@@ -20,7 +20,7 @@ BEGIN
             WHERE v.id = _evaluation_spec.version);
 END $$;
 
--- For csrc/evaluate.c, which has checked the caller's privilege on the model
+-- For csrc/training/evaluate.c, which has checked the caller's privilege on the model
 CREATE FUNCTION tensile_internal._evaluate_model(caller oid, model text, query text, by text, version int, memory_budget text,
                                         version_id bigint) RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -3,7 +3,7 @@
 CREATE FUNCTION tensile_worker._evaluation_feed(fd int, version bigint, query text, settings jsonb) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_evaluation_feed';
 
--- The part of schedule_evaluation after the checks of the query (csrc/evaluate.c)
+-- The part of schedule_evaluation after the checks of the query (csrc/training/evaluate.c)
 CREATE FUNCTION tensile_internal._schedule_evaluation(caller oid, model text, query text, every interval, metric text,
                                              search_path text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

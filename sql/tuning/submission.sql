@@ -1,7 +1,7 @@
 -- Submitting, cancelling and waiting for a tuning
 
--- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c). max_time limits
--- the tuning; a key of that name in the options limits each trial.
+-- The part of tune_model after the checks of the query, which are those of train_model (csrc/training/submit.c). max_time
+-- limits the tuning; a key of that name in the options limits each trial.
 CREATE FUNCTION tensile_internal._tune_model(caller oid, arguments jsonb, space jsonb, trials int, max_time interval,
                                     metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
@@ -186,7 +186,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Not SECURITY DEFINER: it reads as the caller. A submitted tuning is noted under its negative number (csrc/submit.c).
+-- Not SECURITY DEFINER: it reads as the caller. A submitted tuning is noted under its negative number
+-- (csrc/training/submit.c).
 CREATE FUNCTION tensile_internal._wait_for_tuning(caller oid, tuning bigint, timeout interval) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
