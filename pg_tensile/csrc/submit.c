@@ -24,22 +24,21 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "optimizer/optimizer.h"
 #include "tcop/tcopprot.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -341,7 +340,10 @@ array_columns(const Query *query)
 	return construct_array(texts, n, TEXTOID, -1, false, TYPALIGN_INT);
 }
 
-/* As the caller; returns the features that are arrays (array_columns). */
+/*
+ * Raises the errors that the arguments of train_model give with the caller's
+ * rights; returns the names of the features that are arrays.
+ */
 static Datum
 check_submission(FunctionCallInfo fcinfo)
 {
@@ -367,35 +369,37 @@ check_submission(FunctionCallInfo fcinfo)
 	return arrays;
 }
 
-/* ---- the arguments ---- */
+/* ---- submission ---- */
 
 /*
- * The arguments as a jsonb object.  Whatever the session's settings are, numbers
- * keep all digits, and intervals mean the same everywhere.
+ * The arguments as a jsonb object.  Numbers keep all digits, and intervals can be
+ * read with other settings than those of the session.
  */
 static Datum
 arguments_as_jsonb(FunctionCallInfo fcinfo, char *const *names, const Oid *types)
 {
-	TupleDesc	desc = CreateTemplateTupleDesc(PG_NARGS());
-	Datum		values[FUNC_MAX_ARGS];
-	bool		nulls[FUNC_MAX_ARGS];
+	List	   *pairs = NIL;
 	int			nest_level = NewGUCNestLevel();
-	Datum		json;
+	FuncExpr   *call;
+	Expr	   *object;
 
 	for (int i = 0; i < PG_NARGS(); i++)
 	{
-		TupleDescInitEntry(desc, i + 1, names[i], types[i], -1, 0);
-		values[i] = fcinfo->args[i].value;
-		nulls[i] = PG_ARGISNULL(i);
+		pairs = lappend(pairs, makeConst(TEXTOID, -1, InvalidOid, -1,
+										 CStringGetTextDatum(names[i]), false, false));
+		pairs = lappend(pairs, makeConst(types[i], -1, InvalidOid, get_typlen(types[i]),
+										 PG_GETARG_DATUM(i), PG_ARGISNULL(i),
+										 get_typbyval(types[i])));
 	}
+	call = makeFuncExpr(F_JSONB_BUILD_OBJECT_ANY, JSONBOID, pairs, InvalidOid, InvalidOid,
+						COERCE_EXPLICIT_CALL);
 	(void) set_config_option("extra_float_digits", "1", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
 	(void) set_config_option("IntervalStyle", "postgres", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
-	json = DirectFunctionCall1(row_to_json, HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
-																			  values, nulls)));
+	object = evaluate_expr((Expr *) call, JSONBOID, -1, InvalidOid);
 	AtEOXact_GUC(false, nest_level);
-	return DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(json)));
+	return castNode(Const, object)->constvalue;
 }
 
 Datum
@@ -404,34 +408,36 @@ tensile_submit(FunctionCallInfo fcinfo, int first_own, int n_own)
 	LOCAL_FCINFO(training, FUNC_MAX_ARGS);
 	Oid			function = fcinfo->flinfo->fn_oid;
 	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-	int			n_training = PG_NARGS() - n_own;
-	int			n_behind = n_training - first_own;
 	Oid		   *types;
 	char	  **names;
 	char	   *modes;
+	int			n_training = 0;
 	Oid			call_types[FUNC_MAX_ARGS] = {OIDOID, JSONBOID};
 	NullableDatum call[FUNC_MAX_ARGS] = {{ObjectIdGetDatum(GetUserId()), false}};
-	int			n = 2;
+	int			n_call = 2;
 
 	get_func_arg_info(tuple, &types, &names, &modes);
 	ReleaseSysCache(tuple);
-	memcpy(call_types + n, types + first_own, n_own * sizeof(Oid));
-	memcpy(call + n, fcinfo->args + first_own, n_own * sizeof(NullableDatum));
-	n += n_own;
-
+	for (int i = 0; i < PG_NARGS(); i++)
+		if (i >= first_own && i < first_own + n_own)
+		{
+			call_types[n_call] = types[i];
+			call[n_call++] = fcinfo->args[i];
+		}
+		else
+		{
+			training->args[n_training] = fcinfo->args[i];
+			types[n_training] = types[i];
+			names[n_training++] = names[i];
+		}
 	InitFunctionCallInfoData(*training, fcinfo->flinfo, n_training, InvalidOid, NULL, NULL);
-	memcpy(training->args, fcinfo->args, PG_NARGS() * sizeof(NullableDatum));
-	memmove(training->args + first_own, training->args + first_own + n_own,
-			n_behind * sizeof(NullableDatum));
-	memmove(types + first_own, types + first_own + n_own, n_behind * sizeof(Oid));
-	memmove(names + first_own, names + first_own + n_own, n_behind * sizeof(char *));
 
-	call_types[n] = TEXTOID;
-	call[n++] = (NullableDatum) {CStringGetTextDatum(namespace_search_path), false};
-	call_types[n] = TEXTARRAYOID;
-	call[n++] = (NullableDatum) {check_submission(training), false};
+	call_types[n_call] = TEXTOID;
+	call[n_call++] = (NullableDatum) {CStringGetTextDatum(namespace_search_path), false};
+	call_types[n_call] = TEXTARRAYOID;
+	call[n_call++] = (NullableDatum) {check_submission(training), false};
 	call[1] = (NullableDatum) {arguments_as_jsonb(training, names, types), false};
-	return tensile_call(psprintf("_%s", get_func_name(function)), n, call_types, call).value;
+	return tensile_call(psprintf("_%s", get_func_name(function)), n_call, call_types, call).value;
 }
 
 /* train_model(model, query, target, ...) -> job */
