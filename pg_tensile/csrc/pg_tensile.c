@@ -14,13 +14,13 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-#include "guc.h"
-#include "models_generation.h"
-#include "notify.h"
-#include "pg_tensile.h"
-#include "process.h"
-#include "reports.h"
-#include "shmem.h"
+#include "base/guc.h"
+#include "base/library.h"
+#include "base/reports.h"
+#include "processes/notify.h"
+#include "state/identity.h"
+#include "state/models_generation.h"
+#include "state/shmem.h"
 
 PG_MODULE_MAGIC;
 
