@@ -20,6 +20,7 @@
 
 #include "base/compat.h"
 #include "base/convert.h"
+#include "base/numeric_float8.h"
 
 /* ---- numbers ---- */
 
@@ -249,6 +250,15 @@ tensile_text_prefix(const char *utf8, int length)
 	for (int i = 0; i < TEXT_MAX_CHARACTERS && bytes < length; i++)
 		bytes += pg_utf_mblen((const unsigned char *) utf8 + bytes);
 	return Min(bytes, length);
+}
+
+void
+tensile_copy_text(char *target, Size size, const text *source)
+{
+	int			length = pg_mbcliplen(VARDATA_ANY(source), VARSIZE_ANY_EXHDR(source), size - 1);
+
+	memcpy(target, VARDATA_ANY(source), length);
+	target[length] = '\0';
 }
 
 char *

@@ -26,12 +26,6 @@ typedef double (*ToFloat8) (Datum value);
 extern ToFloat8 tensile_to_float8(Oid type);
 
 /*
- * Converts numeric to float64, correctly rounded (numeric_float8.c).  The
- * value may have a short header, but must not be toasted.
- */
-extern double tensile_numeric_float8(const struct varlena *packed);
-
-/*
  * A text of this database in UTF-8, terminated if it is a copy.  Raises 22021
  * for one in a database with SQL_ASCII that is in another encoding.
  */
@@ -64,6 +58,9 @@ extern bool tensile_date_to_timestamp(DateADT date, int64 *microseconds);
 
 /* The bytes of a UTF-8 string that hold its first TEXT_MAX_CHARACTERS. */
 extern int	tensile_text_prefix(const char *utf8, int length);
+
+/* Copies a text, cut to whole characters, and terminates it. */
+extern void tensile_copy_text(char *target, Size size, const text *source);
 
 /* A text argument of a function, in the server's encoding; NULL for null. */
 extern char *tensile_text_argument(FunctionCallInfo fcinfo, int number);

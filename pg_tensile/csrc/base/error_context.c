@@ -18,7 +18,7 @@
 
 #include "base/compat.h"
 #include "base/error_context.h"
-#include "state/identity.h"
+#include "base/process_kind.h"
 
 /* Where this process is. */
 typedef struct Place

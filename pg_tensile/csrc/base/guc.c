@@ -16,7 +16,6 @@
 #include "utils/guc.h"
 
 #include "base/guc.h"
-#include "state/slot.h"
 
 #ifndef PG_TENSILE_PYTHON
 #define PG_TENSILE_PYTHON "python3"

@@ -6,6 +6,8 @@
 #ifndef TENSILE_GUC_H
 #define TENSILE_GUC_H
 
+#define TENSILE_MAX_JOBS 256	/* upper limit of pg_tensile.max_jobs */
+
 extern char *tensile_database;
 extern int	tensile_device_memory;	/* kB; 0 = all of it */
 extern int	tensile_max_jobs;

@@ -1,10 +1,10 @@
 /*
- * pg_tensile.h: names, versions and limits that the whole library shares.
+ * library.h: names, versions and limits that the whole library shares.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_H
-#define TENSILE_H
+#ifndef TENSILE_LIBRARY_H
+#define TENSILE_LIBRARY_H
 
 #define TENSILE_VERSION "0.2.0" /* as in pg_tensile.control; test_loading.py compares */
 #define TENSILE_EXTENSION "pg_tensile"

@@ -20,7 +20,7 @@
 #include "utils/numeric.h"
 
 #include "base/compat.h"
-#include "base/convert.h"
+#include "base/numeric_float8.h"
 
 #define NUMERIC_KIND(header) ((header) & 0xC000)
 #define NUMERIC_KIND_NEGATIVE 0x4000

@@ -16,7 +16,7 @@
 
 #include "base/error_context.h"
 #include "predicting/predict_site.h"
-#include "state/extension.h"
+#include "rows/model.h"
 
 /* A further buffer of the answer, `count` numbers. */
 static const double *

@@ -10,6 +10,7 @@
 
 #include "base/error_context.h"
 #include "predicting/predict_site.h"
+#include "rows/model.h"
 
 static Datum
 predict_number(FunctionCallInfo fcinfo, CallSite *site)

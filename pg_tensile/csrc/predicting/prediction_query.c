@@ -29,6 +29,7 @@
 #include "base/query.h"
 #include "predicting/prediction_query.h"
 #include "rows/feed.h"
+#include "rows/model.h"
 #include "rows/predict_features.h"
 #include "state/identity.h"
 

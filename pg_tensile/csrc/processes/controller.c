@@ -21,6 +21,8 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "base/guc.h"
+#include "processes/registration.h"
 #include "state/identity.h"
 #include "state/shmem.h"
 #include "state/slot.h"

@@ -28,9 +28,11 @@
 #include "utils/varlena.h"
 
 #include "processes/inference.h"
+#include "processes/registration.h"
 #include "state/extension.h"
 #include "state/identity.h"
 #include "state/shmem.h"
+#include "state/singleton.h"
 
 PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 

@@ -2,7 +2,7 @@
  * job_change.c: sessions that wait for a change of a job.
  *
  * A counter in shared memory rises with every change, and a condition variable
- * wakes the sessions.
+ * wakes the sessions (wakeup.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -13,7 +13,6 @@
 #include "storage/condition_variable.h"
 #include "utils/timestamp.h"
 
-#include "processes/job_change.h"
 #include "processes/wait.h"
 #include "state/shmem.h"
 
@@ -24,13 +23,6 @@ PG_FUNCTION_INFO_V1(tensile_wait_for_change);
  * none, so that the first call returns at once.
  */
 static uint64 seen_changes = PG_UINT64_MAX;
-
-void
-tensile_announce_job_change(void)
-{
-	pg_atomic_fetch_add_u64(&tensile_shared->changes, 1);
-	ConditionVariableBroadcast(&tensile_shared->job_changed);
-}
 
 /*
  * tensile._wait_for_change(timeout_ms): returns when a job has changed since

@@ -44,9 +44,11 @@
 
 #include "base/compat.h"
 #include "base/guc.h"
+#include "processes/launcher.h"
+#include "processes/registration.h"
 #include "processes/wait.h"
-#include "state/identity.h"
 #include "state/shmem.h"
+#include "state/singleton.h"
 #include "state/slot.h"
 
 #define LAUNCHER_RESTART_S 5

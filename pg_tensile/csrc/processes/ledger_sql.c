@@ -1,5 +1,5 @@
 /*
- * ledger_rows.c: the device ledger as rows in SQL.
+ * ledger_sql.c: the device ledger as rows in SQL.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -12,9 +12,9 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "base/library.h"
+#include "state/banker.h"
+#include "state/device.h"
 #include "state/identity.h"
-#include "state/ledger.h"
 #include "state/progress.h"
 #include "state/shmem.h"
 #include "state/slot.h"
@@ -50,7 +50,7 @@ device_use(int device)
 		use.jobs++;
 		use.granted_bytes += slot->granted_bytes + slot->overhead_bytes;
 		use.flowing_jobs += slot->flow.ngroups > 0;
-		use.flowing_bytes += tensile_flow_held(&slot->flow);
+		use.flowing_bytes += tensile_banker_held(&slot->flow);
 		LWLockAcquire(slot->lock, LW_SHARED);
 		use.in_use_bytes += slot->progress.device_bytes;
 		if (slot->progress.reported & TENSILE_REPORTED_UTILISATION)

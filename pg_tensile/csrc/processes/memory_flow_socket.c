@@ -1,5 +1,5 @@
 /*
- * flow_socket.c: the socket on which a job asks before each group of steps.
+ * memory_flow_socket.c: the socket on which a job asks before each group of steps.
  *
  * The executor of a job whose memory flows waits for an answer again and
  * again, so its worker answers in C while it waits (wait.c), without a step in
@@ -24,6 +24,8 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "processes/memory_flow_socket.h"
+#include "state/banker.h"
 #include "state/identity.h"
 #include "state/memory_flow.h"
 #include "state/shmem.h"
@@ -70,7 +72,7 @@ static bool fault_untold = false;
 /* ---- plans ---- */
 
 void
-tensile_flow_know_plan(const TensilePlanHeader *header, const TensilePlanGroup *groups)
+tensile_memory_flow_know_plan(const TensilePlanHeader *header, const TensilePlanGroup *groups)
 {
 	Size		size = header->ngroups * sizeof(TensilePlanGroup);
 	KnownPlan  *plan = MemoryContextAlloc(TopMemoryContext, offsetof(KnownPlan, groups) + size);
@@ -107,8 +109,8 @@ adopt(const KnownPlan *plan)
 		flow.most_bytes[i] = plan->groups[i].most_bytes;
 		flow.rest_bytes[i] = plan->groups[i].rest_bytes;
 	}
-	tensile_flow_prepare(&flow, plan->granted_bytes);
-	tensile_flow_adopt(plan->generation, &flow);
+	tensile_banker_prepare(&flow, plan->granted_bytes);
+	tensile_memory_flow_adopt(plan->generation, &flow);
 }
 
 /* ---- requests ---- */
@@ -145,7 +147,8 @@ claim_memory(const Request *request)
 		return "it is the turn of another group";
 	if (request->code == CODE_WHOLE && slot->flow.position != 0)
 		return "its iteration has not ended";
-	tensile_flow_claim(request->code == CODE_WHOLE ? TENSILE_CLAIM_WHOLE : TENSILE_CLAIM_GROUP, 0);
+	tensile_memory_flow_claim(request->code == CODE_WHOLE ? TENSILE_CLAIM_WHOLE :
+							  TENSILE_CLAIM_GROUP, 0);
 	return NULL;
 }
 
@@ -170,10 +173,10 @@ claim_constant(const Request *request)
 	memset(&flow, 0, sizeof(flow));
 	flow.ngroups = 1;
 	flow.most_bytes[0] = plan->granted_bytes;
-	flow.rest_bytes[0] = Min(plan->granted_bytes, tensile_flow_held(&tensile_my_slot->flow));
-	tensile_flow_prepare(&flow, plan->granted_bytes);
-	tensile_flow_adopt(plan->generation, &flow);
-	tensile_flow_claim(TENSILE_CLAIM_CONSTANT, plan->granted_bytes);
+	flow.rest_bytes[0] = Min(plan->granted_bytes, tensile_banker_held(&tensile_my_slot->flow));
+	tensile_banker_prepare(&flow, plan->granted_bytes);
+	tensile_memory_flow_adopt(plan->generation, &flow);
+	tensile_memory_flow_claim(TENSILE_CLAIM_CONSTANT, plan->granted_bytes);
 	return NULL;
 }
 
@@ -194,16 +197,16 @@ handle_request(const Request *request)
 	{
 		if (slot->flow.ngroups == 0 || slot->flow_generation != (uint64) request->generation)
 			return "no plan of that generation is in use";
-		tensile_flow_rest(&slot->flow);
-		tensile_flow_wake(slot->device);
+		tensile_banker_rest(&slot->flow);
+		tensile_memory_flow_wake(slot->device);
 		return NULL;
 	}
 	if (slot->flow.waiting)
 		return "another request waits";
 	if (slot->flow.running)
 	{
-		tensile_flow_end(&slot->flow);
-		tensile_flow_wake(slot->device);
+		tensile_banker_end(&slot->flow);
+		tensile_memory_flow_wake(slot->device);
 	}
 	asked_generation = request->generation;
 	return request->code == CODE_CONSTANT ? claim_constant(request) : claim_memory(request);
@@ -225,7 +228,7 @@ leave(void)
 {
 	group_fd = -1;
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	tensile_flow_clear(tensile_my_slot);
+	tensile_memory_flow_clear(tensile_my_slot);
 	LWLockRelease(tensile_shared->lock);
 }
 
@@ -284,23 +287,23 @@ check_late(void)
 }
 
 int
-tensile_flow_fd(void)
+tensile_memory_flow_fd(void)
 {
 	return group_fd;
 }
 
 bool
-tensile_flow_waits(void)
+tensile_memory_flow_waits(void)
 {
 	return tensile_my_slot->flow.waiting;	/* written by this process only */
 }
 
 bool
-tensile_flow_serve(void)
+tensile_memory_flow_serve(void)
 {
 	while (group_fd >= 0)
 	{
-		if (tensile_flow_waits() && tensile_flow_grant())
+		if (tensile_memory_flow_waits() && tensile_memory_flow_grant())
 			answer();
 		else if (!receive_request())
 			break;
@@ -311,7 +314,7 @@ tensile_flow_serve(void)
 }
 
 bool
-tensile_flow_take_fault(void)
+tensile_memory_flow_take_fault(void)
 {
 	bool		untold = fault_untold;
 
@@ -350,7 +353,7 @@ tensile_flow_state(PG_FUNCTION_ARGS)
 	tensile_require_process(TENSILE_WORKER);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "_flow_state returns a row");
-	values[0] = BoolGetDatum(tensile_flow_waits());
+	values[0] = BoolGetDatum(tensile_memory_flow_waits());
 	values[1] = BoolGetDatum(fault[0] != '\0' && fault_is_late);
 	nulls[2] = fault[0] == '\0';
 	values[2] = nulls[2] ? (Datum) 0 : CStringGetTextDatum(fault);

@@ -38,16 +38,16 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 
+#include "base/convert.h"
 #include "base/guc.h"
 #include "base/library.h"
-#include "processes/job_change.h"
+#include "base/process_kind.h"
 #include "processes/notify.h"
 #include "state/extension.h"
-#include "state/identity.h"
 #include "state/models_generation.h"
-#include "state/progress.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
 #define LOG_LINE_LENGTH 1000
 

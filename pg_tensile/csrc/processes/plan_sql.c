@@ -1,5 +1,5 @@
 /*
- * plan_rows.c: reading the plan table: a worker its job's plan, sessions all
+ * plan_sql.c: the plan table in SQL: a worker reads its job's plan, sessions all
  * plans that they may see.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -12,8 +12,8 @@
 #include "utils/tuplestore.h"
 
 #include "base/compat.h"
+#include "processes/memory_flow_socket.h"
 #include "state/identity.h"
-#include "state/memory_flow.h"
 #include "state/plan.h"
 #include "state/shmem.h"
 #include "state/slot.h"
@@ -84,7 +84,7 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	groups = tensile_plan_groups(&header, events);
 	values[6] = PointerGetDatum(cstring_to_text_with_len((char *) groups,
 														 header.ngroups * sizeof(TensilePlanGroup)));
-	tensile_flow_know_plan(&header, groups);	/* its executor gets it, and may adopt it */
+	tensile_memory_flow_know_plan(&header, groups);	/* its executor gets it, and may adopt it */
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	PG_RETURN_NULL();
 }

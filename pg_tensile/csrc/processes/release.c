@@ -23,10 +23,12 @@
 #include "storage/procarray.h"
 
 #include "base/error_context.h"
-#include "processes/release.h"
 #include "processes/wait.h"
 #include "state/extension.h"
 #include "state/shmem.h"
+#include "state/singleton.h"
+#include "state/slot.h"
+#include "state/wakeup.h"
 
 #define POLL_MS 20
 
@@ -109,15 +111,4 @@ Datum
 tensile_is_released(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_BOOL(tensile_shared != NULL && tensile_shared->released == MyDatabaseId);
-}
-
-void
-tensile_require_unreleased(void)
-{
-	if (tensile_shared->released == MyDatabaseId)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("pg_tensile has released database \"%s\"",
-						get_database_name(MyDatabaseId)),
-				 errhint("Its owner or a superuser can call resume_database().")));
 }

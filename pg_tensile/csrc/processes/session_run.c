@@ -40,9 +40,9 @@
 #include "base/error_context.h"
 #include "base/library.h"
 #include "base/owner.h"
+#include "base/process_kind.h"
 #include "processes/session_run.h"
 #include "processes/wait.h"
-#include "state/identity.h"
 #include "state/slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_session_feed);

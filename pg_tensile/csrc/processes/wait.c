@@ -17,7 +17,8 @@
  * PostgreSQL resets it.  So tensile_wake also counts, and a wait returns at
  * once if the count differs from that of the last wait.  The latch of a worker
  * whose job waits for memory is set without counting when some may be free:
- * then the job's request is looked at here (flow.h), and the wait goes on.
+ * then the job's request is looked at here (memory_flow_socket.h), and the wait
+ * goes on.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -29,6 +30,7 @@
 #include "access/xact.h"
 #include "libpq/pqsignal.h"
 #include "miscadmin.h"
+#include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "tcop/tcopprot.h"
@@ -39,16 +41,17 @@
 #include "utils/wait_event.h"
 
 #include "base/compat.h"
+#include "processes/memory_flow_socket.h"
 #include "processes/wait.h"
 #include "state/extension.h"
 #include "state/identity.h"
 #include "state/memory_flow.h"
 #include "state/shmem.h"
+#include "state/wakeup.h"
 
 #define STOP_GRACE_S 1
 #define LOOK_INTERVAL_MS 1000	/* between checks that extension and role exist */
 
-static volatile sig_atomic_t stop_received = false;	/* SIGTERM has ever come */
 static volatile sig_atomic_t stop_pending = false;	/* no wait has returned STOP for it yet */
 static volatile sig_atomic_t waiting = false;
 static timer_t stop_timer;
@@ -73,7 +76,7 @@ handle_sigterm(SIGNAL_ARGS)
 {
 	int			save_errno = errno;
 
-	stop_received = true;
+	tensile_note_stop();
 	if (stop_pending && !waiting)
 		die(TENSILE_PASS_SIGNAL_ARGS);
 	else
@@ -102,12 +105,6 @@ tensile_setup_signals(void)
 	 */
 	ProcessConfigFile(PGC_SIGHUP);
 	BackgroundWorkerUnblockSignals();
-}
-
-bool
-tensile_stop_received(void)
-{
-	return stop_received;
 }
 
 /* Has SIGTERM come since the last call? */
@@ -220,7 +217,7 @@ served_events(int fd, uint32 wl_events)
 
 	AddWaitEventToSet(set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
 	AddWaitEventToSet(set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
-	AddWaitEventToSet(set, WL_SOCKET_READABLE, tensile_flow_fd(), NULL, NULL);
+	AddWaitEventToSet(set, WL_SOCKET_READABLE, tensile_memory_flow_fd(), NULL, NULL);
 	if (fd >= 0)
 		AddWaitEventToSet(set, wl_events & (WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE), fd,
 						  NULL, NULL);
@@ -262,12 +259,12 @@ wait_and_serve(int fd, uint32 wl_events, long timeout_ms)
 
 	for (;;)
 	{
-		served = tensile_flow_serve();
+		served = tensile_memory_flow_serve();
 		if (!served || events != 0 || left < 0 || (left > 0 && something_happened()))
 			break;
-		events = wait_once(set, fd, tensile_flow_waits() ? Min(left, LOOK_INTERVAL_MS) : left);
-		if (tensile_flow_waits())
-			tensile_flow_mark_late();
+		events = wait_once(set, fd, tensile_memory_flow_waits() ? Min(left, LOOK_INTERVAL_MS) : left);
+		if (tensile_memory_flow_waits())
+			tensile_memory_flow_mark_late();
 		left = left == 0 ? -1 :
 			TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
 		if (left == 0)
@@ -288,7 +285,7 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 	/* If something has happened already, check the socket without sleeping. */
 	if (something_happened())
 		timeout_ms = 0;
-	if (tensile_flow_fd() >= 0)
+	if (tensile_memory_flow_fd() >= 0)
 		events = wait_and_serve(fd, wl_events, timeout_ms);
 	else
 		events = tensile_wait_socket(fd, wl_events, timeout_ms);
@@ -309,7 +306,7 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 		result |= TENSILE_WAIT_LATCH;
 	if (take_wakeup())
 		result |= TENSILE_WAIT_LATCH;
-	if (tensile_flow_take_fault())
+	if (tensile_memory_flow_take_fault())
 		result |= TENSILE_WAIT_FLOW;
 	return result ? result : TENSILE_WAIT_TIMEOUT;
 }

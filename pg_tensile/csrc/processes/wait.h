@@ -26,14 +26,14 @@ extern void tensile_setup_signals(void);
 #define TENSILE_WAIT_CANCEL 64	/* a cancel request came during the wait or before */
 #define TENSILE_WAIT_FLOW 128	/* a fault: see tensile._flow_state() */
 
-extern bool tensile_stop_received(void);	/* Has SIGTERM ever come? */
 extern bool tensile_wakeup_pending(void);	/* Was it woken since its last wait? */
 extern int	tensile_socket_bits(int wl_events); /* READABLE and WRITABLE */
 
 /*
  * Waits in a background process, outside any transaction.  A process with a
  * connection to a database uses the second function, which returns GONE too.
- * A worker serves its job's requests for memory meanwhile (flow.h).
+ * A worker serves its job's requests for memory meanwhile
+ * (memory_flow_socket.h).
  */
 extern int	tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms);
 extern int	tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms);

@@ -23,6 +23,7 @@
 #include "access/xact.h"
 #include "common/hashfn.h"
 #include "miscadmin.h"
+#include "postmaster/bgworker.h"
 #include "storage/ipc.h"
 #include "utils/backend_status.h"
 #include "utils/guc.h"
@@ -33,8 +34,8 @@
 #include "processes/step.h"
 #include "processes/wait.h"
 #include "state/extension.h"
-#include "state/identity.h"
 #include "state/shmem.h"
+#include "state/singleton.h"
 #include "state/slot.h"
 
 #define STEADY_MS (60 * 1000)	/* after a run of that length, errors are logged again */

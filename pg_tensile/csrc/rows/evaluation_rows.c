@@ -28,6 +28,7 @@
 #include "base/query.h"
 #include "rows/evaluation_rows.h"
 #include "rows/feed.h"
+#include "rows/model.h"
 #include "rows/predict_features.h"
 #include "rows/training_rows.h"
 #include "rows/wire.h"

@@ -42,7 +42,7 @@
 #include "rows/training_rows.h"
 #include "rows/wire.h"
 #include "state/identity.h"
-#include "state/slot.h"
+#include "state/shmem.h"
 #include "training/submit.h"
 
 #define EXECUTOR "the executor"

@@ -37,6 +37,7 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
+#include "base/convert.h"
 #include "base/owner.h"
 #include "base/query.h"
 #include "rows/model.h"

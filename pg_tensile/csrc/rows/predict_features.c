@@ -19,6 +19,7 @@
 #include "utils/float.h"
 #include "utils/memutils.h"
 
+#include "base/convert.h"
 #include "rows/dictionary.h"
 #include "rows/predict_features.h"
 #include "rows/wire.h"

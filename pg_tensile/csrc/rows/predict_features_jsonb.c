@@ -18,6 +18,7 @@
 #include "utils/timestamp.h"
 
 #include "base/convert.h"
+#include "base/numeric_float8.h"
 #include "base/query.h"
 #include "rows/predict_features.h"
 

@@ -22,6 +22,7 @@
 
 #include "base/compat.h"
 #include "base/convert.h"
+#include "base/numeric_float8.h"
 #include "rows/dictionary.h"
 #include "rows/training_column.h"
 

@@ -31,7 +31,7 @@ typedef struct Remainder
 } Remainder;
 
 void
-tensile_flow_prepare(TensileFlow *flow, int64_t whole_bytes)
+tensile_banker_prepare(TensileFlow *flow, int64_t whole_bytes)
 {
 	int64_t		needed = 0;
 
@@ -52,7 +52,7 @@ least_bytes(const TensileFlow *flow)
 }
 
 int64_t
-tensile_flow_held(const TensileFlow *flow)
+tensile_banker_held(const TensileFlow *flow)
 {
 	if (flow->ngroups == 0)
 		return 0;
@@ -62,7 +62,7 @@ tensile_flow_held(const TensileFlow *flow)
 }
 
 bool
-tensile_flow_begun(const TensileFlow *flow)
+tensile_banker_begun(const TensileFlow *flow)
 {
 	return flow->running || flow->position > 0;
 }
@@ -85,7 +85,7 @@ kept_by_all(TensileFlow *const *jobs, int njobs)
 }
 
 int64_t
-tensile_flow_fit_bytes(TensileFlow *const *jobs, int njobs)
+tensile_banker_fit_bytes(TensileFlow *const *jobs, int njobs)
 {
 	int64_t		kept = kept_by_all(jobs, njobs);
 	int64_t		most = 0;
@@ -117,7 +117,7 @@ compare_remainders(const void *left, const void *right)
 }
 
 int64_t
-tensile_flow_safe_bytes(TensileFlow *const *jobs, int njobs)
+tensile_banker_safe_bytes(TensileFlow *const *jobs, int njobs)
 {
 	Remainder	begun[MOST_JOBS];
 	int			nbegun = 0;
@@ -127,10 +127,10 @@ tensile_flow_safe_bytes(TensileFlow *const *jobs, int njobs)
 
 	for (int i = 0; i < njobs; i++)
 	{
-		int64_t		bytes = tensile_flow_held(jobs[i]);
+		int64_t		bytes = tensile_banker_held(jobs[i]);
 
 		held += bytes;
-		if (!tensile_flow_begun(jobs[i]))
+		if (!tensile_banker_begun(jobs[i]))
 			continue;
 		begun[nbegun].more_bytes = needed_bytes(jobs[i]) - bytes;
 		begun[nbegun++].given_bytes = bytes - least_bytes(jobs[i]);
@@ -146,11 +146,11 @@ tensile_flow_safe_bytes(TensileFlow *const *jobs, int njobs)
 }
 
 bool
-tensile_flow_join(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_t new_budget)
+tensile_banker_join(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_t new_budget)
 {
 	job->joined = true;
-	if (tensile_flow_fit_bytes(jobs, njobs) <= new_budget &&
-		tensile_flow_safe_bytes(jobs, njobs) <= new_budget)
+	if (tensile_banker_fit_bytes(jobs, njobs) <= new_budget &&
+		tensile_banker_safe_bytes(jobs, njobs) <= new_budget)
 		return true;
 	job->joined = false;
 	return false;
@@ -181,7 +181,7 @@ is_only_constant(TensileFlow *const *jobs, int njobs, const TensileFlow *job, in
 	for (int i = 0; i < njobs; i++)
 	{
 		if (!jobs[i]->waiting || jobs[i]->claim != TENSILE_CLAIM_CONSTANT ||
-			tensile_flow_could_go(jobs, njobs, jobs[i], new_budget))
+			tensile_banker_could_go(jobs, njobs, jobs[i], new_budget))
 			return false;
 		if (first == NULL || jobs[i]->claim_bytes < first->claim_bytes)
 			first = jobs[i];
@@ -190,8 +190,8 @@ is_only_constant(TensileFlow *const *jobs, int njobs, const TensileFlow *job, in
 }
 
 bool
-tensile_flow_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
-					   int64_t new_budget)
+tensile_banker_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
+						 int64_t new_budget)
 {
 	TensileFlow *rest[MOST_JOBS];
 	int			nrest = others_of(jobs, njobs, job, rest);
@@ -205,27 +205,27 @@ tensile_flow_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *j
 		return true;
 	if (is_only_constant(jobs, njobs, job, new_budget))
 		return true;
-	return tensile_flow_fit_bytes(rest, nrest) <= remaining &&
-		tensile_flow_safe_bytes(rest, nrest) <= remaining;
+	return tensile_banker_fit_bytes(rest, nrest) <= remaining &&
+		tensile_banker_safe_bytes(rest, nrest) <= remaining;
 }
 
 bool
-tensile_flow_could_go(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
-					  int64_t new_budget)
+tensile_banker_could_go(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
+						int64_t new_budget)
 {
 	TensileFlow *rest[MOST_JOBS];
 	int			nrest = others_of(jobs, njobs, job, rest);
 	int64_t		most;
 
 	if (job->claim == TENSILE_CLAIM_CONSTANT)
-		return tensile_flow_fit_bytes(rest, nrest) + job->claim_bytes <= new_budget;
+		return tensile_banker_fit_bytes(rest, nrest) + job->claim_bytes <= new_budget;
 	if (!job->joined)
 	{
 		TensileFlow joined = *job;
 
 		joined.joined = true;
 		rest[nrest] = &joined;
-		return tensile_flow_fit_bytes(rest, nrest + 1) <= new_budget;
+		return tensile_banker_fit_bytes(rest, nrest + 1) <= new_budget;
 	}
 	most = job->claim == TENSILE_CLAIM_WHOLE ? job->whole_bytes : needed_bytes(job);
 	return kept_by_all(rest, nrest) + most <= new_budget;
@@ -246,7 +246,7 @@ is_overtaken(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_
 		if (other->waiting && other->overtaken >= TENSILE_OVERTAKEN &&
 			other->overtaken > job->overtaken &&
 			((other->joined && other->claim != TENSILE_CLAIM_CONSTANT) ||
-			 tensile_flow_could_go(jobs, njobs, other, new_budget)))
+			 tensile_banker_could_go(jobs, njobs, other, new_budget)))
 			return true;
 	}
 	return false;
@@ -258,7 +258,7 @@ additional_bytes(const TensileFlow *job)
 {
 	int64_t		needed = job->claim == TENSILE_CLAIM_WHOLE ? job->whole_bytes : needed_bytes(job);
 
-	return needed - tensile_flow_held(job);
+	return needed - tensile_banker_held(job);
 }
 
 /* Does a job come before another one where only one can go on? */
@@ -267,7 +267,7 @@ comes_before(const TensileFlow *job, const TensileFlow *other)
 {
 	bool		overtaken = job->overtaken >= TENSILE_OVERTAKEN;
 
-	if (tensile_flow_begun(job))
+	if (tensile_banker_begun(job))
 		return additional_bytes(job) < additional_bytes(other);
 	if (overtaken || other->overtaken >= TENSILE_OVERTAKEN)
 		return job->overtaken > other->overtaken;
@@ -292,18 +292,18 @@ is_only_way(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t
 	{
 		if (jobs[i]->running)
 			return false;
-		begun = begun || tensile_flow_begun(jobs[i]);
+		begun = begun || tensile_banker_begun(jobs[i]);
 	}
-	if (begun && tensile_flow_safe_bytes(jobs, njobs) <= budget)
+	if (begun && tensile_banker_safe_bytes(jobs, njobs) <= budget)
 		return false;
 	for (int i = 0; i < njobs; i++)
 	{
 		const TensileFlow *other = jobs[i];
 
 		if (!other->joined || !other->waiting || other->claim == TENSILE_CLAIM_CONSTANT ||
-			tensile_flow_begun(other) != begun)
+			tensile_banker_begun(other) != begun)
 			continue;
-		could_go = could_go || (!begun && tensile_flow_could_go(jobs, njobs, other, new_budget));
+		could_go = could_go || (!begun && tensile_banker_could_go(jobs, njobs, other, new_budget));
 		if (first == NULL || comes_before(other, first))
 			first = other;
 	}
@@ -311,10 +311,10 @@ is_only_way(TensileFlow *const *jobs, int njobs, const TensileFlow *job, int64_t
 }
 
 bool
-tensile_flow_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_t budget,
-				   int64_t new_budget)
+tensile_banker_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_t budget,
+					 int64_t new_budget)
 {
-	bool		begins = !tensile_flow_begun(job);
+	bool		begins = !tensile_banker_begun(job);
 	bool		may_go;
 
 	if (!job->waiting)
@@ -325,7 +325,7 @@ tensile_flow_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_
 	may_go = is_only_way(jobs, njobs, job, budget, new_budget);
 	job->running = true;
 	job->whole = job->claim == TENSILE_CLAIM_WHOLE;
-	if (!may_go && tensile_flow_safe_bytes(jobs, njobs) > (begins ? new_budget : budget))
+	if (!may_go && tensile_banker_safe_bytes(jobs, njobs) > (begins ? new_budget : budget))
 	{
 		job->running = job->whole = false;
 		return false;
@@ -338,7 +338,7 @@ tensile_flow_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job, int64_
 }
 
 void
-tensile_flow_end(TensileFlow *job)
+tensile_banker_end(TensileFlow *job)
 {
 	if (job->running && !job->whole)
 		job->position = (job->position + 1) % job->ngroups;
@@ -346,7 +346,7 @@ tensile_flow_end(TensileFlow *job)
 }
 
 void
-tensile_flow_rest(TensileFlow *job)
+tensile_banker_rest(TensileFlow *job)
 {
 	job->position = 0;
 	job->running = job->whole = job->waiting = false;

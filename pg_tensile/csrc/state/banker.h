@@ -51,49 +51,49 @@ typedef struct TensileFlow
  */
 
 /* Sets whole_bytes and needed_bytes of a flow with groups. */
-extern void tensile_flow_prepare(TensileFlow *flow, int64_t whole_bytes);
+extern void tensile_banker_prepare(TensileFlow *flow, int64_t whole_bytes);
 
 /* Memory that the job holds now. */
-extern int64_t tensile_flow_held(const TensileFlow *flow);
+extern int64_t tensile_banker_held(const TensileFlow *flow);
 
 /* Is the job in an iteration? */
-extern bool tensile_flow_begun(const TensileFlow *flow);
+extern bool tensile_banker_begun(const TensileFlow *flow);
 
 /*
  * The least budget within which the jobs fit: each may take its most while the
  * others rest between two iterations.
  */
-extern int64_t tensile_flow_fit_bytes(TensileFlow *const *jobs, int njobs);
+extern int64_t tensile_banker_fit_bytes(TensileFlow *const *jobs, int njobs);
 
 /*
  * The least budget within which the state is safe: what the jobs hold fits,
  * and there is an order in which each can end its iteration.
  */
-extern int64_t tensile_flow_safe_bytes(TensileFlow *const *jobs, int njobs);
+extern int64_t tensile_banker_safe_bytes(TensileFlow *const *jobs, int njobs);
 
 /* Adds a job between two iterations; false, and no change, if it has to wait. */
-extern bool tensile_flow_join(TensileFlow *const *jobs, int njobs, TensileFlow *job,
-							  int64_t new_budget);
+extern bool tensile_banker_join(TensileFlow *const *jobs, int njobs, TensileFlow *job,
+								int64_t new_budget);
 
 /*
  * Begins what the job claims, a group or a whole iteration; false if it has to
  * wait, which is counted.
  */
-extern bool tensile_flow_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job,
-							   int64_t budget, int64_t new_budget);
+extern bool tensile_banker_begin(TensileFlow *const *jobs, int njobs, TensileFlow *job,
+								 int64_t budget, int64_t new_budget);
 
 /* May the job have the constant grant that it claims, and leave the others? */
-extern bool tensile_flow_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
-								   int64_t new_budget);
+extern bool tensile_banker_may_leave(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
+									 int64_t new_budget);
 
 /* Could the job have what it claims if all others were between two iterations? */
-extern bool tensile_flow_could_go(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
-								  int64_t new_budget);
+extern bool tensile_banker_could_go(TensileFlow *const *jobs, int njobs, const TensileFlow *job,
+									int64_t new_budget);
 
 /* Ends the running group or whole iteration. */
-extern void tensile_flow_end(TensileFlow *job);
+extern void tensile_banker_end(TensileFlow *job);
 
 /* Ends the iteration wherever it is, and withdraws what the job waits for. */
-extern void tensile_flow_rest(TensileFlow *job);
+extern void tensile_banker_rest(TensileFlow *job);
 
 #endif

@@ -32,11 +32,9 @@
 
 #include "base/guc.h"
 #include "base/library.h"
-#include "processes/release.h"
+#include "base/process_kind.h"
 #include "state/extension.h"
-#include "state/identity.h"
 #include "state/shmem.h"
-#include "state/slot.h"
 
 /* What pg_extension says about pg_tensile, as this session knows it. */
 typedef struct Extension
@@ -217,6 +215,17 @@ tensile_require_version(void)
 		tensile_report_version(ERROR);
 }
 
+static void
+require_unreleased(void)
+{
+	if (tensile_shared->released == MyDatabaseId)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("pg_tensile has released database \"%s\"",
+						get_database_name(MyDatabaseId)),
+				 errhint("Its owner or a superuser can call resume_database().")));
+}
+
 void
 tensile_require_database(void)
 {
@@ -230,5 +239,5 @@ tensile_require_database(void)
 				 errhint("Connect to that database, or change pg_tensile.database "
 						 "in postgresql.conf and reload.")));
 	pfree(here);
-	tensile_require_unreleased();
+	require_unreleased();
 }

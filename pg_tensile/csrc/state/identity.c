@@ -1,10 +1,6 @@
 /*
- * process.c: which process of pg_tensile the current one is, and what all of
- * them have in common.
- *
- * A singleton occupies an entry in shared memory from before it connects to a
- * database until its exit callback, whatever has ended it.  A worker occupies
- * a job slot in the same way (slot.c).
+ * identity.c: what only one kind of process may do, and whether this one was
+ * told to stop.
  *
  * Functions that only one kind of process may call check that here.  A worker
  * may not call them while it runs its training query, because that executes
@@ -15,48 +11,26 @@
 #include "postgres.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "storage/ipc.h"
 #include "utils/builtins.h"
 #include "utils/pidfile.h"
-#include "utils/timestamp.h"
 
-#include "base/library.h"
-#include "processes/wait.h"
+#include "base/process_kind.h"
 #include "state/extension.h"
 #include "state/identity.h"
-#include "state/ledger.h"
 #include "state/shmem.h"
-#include "state/slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_my_job);
 PG_FUNCTION_INFO_V1(tensile_my_process);
 PG_FUNCTION_INFO_V1(tensile_stop_cause);
 
-TensileProcessKind tensile_process = TENSILE_NO_PROCESS;
-
-static const char *const process_names[] = {
-	"launcher", "controller", "scheduler", "inference", "worker"
-};
-
-static TensileOutcome my_outcome = TENSILE_FAILED;
+static volatile sig_atomic_t stop_received = false;	/* SIGTERM has ever come */
 
 /* ---- identity ---- */
-
-const char *
-tensile_process_name(TensileProcessKind kind)
-{
-	return process_names[kind];
-}
-
-bool
-tensile_in_worker(void)
-{
-	return tensile_process == TENSILE_WORKER;
-}
 
 /*
  * Does this worker execute code of the submitter?  It does so in
@@ -76,26 +50,8 @@ tensile_require_process(TensileProcessKind kind)
 	if (tensile_process != kind || runs_training_query())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("only the pg_tensile %s may call this function", process_names[kind])));
+				 errmsg("only the pg_tensile %s may call this function", tensile_process_name(kind))));
 	tensile_require_extension();
-}
-
-TensileWakeup *
-tensile_my_wakeup(void)
-{
-	if (tensile_process == TENSILE_WORKER)
-		return &tensile_my_slot->wakeup;
-	if (tensile_process < TENSILE_N_SINGLETONS)
-		return &tensile_shared->singletons[tensile_process].wakeup;
-	return NULL;
-}
-
-void
-tensile_wake(TensileWakeup *wakeup)
-{
-	pg_atomic_fetch_add_u64(&wakeup->count, 1);
-	if (wakeup->latch)
-		SetLatch(wakeup->latch);
 }
 
 /* tensile._my_job(): the job of this worker */
@@ -115,10 +71,16 @@ tensile_my_process(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("only processes of pg_tensile may call this function")));
-	PG_RETURN_TEXT_P(cstring_to_text(process_names[tensile_process]));
+	PG_RETURN_TEXT_P(cstring_to_text(tensile_process_name(tensile_process)));
 }
 
 /* ---- stopping ---- */
+
+void
+tensile_note_stop(void)
+{
+	stop_received = true;
+}
 
 /*
  * Reads the state that the postmaster writes into its lock file before it
@@ -148,7 +110,7 @@ server_is_stopping(void)
 bool
 tensile_terminated(void)
 {
-	return tensile_in_worker() && tensile_stop_received() && !tensile_my_slot->evicted &&
+	return tensile_in_worker() && stop_received && !tensile_my_slot->evicted &&
 		!server_is_stopping();
 }
 
@@ -168,85 +130,4 @@ tensile_stop_cause(PG_FUNCTION_ARGS)
 	else if (tensile_terminated())
 		cause = "terminated";
 	PG_RETURN_TEXT_P(cstring_to_text(cause));
-}
-
-/* ---- singletons ---- */
-
-void
-tensile_singleton_set_outcome(TensileOutcome outcome)
-{
-	my_outcome = outcome;
-}
-
-/* Leaves the entry in shared memory; an exit callback. */
-static void
-singleton_detach(int code, Datum kind)
-{
-	TensileSingleton *self = &tensile_shared->singletons[DatumGetInt32(kind)];
-
-	LWLockReleaseAll();
-	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	self->pid = 0;
-	self->wakeup.latch = NULL;
-	self->ended_at = GetCurrentTimestamp();
-	self->outcome = my_outcome;
-	if (DatumGetInt32(kind) == TENSILE_INFERENCE)
-	{
-		tensile_ledger_forget_inference();
-		tensile_shared->nloaded = 0;
-	}
-	tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
-	LWLockRelease(tensile_shared->lock);
-}
-
-bool
-tensile_singleton_attach(TensileProcessKind kind, Oid database)
-{
-	TensileSingleton *self = &tensile_shared->singletons[kind];
-	bool		free;
-
-	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	free = self->pid == 0 &&
-		(!OidIsValid(database) || database != tensile_shared->released);
-	if (free)
-	{
-		self->pid = MyProcPid;
-		self->database = database;
-		self->started_at = GetCurrentTimestamp();
-		self->requested_at = 0;
-		self->wakeup.latch = MyLatch;
-	}
-	LWLockRelease(tensile_shared->lock);
-	if (!free)
-		return false;
-	tensile_process = kind;
-	before_shmem_exit(singleton_detach, Int32GetDatum(kind));
-	return true;
-}
-
-/* ---- registering ---- */
-
-void
-tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind kind, int64 job)
-{
-	memset(worker, 0, sizeof(*worker));
-	snprintf(worker->bgw_type, sizeof(worker->bgw_type), "pg_tensile %s", process_names[kind]);
-	if (kind == TENSILE_WORKER)
-		snprintf(worker->bgw_name, sizeof(worker->bgw_name),
-				 "pg_tensile worker job " INT64_FORMAT, job);
-	else
-		strlcpy(worker->bgw_name, worker->bgw_type, sizeof(worker->bgw_name));
-	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-
-	/*
-	 * A standby makes predictions.  Processes for training are registered
-	 * there as well, and started by the postmaster after a promotion.
-	 */
-	worker->bgw_start_time = kind == TENSILE_LAUNCHER || kind == TENSILE_INFERENCE ?
-		BgWorkerStart_ConsistentState : BgWorkerStart_RecoveryFinished;
-	worker->bgw_restart_time = BGW_NEVER_RESTART;
-	strlcpy(worker->bgw_library_name, TENSILE_LIBRARY, sizeof(worker->bgw_library_name));
-	snprintf(worker->bgw_function_name, sizeof(worker->bgw_function_name),
-			 "tensile_%s_main", process_names[kind]);
-	memcpy(worker->bgw_extra, &job, sizeof(job));
 }

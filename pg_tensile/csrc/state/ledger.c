@@ -27,7 +27,7 @@
  * in the memory that it needs.  Jobs that came earlier do not wait for it.
  *
  * Jobs whose memory flows have no grant.  They have what all this leaves
- * (tensile_ledger_flow_budget), and flow.c divides it.
+ * (tensile_device_flow_budget), and memory_flow.c divides it.
  *
  * Everything is protected by shared->lock.
  *
@@ -35,90 +35,27 @@
  */
 #include "postgres.h"
 
-#include <unistd.h>
-
 #include "catalog/pg_type.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#include "base/guc.h"
-#include "base/library.h"
+#include "state/device.h"
 #include "state/identity.h"
 #include "state/ledger.h"
 #include "state/memory_flow.h"
-#include "state/progress.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
 PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_inference_memory);
 PG_FUNCTION_INFO_V1(tensile_lack_memory);
 
-#define HOST_DEVICE "cpu"
-#define MAX_RATE 1e15			/* bytes/s; no link is faster */
 #define RESERVED_MS 2000		/* longer than the scheduler's and the predictor's pauses */
 #define CLAIM_MS (60 * 1000)	/* in which a prediction is expected again */
 
 /* ---- grants ---- */
-
-/* Constant grants and overheads of the jobs on a device.  Caller holds shared->lock. */
-static int64
-constant_bytes(int device)
-{
-	int64		bytes = 0;
-
-	for (int i = 0; i < tensile_shared->max_jobs; i++)
-	{
-		const TensileSlot *slot = &tensile_shared->slots[i];
-
-		if (slot->state != SLOT_FREE && slot->device == device)
-			bytes += slot->granted_bytes + slot->overhead_bytes;
-	}
-	return bytes;
-}
-
-/* The number of jobs on a device, in all databases.  Caller holds shared->lock. */
-static int
-jobs_on(int device)
-{
-	int			jobs = 0;
-
-	for (int i = 0; i < tensile_shared->max_jobs; i++)
-		jobs += tensile_shared->slots[i].state != SLOT_FREE &&
-			tensile_shared->slots[i].device == device;
-	return jobs;
-}
-
-/* Is a device of that name one of a Ray cluster, and none of this machine? */
-static bool
-on_cluster(const char *name)
-{
-	return strncmp(name, TENSILE_CLUSTER_PREFIX, strlen(TENSILE_CLUSTER_PREFIX)) == 0;
-}
-
-int64
-tensile_device_budget(const TensileDevice *device)
-{
-	int64		limit = (int64) tensile_device_memory * 1024;
-
-	if (limit == 0 || on_cluster(device->name))
-		return device->total_bytes;
-	return Min(limit, device->total_bytes);
-}
-
-int64
-tensile_ledger_flow_budget(int number, bool begins)
-{
-	const TensileDevice *device = &tensile_shared->devices[number];
-	int64		room = tensile_device_budget(device) - constant_bytes(number);
-
-	if (!begins)
-		return room - device->inference_bytes;
-	if (device->reserved_bytes > 0 && GetCurrentTimestamp() < device->reserved_until)
-		room -= device->reserved_bytes;
-	return room - Max(device->inference_bytes, device->inference_wanted);
-}
 
 /*
  * Is there room for a constant grant to grow beside the jobs whose memory
@@ -133,7 +70,7 @@ make_room(int number, int64 growth, int64 room)
 	int64		fit_bytes;
 	int64		safe_bytes;
 
-	tensile_flow_needs(number, &fit_bytes, &safe_bytes);
+	tensile_memory_flow_needs(number, &fit_bytes, &safe_bytes);
 	if (growth > room - fit_bytes)
 		return false;
 	if (growth > room - safe_bytes)
@@ -147,7 +84,7 @@ make_room(int number, int64 growth, int64 room)
 		return false;
 	}
 	device->reserved_bytes = 0;
-	tensile_flow_wake(number);
+	tensile_memory_flow_wake(number);
 	return true;
 }
 
@@ -162,7 +99,7 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 	/* Whether a job starts before the predictor has its memory was decided by the scheduler. */
 	if (slot->granted_bytes > 0)
 		inference = Max(inference, device->inference_wanted);
-	room = tensile_device_budget(device) - inference - constant_bytes(slot->device);
+	room = tensile_device_budget(device) - inference - tensile_device_constant_bytes(slot->device);
 
 	if (growth <= 0 || slot->flow.ngroups > 0)
 		return true;			/* the larger grant stays until the plan is acknowledged */
@@ -175,59 +112,6 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 /* ---- devices ---- */
 
 /*
- * The entry of the device with that name.  If there is none, names an entry
- * that no job uses, or only the one of `slot` (if not NULL); -1 if all are in
- * use.  Caller holds shared->lock exclusively.
- */
-static int
-find_device(const char *name, const TensileSlot *slot)
-{
-	int			unused = -1;
-
-	for (int i = 0; i < tensile_shared->max_devices; i++)
-	{
-		TensileDevice *device = &tensile_shared->devices[i];
-
-		if (strcmp(device->name, name) == 0)
-			return i;
-		if (unused < 0 && device->inference_bytes == 0 &&
-			jobs_on(i) == (slot && slot->device == i))
-			unused = i;
-	}
-	if (unused >= 0)
-	{
-		memset(&tensile_shared->devices[unused], 0, sizeof(TensileDevice));
-		strlcpy(tensile_shared->devices[unused].name, name, NAMEDATALEN);
-	}
-	return unused;
-}
-
-static int
-enter_device(const char *name, const TensileSlot *slot)
-{
-	int			device = find_device(name, slot);
-
-	if (device < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("jobs and predictions use more than %d devices at once",
-						tensile_shared->max_devices)));
-	return device;
-}
-
-/* A device's name from an argument, cut to fit. */
-static char *
-device_name(const text *argument)
-{
-	char	   *name = palloc(NAMEDATALEN);
-
-	tensile_copy_text(name, NAMEDATALEN, argument);
-	if (*name == '\0')
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a device needs a name")));
-	return name;
-}
-
-/*
  * Moves the slot to a device.  Memory that the job was granted on another one
  * is given back.
  */
@@ -237,10 +121,10 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 {
 	bool		stays = slot->device >= 0 &&
 		strcmp(tensile_shared->devices[slot->device].name, name) == 0;
-	int			device = enter_device(name, slot);	/* raises before anything has changed */
+	int			device = tensile_device_enter(name, slot);	/* raises before anything has changed */
 
 	/* The only user of a device may describe it anew. */
-	if (jobs_on(device) == (slot->device == device))
+	if (tensile_device_jobs(device) == (slot->device == device))
 	{
 		TensileDevice *entry = &tensile_shared->devices[device];
 
@@ -250,36 +134,12 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 	}
 	if (!stays)
 	{
-		tensile_flow_clear(slot);
+		tensile_memory_flow_clear(slot);
 		slot->granted_bytes = 0;
 	}
 	slot->overhead_bytes = overhead_bytes;
 	slot->device = device;
-	tensile_flow_wake(device);
-}
-
-/* The most memory that a device of this name can have; known for the host. */
-static int64
-most_bytes(const char *name)
-{
-	if (strcmp(name, HOST_DEVICE) == 0)
-		return Min((int64) sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), TENSILE_MAX_BYTES);
-	return TENSILE_MAX_BYTES;
-}
-
-static bool
-possible_rate(float8 bytes_per_s)
-{
-	return bytes_per_s > 0 && bytes_per_s <= MAX_RATE;	/* false for a NaN */
-}
-
-/* Can a device have these numbers, and an executor this overhead on it? */
-static bool
-possible_device(const char *name, const TensileDevice *device, int64 overhead_bytes)
-{
-	return device->total_bytes > 0 && device->total_bytes <= most_bytes(name) &&
-		possible_rate(device->out_bytes_per_s) && possible_rate(device->in_bytes_per_s) &&
-		overhead_bytes >= 0 && overhead_bytes <= device->total_bytes;
+	tensile_memory_flow_wake(device);
 }
 
 /*
@@ -298,8 +158,8 @@ tensile_register_device(PG_FUNCTION_ARGS)
 	char	   *name;
 
 	tensile_require_process(TENSILE_WORKER);
-	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (!possible_device(name, &device, overhead_bytes))
+	name = tensile_device_name(PG_GETARG_TEXT_PP(0));
+	if (!tensile_device_possible(name, &device, overhead_bytes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, "
@@ -354,21 +214,21 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	char	   *name;
 
 	tensile_require_process(TENSILE_INFERENCE);
-	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (total_bytes <= 0 || total_bytes > most_bytes(name) || least < 0 || wanted < least ||
-		on_cluster(name))
+	name = tensile_device_name(PG_GETARG_TEXT_PP(0));
+	if (total_bytes <= 0 || total_bytes > tensile_device_most_bytes(name) || least < 0 || wanted < least ||
+		tensile_device_on_cluster(name))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " of the "
 						INT64_FORMAT " bytes of device \"%s\"",
 						least, wanted, total_bytes, name)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	device = &tensile_shared->devices[enter_device(name, NULL)];
+	device = &tensile_shared->devices[tensile_device_enter(name, NULL)];
 	if (device->total_bytes == 0)
 		device->total_bytes = total_bytes;
 	number = device - tensile_shared->devices;
-	tensile_flow_needs(number, &fit_bytes, &safe_bytes);
-	room = tensile_device_budget(device) - constant_bytes(number) - Max(fit_bytes, safe_bytes);
+	tensile_memory_flow_needs(number, &fit_bytes, &safe_bytes);
+	room = tensile_device_budget(device) - tensile_device_constant_bytes(number) - Max(fit_bytes, safe_bytes);
 	if (GetCurrentTimestamp() < device->yielded_until)
 		room -= device->yielded_bytes;
 	before = device->inference_bytes;
@@ -383,7 +243,7 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	/* No iteration begins that would keep `least` from becoming free. */
 	device->inference_wanted = fits ? 0 : least;
 	renew_claim(device, least, fits);
-	tensile_flow_wake(number);
+	tensile_memory_flow_wake(number);
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	wanted = device->inference_bytes;
 	LWLockRelease(tensile_shared->lock);
@@ -400,7 +260,7 @@ tensile_ledger_forget_inference(void)
 		tensile_shared->devices[i].inference_bytes = 0;
 		tensile_shared->devices[i].inference_wanted = 0;
 		tensile_shared->devices[i].claimed_bytes = 0;
-		tensile_flow_wake(i);
+		tensile_memory_flow_wake(i);
 	}
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 }
@@ -413,7 +273,7 @@ tensile_ledger_forget_inference(void)
 Datum
 tensile_lack_memory(PG_FUNCTION_ARGS)
 {
-	char	   *name = device_name(PG_GETARG_TEXT_PP(0));
+	char	   *name = tensile_device_name(PG_GETARG_TEXT_PP(0));
 	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(1);
 	int64		slowed_bytes = PG_GETARG_INT64(2);
 	Datum	   *bytes;

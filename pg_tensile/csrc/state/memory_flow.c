@@ -1,10 +1,10 @@
 /*
- * flow.c: which job may take the memory of a device that flows.
+ * memory_flow.c: which job may take the memory of a device that flows.
  *
  * A job whose plan has groups has no constant grant.  It asks before each
- * group (flow_socket.c), and banker.c decides, about the state of all flowing
- * jobs of the device in shared memory.  They have the memory together that
- * constant grants, overheads and the predictor leave.
+ * group (memory_flow_socket.c), and banker.c decides, about the state of all
+ * flowing jobs of the device in shared memory.  They have the memory together
+ * that constant grants, overheads and the predictor leave.
  *
  * Each worker looks after its own job.  One whose job has to wait looks again
  * whenever a latch is set because memory has become free, which does not count
@@ -18,11 +18,13 @@
 #include "utils/timestamp.h"
 
 #include "base/guc.h"
-#include "state/identity.h"
-#include "state/ledger.h"
+#include "base/process_kind.h"
+#include "state/banker.h"
+#include "state/device.h"
 #include "state/memory_flow.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
 /* Collects the flows of a device; `flows` has room for all jobs. */
 static int
@@ -41,17 +43,17 @@ flows_on(int device, TensileFlow **flows)
 }
 
 void
-tensile_flow_needs(int device, int64 *fit_bytes, int64 *safe_bytes)
+tensile_memory_flow_needs(int device, int64 *fit_bytes, int64 *safe_bytes)
 {
 	TensileFlow *flows[TENSILE_MAX_JOBS];
 	int			nflows = flows_on(device, flows);
 
-	*fit_bytes = tensile_flow_fit_bytes(flows, nflows);
-	*safe_bytes = tensile_flow_safe_bytes(flows, nflows);
+	*fit_bytes = tensile_banker_fit_bytes(flows, nflows);
+	*safe_bytes = tensile_banker_safe_bytes(flows, nflows);
 }
 
 void
-tensile_flow_wake(int device)
+tensile_memory_flow_wake(int device)
 {
 	for (int i = 0; i < tensile_shared->max_jobs; i++)
 	{
@@ -63,14 +65,14 @@ tensile_flow_wake(int device)
 }
 
 void
-tensile_flow_clear(TensileSlot *slot)
+tensile_memory_flow_clear(TensileSlot *slot)
 {
 	if (slot->flow.ngroups == 0)
 		return;
 	memset(&slot->flow, 0, sizeof(slot->flow));
 	slot->flow_generation = 0;
 	slot->late_for_job = 0;
-	tensile_flow_wake(slot->device);
+	tensile_memory_flow_wake(slot->device);
 	/* Plans that had to wait may fit now. */
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 }
@@ -85,7 +87,7 @@ shrinks(const TensileFlow *old, const TensileFlow *new)
 }
 
 void
-tensile_flow_adopt(uint64 generation, const TensileFlow *groups)
+tensile_memory_flow_adopt(uint64 generation, const TensileFlow *groups)
 {
 	TensileSlot *slot = tensile_my_slot;
 	int64		least_bytes = groups->rest_bytes[groups->ngroups - 1];
@@ -104,11 +106,11 @@ tensile_flow_adopt(uint64 generation, const TensileFlow *groups)
 	slot->flow.joined = joined;
 	slot->flow.kept_bytes = kept_bytes;
 	slot->flow_generation = generation;
-	tensile_flow_wake(slot->device);
+	tensile_memory_flow_wake(slot->device);
 }
 
 void
-tensile_flow_claim(TensileClaimKind kind, int64 constant_bytes)
+tensile_memory_flow_claim(TensileClaimKind kind, int64 constant_bytes)
 {
 	TensileFlow *flow = &tensile_my_slot->flow;
 
@@ -126,26 +128,26 @@ grant_claim(TensileSlot *slot)
 	TensileFlow *flows[TENSILE_MAX_JOBS];
 	int			nflows = flows_on(slot->device, flows);
 	TensileFlow *flow = &slot->flow;
-	int64		budget = tensile_ledger_flow_budget(slot->device, false);
-	int64		new_budget = tensile_ledger_flow_budget(slot->device, true);
+	int64		budget = tensile_device_flow_budget(slot->device, false);
+	int64		new_budget = tensile_device_flow_budget(slot->device, true);
 
 	if (!flow->waiting)
 		return false;
 	if (flow->claim == TENSILE_CLAIM_CONSTANT)
 	{
-		if (!tensile_flow_may_leave(flows, nflows, flow, new_budget))
+		if (!tensile_banker_may_leave(flows, nflows, flow, new_budget))
 			return false;
 		slot->granted_bytes = flow->claim_bytes;
-		tensile_flow_clear(slot);
+		tensile_memory_flow_clear(slot);
 		return true;
 	}
-	if (!flow->joined && !tensile_flow_join(flows, nflows, flow, new_budget))
+	if (!flow->joined && !tensile_banker_join(flows, nflows, flow, new_budget))
 		return false;
-	return tensile_flow_begin(flows, nflows, flow, budget, new_budget);
+	return tensile_banker_begin(flows, nflows, flow, budget, new_budget);
 }
 
 bool
-tensile_flow_grant(void)
+tensile_memory_flow_grant(void)
 {
 	bool		granted;
 
@@ -176,7 +178,7 @@ mark_if_late(TensileSlot *slot, TimestampTz now)
 }
 
 void
-tensile_flow_mark_late(void)
+tensile_memory_flow_mark_late(void)
 {
 	TensileFlow *flows[TENSILE_MAX_JOBS];
 	TensileSlot *slot = tensile_my_slot;
@@ -188,8 +190,8 @@ tensile_flow_mark_late(void)
 	nflows = flows_on(slot->device, flows);
 	/* What other jobs cannot give, they do not hold up. */
 	if (slot->flow.waiting &&
-		tensile_flow_could_go(flows, nflows, &slot->flow,
-							  tensile_ledger_flow_budget(slot->device, true)))
+		tensile_banker_could_go(flows, nflows, &slot->flow,
+								tensile_device_flow_budget(slot->device, true)))
 		for (int i = 0; i < tensile_shared->max_jobs; i++)
 			mark_if_late(&tensile_shared->slots[i], GetCurrentTimestamp());
 	LWLockRelease(tensile_shared->lock);

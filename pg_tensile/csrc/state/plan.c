@@ -15,7 +15,7 @@
  * A plan comes with a grant of device memory.  The grant is entered into the
  * ledger (ledger.c) at the same time, under shared->lock, or the plan is not
  * published.  A plan with groups comes without: its job asks for memory before
- * each of them (flow.c).
+ * each of them (memory_flow.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -25,28 +25,21 @@
 #include "utils/builtins.h"
 
 #include "base/compat.h"
-#include "processes/job_change.h"
+#include "state/banker.h"
 #include "state/identity.h"
 #include "state/ledger.h"
 #include "state/memory_flow.h"
 #include "state/plan.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
 PG_FUNCTION_INFO_V1(tensile_publish_plan);
 PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 
-#define KINDS 4				/* of events, as in plan_rows.c */
+#define KINDS 4				/* of events, as in plan_sql.c */
 #define CODECS 4				/* pg_tensile/planning/compression/codec.py */
 #define SWAP_OUT 1
-
-TensilePlanEvent *
-tensile_slot_events(const TensileSlot *slot)
-{
-	Size		index = slot - tensile_shared->slots;
-
-	return tensile_shared->events + index * tensile_shared->plan_events;
-}
 
 /* ---- checking ---- */
 
@@ -250,7 +243,7 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 			tensile_my_slot->flow.ngroups == 0)
 		{
 			tensile_my_slot->granted_bytes = tensile_my_slot->plan.granted_bytes;
-			tensile_flow_wake(tensile_my_slot->device);
+			tensile_memory_flow_wake(tensile_my_slot->device);
 		}
 		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	}

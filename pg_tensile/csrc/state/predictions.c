@@ -22,6 +22,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "base/convert.h"
 #include "state/identity.h"
 #include "state/predictions.h"
 #include "state/shmem.h"

@@ -10,13 +10,12 @@
 #include "postgres.h"
 
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
-#include "base/compat.h"
+#include "base/convert.h"
 #include "base/library.h"
 #include "state/identity.h"
 #include "state/progress.h"
@@ -25,15 +24,6 @@
 
 PG_FUNCTION_INFO_V1(tensile_report);
 PG_FUNCTION_INFO_V1(tensile_progress);
-
-void
-tensile_copy_text(char *target, Size size, const text *source)
-{
-	int			length = pg_mbcliplen(VARDATA_ANY(source), VARSIZE_ANY_EXHDR(source), size - 1);
-
-	memcpy(target, VARDATA_ANY(source), length);
-	target[length] = '\0';
-}
 
 /*
  * Arguments of tensile._report in order, and bits of TensileProgress.reported.

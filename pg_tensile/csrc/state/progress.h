@@ -33,7 +33,4 @@ typedef struct TensileProgress
 	TimestampTz heartbeat;		/* of the last report; 0: none yet */
 } TensileProgress;
 
-/* Copies a text, cut to whole characters, and terminates it. */
-extern void tensile_copy_text(char *target, Size size, const text *source);
-
 #endif

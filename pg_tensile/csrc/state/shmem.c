@@ -15,15 +15,18 @@
 
 #include "base/guc.h"
 #include "base/library.h"
-#include "state/identity.h"
+#include "base/process_kind.h"
+#include "state/device.h"
 #include "state/plan.h"
 #include "state/predictions.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
 #define FIXED_LOCKS 2			/* shared->lock and shared->predictions_lock */
 
 TensileShared *tensile_shared = NULL;
+TensileSlot *tensile_my_slot = NULL;
 
 static shmem_request_hook_type previous_shmem_request = NULL;
 static shmem_startup_hook_type previous_shmem_startup = NULL;

@@ -23,10 +23,10 @@
 #include "storage/condition_variable.h"
 #include "storage/lwlock.h"
 
-#include "state/identity.h"
-#include "state/ledger.h"
+#include "state/device.h"
 #include "state/plan.h"
 #include "state/predictions.h"
+#include "state/singleton.h"
 #include "state/slot.h"
 
 typedef struct TensileShared
@@ -56,6 +56,9 @@ typedef struct TensileShared
  * NULL if the library is not preloaded: call tensile_require_preload() first.
  */
 extern TensileShared *tensile_shared;
+
+/* The slot of the job of this worker; NULL in other processes. */
+extern TensileSlot *tensile_my_slot;
 
 /* Raises 55000 unless the library is in shared_preload_libraries. */
 extern void tensile_require_preload(void);

@@ -27,8 +27,8 @@
 #include "state/memory_flow.h"
 #include "state/shmem.h"
 #include "state/slot.h"
+#include "state/wakeup.h"
 
-TensileSlot *tensile_my_slot = NULL;
 static TensileSlot *session_slot = NULL;
 
 /*
@@ -131,12 +131,20 @@ tensile_slot_free(TensileSlot *slot)
 		slot->last_job = slot->job;
 		slot->last_database = slot->database;
 		slot->last_terminated = terminated;
-		tensile_flow_wake(slot->device);
+		tensile_memory_flow_wake(slot->device);
 		tensile_slot_clear(slot);
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
 		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
+}
+
+TensilePlanEvent *
+tensile_slot_events(const TensileSlot *slot)
+{
+	Size		index = slot - tensile_shared->slots;
+
+	return tensile_shared->events + index * tensile_shared->plan_events;
 }
 
 TensileSlot *

@@ -10,11 +10,10 @@
 #include "storage/lwlock.h"
 
 #include "state/banker.h"
-#include "state/identity.h"
 #include "state/plan.h"
 #include "state/progress.h"
+#include "state/wakeup.h"
 
-#define TENSILE_MAX_JOBS 256	/* upper limit of pg_tensile.max_jobs */
 #define TENSILE_LAST_ERROR_LENGTH 256
 
 typedef enum TensileSlotState
@@ -46,7 +45,7 @@ typedef struct TensileSlot
 								 * has followed; 0: none */
 	TensileWakeup wakeup;
 
-	/* Memory that flows (flow.c); granted_bytes is 0 then. */
+	/* Memory that flows (memory_flow.c); granted_bytes is 0 then. */
 	TensileFlow flow;
 	uint64		flow_generation;	/* of the plan that has its groups */
 	TimestampTz flow_heard;		/* the job's last request, or the answer to it */
@@ -67,8 +66,6 @@ typedef struct TensileSlot
 	TensileProgress progress;
 	TensilePlanHeader plan;
 } TensileSlot;
-
-extern TensileSlot *tensile_my_slot;	/* the worker's */
 
 /* Makes the slot FREE.  Caller holds shared->lock exclusively. */
 extern void tensile_slot_clear(TensileSlot *slot);

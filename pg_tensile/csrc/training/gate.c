@@ -22,7 +22,6 @@
 #include "rows/feed.h"
 #include "rows/model.h"
 #include "state/identity.h"
-#include "state/slot.h"
 #include "training/submit.h"
 
 #define QUERY_NAME "gate query"
