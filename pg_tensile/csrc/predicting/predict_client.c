@@ -225,6 +225,14 @@ predict_client_exchange(PredictClient *client, int64 version, const StringInfo h
 	return true;
 }
 
+const double *
+predict_extra_numbers(const Predictions *answer, int number, int count)
+{
+	if (number >= answer->nextras || answer->extras[number].length != sizeof(double) * count)
+		elog(ERROR, "the predictor's answer lacks what it was asked for");
+	return answer->extras[number].data;
+}
+
 static void
 read_embeddings(PredictClient *client, const Frame *frame, Embeddings *answer)
 {

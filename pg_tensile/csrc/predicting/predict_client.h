@@ -66,7 +66,10 @@ extern bool predict_client_exchange(PredictClient *client, int64 version, const 
 									const WireBuffer *buffers, int nbuffers, Predictions *answer,
 									TimestampTz deadline);
 
-/* The same with an EMBED frame. */
+/* A further buffer of the answer, `count` numbers. */
+extern const double *predict_extra_numbers(const Predictions *answer, int number, int count);
+
+/* The same exchange with an EMBED frame. */
 extern bool predict_client_embed(PredictClient *client, int64 number, const StringInfo header,
 								 const WireBuffer *buffers, int nbuffers, Embeddings *answer,
 								 TimestampTz deadline);

@@ -35,6 +35,7 @@
 #include "predicting/prediction_query.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
 #include "rows/wire.h"
 #include "state/extension.h"
 #include "state/predictions.h"

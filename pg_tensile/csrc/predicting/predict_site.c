@@ -28,6 +28,8 @@
 #include "predicting/predict_site.h"
 #include "predicting/predict_socket.h"
 #include "rows/model.h"
+#include "rows/predict_features_jsonb.h"
+#include "rows/predict_features_tuple.h"
 #include "rows/wire.h"
 #include "state/models_generation.h"
 #include "state/predictions.h"

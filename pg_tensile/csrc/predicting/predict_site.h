@@ -14,6 +14,7 @@
 #include "predicting/predict_client.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
 
 /* What one call in a query remembers from row to row; in fn_extra. */
 typedef struct CallSite

@@ -30,7 +30,7 @@
 #include "predicting/prediction_query.h"
 #include "rows/feed.h"
 #include "rows/model.h"
-#include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
 #include "state/identity.h"
 
 #define QUERY_NAME "query for predictions"

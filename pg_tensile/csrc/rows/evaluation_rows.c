@@ -30,6 +30,7 @@
 #include "rows/feed.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
 #include "rows/training_rows.h"
 #include "rows/wire.h"
 

@@ -39,14 +39,13 @@
 #include "base/query.h"
 #include "processes/wait.h"
 #include "rows/feed.h"
+#include "rows/training_query.h"
 #include "rows/training_rows.h"
 #include "rows/wire.h"
 #include "state/identity.h"
 #include "state/shmem.h"
-#include "training/submit.h"
 
 #define EXECUTOR "the executor"
-#define TRAINING_QUERY "training query"
 #define SEND_BUFFER (2 * 1024 * 1024)
 
 typedef struct FeedReceiver
@@ -162,7 +161,7 @@ rethrow_with_row(const FeedReceiver *receiver)
 	MemoryContextSwitchTo(receiver->context);
 	error = CopyErrorData();
 	FlushErrorState();
-	row = psprintf("row " UINT64_FORMAT " of the " TRAINING_QUERY,
+	row = psprintf("row " UINT64_FORMAT " of the " TRAINING_QUERY_NAME,
 				   receiver->packer->total_rows + 1);
 	error->detail = error->detail ? psprintf("%s\n%s", error->detail, row) : row;
 	ReThrowError(error);

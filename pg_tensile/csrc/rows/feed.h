@@ -8,8 +8,8 @@
 
 #include "utils/jsonb.h"
 
+#include "rows/training_query.h"
 #include "rows/wire.h"
-#include "training/submit.h"
 
 /*
  * Lets a whole frame wait in the socket while the executor decodes the one

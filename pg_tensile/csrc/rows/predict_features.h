@@ -10,10 +10,8 @@
 #include "access/tupdesc.h"
 #include "lib/stringinfo.h"
 #include "utils/float.h"
-#include "utils/jsonb.h"
 
 #include "base/compat.h"
-#include "base/convert.h"
 #include "rows/dictionary.h"
 #include "rows/wire.h"
 
@@ -89,15 +87,6 @@ typedef struct FeatureBatch
 	MemoryContext scratch;		/* of conversions of one row */
 } FeatureBatch;
 
-/* The column of a feature, and the conversion of its values. */
-typedef struct FeatureSource
-{
-	int			attribute;		/* index into the tuple's values */
-	ToFloat8	to_float8;		/* of numbers and timestamps, or elements of an array */
-	TextConverter text;			/* of categories */
-	Oid			element;		/* base type of an array's elements, or bytea */
-} FeatureSource;
-
 extern FeatureBatch *feature_batch_create(const FeatureSet *set, int capacity,
 										  MemoryContext context);
 
@@ -140,22 +129,6 @@ extern void feature_set_string(FeatureBatch *batch, int feature, const char *utf
  * Makes room for an array, and returns where its elements go; NaN is a null.
  */
 extern double *feature_set_array(FeatureBatch *batch, int feature, int length);
-
-/*
- * Finds the column of each feature by its name.  Raises 42703, 42702 or 42804
- * if there is none, more than one, or one of a wrong type.
- */
-extern FeatureSource *feature_sources_create(const FeatureSet *set, TupleDesc desc,
-											 MemoryContext context);
-
-/* Adds the values of a tuple as a row. */
-extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources,
-									const Datum *values, const bool *nulls);
-
-/*
- * Adds an object as a row; 42804 or 42703 unless it has exactly the features.
- */
-extern void feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb);
 
 /*
  * Appends the header of a PREDICT frame (in UTF-8), sets its buffers and

@@ -21,6 +21,7 @@
 #include "base/numeric_float8.h"
 #include "base/query.h"
 #include "rows/predict_features.h"
+#include "rows/predict_features_jsonb.h"
 
 static const char *
 json_type_name(const JsonbValue *value)

@@ -21,6 +21,7 @@
 #include "base/convert.h"
 #include "base/query.h"
 #include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
 
 static void
 set_bytea(FeatureBatch *batch, int feature, Datum value)

@@ -23,8 +23,8 @@
 #include "processes/session_run.h"
 #include "rows/evaluation_rows.h"
 #include "rows/model.h"
+#include "rows/training_query.h"
 #include "state/extension.h"
-#include "training/submit.h"
 
 typedef struct Evaluation
 {

@@ -17,6 +17,7 @@
 #include "base/error_context.h"
 #include "processes/session_run.h"
 #include "rows/feed.h"
+#include "rows/training_query.h"
 #include "training/submit.h"
 
 typedef struct Explanation

@@ -21,8 +21,9 @@
 #include "rows/evaluation_rows.h"
 #include "rows/feed.h"
 #include "rows/model.h"
+#include "rows/training_query.h"
 #include "state/identity.h"
-#include "training/submit.h"
+#include "training/gate.h"
 
 #define QUERY_NAME "gate query"
 
