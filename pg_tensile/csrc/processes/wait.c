@@ -262,7 +262,8 @@ wait_and_serve(int fd, uint32 wl_events, long timeout_ms)
 		served = tensile_memory_flow_serve();
 		if (!served || events != 0 || left < 0 || (left > 0 && something_happened()))
 			break;
-		events = wait_once(set, fd, tensile_memory_flow_waits() ? Min(left, LOOK_INTERVAL_MS) : left);
+		events = wait_once(set, fd,
+						   tensile_memory_flow_waits() ? Min(left, LOOK_INTERVAL_MS) : left);
 		if (tensile_memory_flow_waits())
 			tensile_memory_flow_mark_late();
 		left = left == 0 ? -1 :

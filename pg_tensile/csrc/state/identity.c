@@ -50,7 +50,8 @@ tensile_require_process(TensileProcessKind kind)
 	if (tensile_process != kind || runs_training_query())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("only the pg_tensile %s may call this function", tensile_process_name(kind))));
+				 errmsg("only the pg_tensile %s may call this function",
+						tensile_process_name(kind))));
 	tensile_require_extension();
 }
 

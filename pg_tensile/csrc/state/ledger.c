@@ -215,8 +215,8 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_INFERENCE);
 	name = tensile_device_name(PG_GETARG_TEXT_PP(0));
-	if (total_bytes <= 0 || total_bytes > tensile_device_most_bytes(name) || least < 0 || wanted < least ||
-		tensile_device_on_cluster(name))
+	if (total_bytes <= 0 || total_bytes > tensile_device_most_bytes(name) || least < 0 ||
+		wanted < least || tensile_device_on_cluster(name))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " of the "
@@ -228,7 +228,8 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 		device->total_bytes = total_bytes;
 	number = device - tensile_shared->devices;
 	tensile_memory_flow_needs(number, &fit_bytes, &safe_bytes);
-	room = tensile_device_budget(device) - tensile_device_constant_bytes(number) - Max(fit_bytes, safe_bytes);
+	room = tensile_device_budget(device) - tensile_device_constant_bytes(number) -
+		Max(fit_bytes, safe_bytes);
 	if (GetCurrentTimestamp() < device->yielded_until)
 		room -= device->yielded_bytes;
 	before = device->inference_bytes;

@@ -36,7 +36,7 @@ enum
 	REPORT_TIME_LEFT_S, REPORT_LEAST_TIME_LEFT_S, REPORT_N
 };
 StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION,
-				 "ledger.c reads this bit");
+				 "ledger_sql.c reads this bit");
 
 /*
  * tensile._report(...): updates the progress; null leaves a number as it is.
