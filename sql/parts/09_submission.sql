@@ -46,7 +46,8 @@ BEGIN
     RETURN job;
 END $$;
 
--- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
+-- The part of train_model after the checks of the query, which need the caller's privileges and are in
+-- csrc/training/submit.c
 CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
                                      optimizer text, learning_rate float8, validation float8, seed bigint,
                                      policy text, memory_budget text, priority int, options jsonb, split_by text,

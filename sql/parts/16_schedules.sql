@@ -2,7 +2,7 @@
 -- Schedules: training again by time, by new rows and by drift
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
+-- The part of schedule_training after the checks of the query, which are those of train_model (csrc/training/submit.c)
 CREATE FUNCTION tensile._schedule_training(caller oid, model text, query text, target text, epochs int, batch_size int,
                                            optimizer text, learning_rate float8, validation float8, seed bigint,
                                            policy text, memory_budget text, priority int, options jsonb, split_by text,
