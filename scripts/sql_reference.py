@@ -4,10 +4,10 @@
 
 writes the file; with --check it only reports whether the file is up to date (exit status 1 if not). The catalogues are
 those of a temporary server with the installed extension. Functions, tables, views and columns are described by their
-COMMENTs in sql/parts/, settings by pg_tensile/csrc/guc.c, architectures and options by pg_tensile/rules.json, SQLSTATEs
-by scripts/sqlstates.py and arguments by a table below; tests compare both tables with the catalogues and the sources
-(tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (whose name begins with an underscore, or
-whose comment with "private:") are left out.
+COMMENTs in sql/parts/, settings by pg_tensile/csrc/base/guc.c, architectures and options by pg_tensile/rules.json,
+SQLSTATEs by scripts/sqlstates.py and arguments by a table below; tests compare both tables with the catalogues and the
+sources (tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (whose name begins with an
+underscore, or whose comment with "private:") are left out.
 """
 
 from __future__ import annotations

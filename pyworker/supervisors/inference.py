@@ -37,7 +37,7 @@ MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
 LACKING_QUERY = "SELECT * FROM tensile._lacking_memory()"
-SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # order of csrc/state/predictions.h
 HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
     "SELECT architecture, preprocessing, reference, weight_bytes FROM tensile.model_versions"

@@ -86,7 +86,7 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.tunings_id_seq', '');
 
 -- Several processes of pg_restore load these tables in any order, so foreign keys are not checked for what COPY brings
--- (csrc/restore.c). All triggers fire meanwhile.
+-- (csrc/base/restore.c). All triggers fire meanwhile.
 CREATE FUNCTION tensile._restore() RETURNS trigger
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_restore';
 DO $$

@@ -56,7 +56,8 @@ AS $$
                               'IntervalStyle', current_setting('IntervalStyle'))
 $$;
 
--- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
+-- The part of train_model after the checks of the query, which need the caller's privileges and are in
+-- csrc/training/submit.c
 CREATE FUNCTION tensile._train_model(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -3,7 +3,7 @@
 ------------------------------------------------------------------------------------------------------------------------
 
 -- True for the device of a job with ranks: it is no device of this machine, and of no other job.
--- TENSILE_CLUSTER_PREFIX in csrc/ledger.h and pyworker/cluster_device.py have the same rule.
+-- TENSILE_CLUSTER_PREFIX in csrc/state/device.h and pyworker/cluster_device.py have the same rule.
 CREATE FUNCTION tensile._on_cluster(device text) RETURNS bool
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$

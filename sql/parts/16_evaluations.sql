@@ -2,7 +2,7 @@
 -- Scheduled evaluations: how good the deployed version is on rows whose truth is known by now
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of schedule_evaluation after the checks of the query (csrc/evaluate.c)
+-- The part of schedule_evaluation after the checks of the query (csrc/training/evaluate.c)
 CREATE FUNCTION tensile._schedule_evaluation(caller oid, model text, query text, every interval, metric text,
                                              search_path text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -2,7 +2,7 @@
 -- Schedules: training again by time, by new rows and by drift
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of schedule_training after the checks of the query, which are those of train_model (csrc/submit.c)
+-- The part of schedule_training after the checks of the query, which are those of train_model (csrc/training/submit.c)
 CREATE FUNCTION tensile._schedule_training(caller oid, arguments jsonb, every interval, rows bigint, source regclass,
                                            drift float8, search_path text, arrays text[]) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -2,7 +2,7 @@
 -- Tunings: submission, cancellation, waiting
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of tune_model after the checks of the query, which are those of train_model (csrc/submit.c)
+-- The part of tune_model after the checks of the query, which are those of train_model (csrc/training/submit.c)
 CREATE FUNCTION tensile._tune_model(caller oid, arguments jsonb, space jsonb, trials int, time_limit interval,
                                     metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
@@ -242,7 +242,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Not SECURITY DEFINER: it reads as the caller. A submitted tuning is noted under its negative number (csrc/submit.c).
+-- Not SECURITY DEFINER: it reads as the caller. A submitted tuning is noted under its negative number
+-- (csrc/training/submit.c).
 CREATE FUNCTION tensile._wait_for_tuning(caller oid, tuning bigint, timeout interval) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

@@ -2,8 +2,8 @@
 -- Executors in the caller's session: explaining a training, evaluating a model
 ------------------------------------------------------------------------------------------------------------------------
 
--- The supervisor, called only by public functions (csrc/session_run.c), as the caller and in the caller's transaction.
--- `result` has the values of all columns of each row.
+-- The supervisor, called only by public functions (csrc/processes/session_run.c), as the caller and in the caller's
+-- transaction. `result` has the values of all columns of each row.
 CREATE FUNCTION tensile._session_run(spec jsonb, folder text, OUT result text[], OUT sqlstate text, OUT message text,
                                      OUT hint text, OUT detail text, OUT traceback text)
     LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
@@ -176,7 +176,7 @@ BEGIN
             WHERE v.id = _evaluation_spec.version);
 END $$;
 
--- For csrc/evaluate.c, which has checked the caller's privilege on the model
+-- For csrc/training/evaluate.c, which has checked the caller's privilege on the model
 CREATE FUNCTION tensile._evaluate_model(caller oid, model text, query text, by text, version int, memory_budget text,
                                         version_id bigint) RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -139,7 +139,7 @@ DECLARE
     zeros text := repeat('0', 64);
     length int;
 BEGIN
-    IF format IS NULL OR format NOT IN ('tensile', 'torch') THEN -- "onnx" is csrc/model_file.c's
+    IF format IS NULL OR format NOT IN ('tensile', 'torch') THEN -- "onnx" is csrc/predicting/model_file.c's
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('unknown format "%s"', coalesce(format, 'null')),
             HINT = 'The formats are "tensile", "torch" and "onnx".';

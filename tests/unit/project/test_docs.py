@@ -27,7 +27,7 @@ from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
 
 OPERATIONS = REPOSITORY / "docs" / "operations.md"
-C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
+C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/**/*.c"))
 SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
