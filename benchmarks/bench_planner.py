@@ -31,9 +31,9 @@ from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import show_table, table
 from pg_tensile.planning import bounds
 from pg_tensile.planning.device.profile import H100_PCIE, RTX_4090, RTX_A6000, DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.report import machine, versions

@@ -24,11 +24,11 @@ from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, 
 from benchmarks.scenarios import Check, Row, Timing, end, fidelity_checks, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder
 from pg_tensile.planning.policies.swapadvisor.search import search
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.swapadvisor.search import Found, search
 from pg_tensile.planning.scheduling.keeping import GAIN

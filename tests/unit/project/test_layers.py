@@ -24,8 +24,8 @@ WINGS = (
 )
 # The packages and modules of planning, in the same manner.
 PLANNING = (
-    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave", "policies",
-    "batchsize", "scheduling", "explain",
+    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave",
+    "building_blocks", "job_planner", "policies", "batchsize", "scheduling", "explain",
 )  # fmt: skip
 
 

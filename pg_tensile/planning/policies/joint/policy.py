@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate, is_better
+from pg_tensile.planning.job_planner.planner import JobPlanner, identity
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate, is_better
-from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
 from pg_tensile.planning.policies.joint.search import Search
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.trace.trace import Trace

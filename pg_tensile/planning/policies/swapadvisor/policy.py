@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from pg_tensile.planning.building_blocks.shares import check_shares, shares, working_sets
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner, identity
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
-from pg_tensile.planning.policies.lru import check_shares, shares, working_sets
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 16
@@ -21,7 +21,7 @@ MOST_GENERATIONS = 12
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Return a plan for each job within its share of the budget (`lru.shares`), with an equal part of the link.
+    """Return a plan for each job within its share of the budget (`shares`), with an equal part of the link.
 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
     largest operator fits into its share.

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pg_tensile.errors import BudgetError, SearchError
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.following import host_bytes as host_bytes_of
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace

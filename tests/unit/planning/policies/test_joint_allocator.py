@@ -8,17 +8,17 @@ from random import Random
 
 import pytest
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.sweep import Shortage
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes, fits
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.search import Search
-from pg_tensile.planning.policies.joint.sweep import Shortage
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 MIB = 1 << 20

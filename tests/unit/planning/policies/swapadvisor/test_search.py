@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, SearchError
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.prices import PRICES
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import check_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.joint.prices import PRICES
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
 from pg_tensile.planning.policies.swapadvisor.search import Found, _survivors, search
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
