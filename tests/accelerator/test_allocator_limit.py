@@ -31,7 +31,7 @@ SHORT = ("swap_all", "joint")
 
 
 def with_budget(budget_bytes: int | None) -> closing[AcceleratorDevice]:
-    return closing(AcceleratorDevice(DEVICE, budget_bytes, A100_40GB, strict=True))
+    return closing(AcceleratorDevice(DEVICE, A100_40GB, budget_bytes, strict=True))
 
 
 def memory_bytes() -> int:

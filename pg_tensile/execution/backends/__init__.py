@@ -97,6 +97,12 @@ def module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def use_deterministic_algorithms() -> None:
+    """Make equal runs give equal bits, as far as CUDA can; the CPU's operators always do."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def device_load(device: torch.device) -> Callable[[], float] | None:
     """Return the function that reads the load of an accelerator by others; None for the CPU."""
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)

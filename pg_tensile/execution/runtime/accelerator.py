@@ -31,8 +31,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from pg_tensile.errors import DeviceError, DeviceFaultError, LinkError
-from pg_tensile.execution.backends import Backend, Streams, backend_of, module_of, streams_of
-from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.backends import (
+    Backend,
+    Streams,
+    backend_of,
+    module_of,
+    streams_of,
+    use_deterministic_algorithms,
+)
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.runtime.allocator_limit import AllocatorLimit, allocator_limit
 from pg_tensile.execution.runtime.coded_link import Asked, CodedLink
 from pg_tensile.execution.runtime.device import (
@@ -133,8 +140,7 @@ class _Work:
 class AcceleratorDevice:
     """A `device.Device` on an accelerator, such as `cuda:1`; the index is 0 if it is left out.
 
-    `budget_bytes` limits registry and workspace together; None means only the hardware's limit. With `profile` None
-    the device is measured at the first use of the property.
+    `budget_bytes` limits registry and workspace together; None means only the hardware's limit.
 
     Makes PyTorch's algorithms deterministic for the process, so that a plan changes no bit of the results. An operator
     without a deterministic algorithm warns, and fused attention uses its default one; with `strict`, the operator
@@ -144,14 +150,14 @@ class AcceleratorDevice:
     def __init__(
         self,
         device: torch.device | str,
+        profile: DeviceProfile,
         budget_bytes: int | None = None,
-        profile: DeviceProfile | None = None,
         strict: bool = False,
     ) -> None:
         check_budget(budget_bytes)
         self.torch_device = choose_device(str(device))
+        self.profile = profile
         self.budget_bytes = budget_bytes
-        self._profile = profile
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
@@ -172,13 +178,6 @@ class AcceleratorDevice:
         self.limit_memory(budget_bytes)
         # Runs once: at close, when the device is collected, or when the interpreter ends.
         self._close = weakref.finalize(self, self._work.give_back)
-
-    @property
-    def profile(self) -> DeviceProfile:
-        if self._profile is None:
-            with self._work.limit.lifted():
-                self._profile = measure(self.torch_device)
-        return self._profile
 
     def overhead_bytes(self) -> int | None:
         """Return this process's device memory that is in no book: the context, the libraries' code and workspaces, and
