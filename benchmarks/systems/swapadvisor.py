@@ -30,7 +30,7 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder
-from pg_tensile.planning.policies.swapadvisor.search import search
+from pg_tensile.planning.policies.swapadvisor.plan_search import search_plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
@@ -148,7 +148,7 @@ def makers(bed: Bed, seconds: float) -> dict[str, Callable[[], Plan]]:
     def searched() -> Plan:
         joint, _, error = attempt(policy("joint"))
         start = None if error else joint
-        return search(bed.trace, bed.profile, bed.budget, seconds=seconds, start=start).plan
+        return search_plan(bed.trace, bed.profile, bed.budget, seconds=seconds, start=start).plan
 
     policies = {name: policy(name) for name in ("lru", "joint", "swapadvisor")}
     return {"none": lambda: NO_EVENTS, **policies, "search": searched}

@@ -244,7 +244,7 @@ class JobPlanner:
         outcomes += [self._relaxed(outcome, budget_bytes) for outcome in outcomes[: max(1, len(outcomes) // 2)]]
         return sorted(outcomes, key=rank), least
 
-    # ---- for searches (search.py) ----
+    # ---- for plan searches (policies/joint/plan_search.py) ----
 
     def starts(self, footprint_bytes: int) -> list[Outcome]:
         """Return outcomes within a footprint, the best first: refined ones, and others of the usual passes."""

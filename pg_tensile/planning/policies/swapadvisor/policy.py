@@ -1,6 +1,6 @@
 """SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: a joint search over the operators' order, memory and swaps.
 
-The search itself is in search.py. Here it has a fixed number of generations, so that equal arguments give equal plans,
+The search itself is in plan_search.py. Here it has a fixed number of generations, so that equal arguments give equal plans,
 and starts from the plan of `joint`, which is returned if nothing better is found.
 """
 
@@ -39,11 +39,13 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 
 def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
-    from pg_tensile.planning.policies.swapadvisor.search import search  # not above: search imports policies
+    from pg_tensile.planning.policies.swapadvisor.plan_search import (
+        search_plan,  # not above: plan_search imports policies
+    )
 
     best = JobPlanner(trace, link).best(budget_bytes)
     generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))
     start = best.plan if isinstance(best, Candidate) else None
-    return search(
+    return search_plan(
         trace, link, budget_bytes, generations=generations, processes=1, population=POPULATION, start=start
     ).plan

@@ -30,7 +30,7 @@ OTHER_CHAIN = 0.2  # of the tries with other prices have another longest chain, 
 MOST_PENALTIES = 10
 
 
-class Search:
+class PlanSearch:
     """Search for the plans of one job; `found` is called with each plan that is better than those before it."""
 
     def __init__(
