@@ -35,9 +35,8 @@ def plan(
         for job, candidate in chosen.items() if tries else ():
             if not candidate.transfers and len(traces) > 1:
                 continue  # the others have the whole link
-            searched = PlanSearch(planners[job].sharing(shares[job]), tries, seed).best(
-                candidate.device_peak_bytes + spare
-            )
+            search = PlanSearch(planners[job].sharing(shares[job]), tries, seed)
+            searched = search.best(candidate.device_peak_bytes + spare)
             if isinstance(searched, Candidate) and is_better(searched, candidate):
                 chosen[job] = searched
                 spare -= searched.device_peak_bytes - candidate.device_peak_bytes

@@ -1,7 +1,7 @@
 """SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: a joint search over the operators' order, memory and swaps.
 
-The search itself is in plan_search.py. Here it has a fixed number of generations, so that equal arguments give equal plans,
-and starts from the plan of `joint`, which is returned if nothing better is found.
+The search itself is in plan_search.py. Here it has a fixed number of generations, so that equal arguments give equal
+plans, and starts from the plan of `joint`, which is returned if nothing better is found.
 """
 
 from __future__ import annotations
