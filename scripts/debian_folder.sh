@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs a command on a copy of this checkout in a folder with another Debian and its PostgreSQL, the extension installed:
 #
-#     scripts/debian_folder.sh 17 .venv/bin/python -m pytest tests/server/test_search.py
+#     scripts/debian_folder.sh 17 .venv/bin/python -m pytest tests/server/test_plan_search.py
 #
 # The major version chooses the Debian: 15 is Debian 12's, 17 Debian 13's, 18 its successor's, 19 in Debian's
 # experimental. mmdebstrap makes the folder out of packages of the mirror that this machine's apt uses; it is kept in

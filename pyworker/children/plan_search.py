@@ -1,9 +1,9 @@
 """The search process: looks for a better plan of one job while that trains.
 
-Its supervisor is the scheduler (supervisors/scheduling/searches.py), which ends it when the job has no use for it any
-more. The frames (docs/internals.md):
+Its supervisor is the scheduler (supervisors/scheduling/plan_searches.py), which ends it when the job has no use for it
+any more. The frames (docs/internals.md):
 
-- SEARCH: `policy` (swapadvisor or joint: each searches in its own way), `profile` (its fields), `link_share`,
+- PLAN_SEARCH: `policy` (swapadvisor or joint: each searches in its own way), `profile` (its fields), `link_share`,
   `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core), `host_bytes`, `plan_events` → the trace,
   float32[operators] latencies now (µs; may be empty), rows and order of the plan that the job has.
 - FOUND, the best plan so far, at most one every INTERVAL_S: `first_us` (of the plan that the job has), `iteration_us`,
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.search import Search
-from pg_tensile.planning.policies.swapadvisor.search import Found, search
+from pg_tensile.planning.policies.joint.plan_search import PlanSearch
+from pg_tensile.planning.policies.swapadvisor.plan_search import Found, search_plan
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
@@ -39,7 +39,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     """Run the process: one search."""
     frame = connection.recv()
     assert frame is not None  # no time-out
-    if frame.type != FrameType.SEARCH:
+    if frame.type != FrameType.PLAN_SEARCH:
         raise ProtocolError(f"unexpected {frame.type.name} frame")
     request, trace = frame.header, timed(frame)
     start = Plan.from_rows(bytes(frame.buffers[2]), order=bytes(frame.buffers[3]))
@@ -58,7 +58,7 @@ def _search_swapadvisor(
     request: Mapping[str, Any], trace: Trace, profile: DeviceProfile, first: Found, reporter: Reporter
 ) -> Found:
     order_rows = -(-trace.operator_count * ORDER.itemsize // EVENT_ROW.itemsize)
-    return search(
+    return search_plan(
         trace,
         profile,
         request["budget_bytes"],
@@ -90,13 +90,13 @@ def _search_joint(
     def over() -> bool:
         return time.monotonic() - began > request["seconds"]
 
-    joint = Search(planner, seed=request["seed"], found=keep, over=over)
+    joint = PlanSearch(planner, seed=request["seed"], found=keep, over=over)
     joint.best(request["budget_bytes"])
     return best._replace(evaluations=joint.evaluations)
 
 
 def timed(frame: Frame) -> Trace:
-    """Return the trace of a SEARCH frame with the latencies that are known now."""
+    """Return the trace of a PLAN_SEARCH frame with the latencies that are known now."""
     trace = Trace.from_bytes(bytes(frame.buffers[0]))
     latency_us = np.frombuffer(frame.buffers[1], "<f4").astype(np.float64)
     if len(latency_us) != trace.operator_count:

@@ -10,18 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 
-from pg_tensile.errors import BudgetError, InvalidPlanError, SearchError
+from pg_tensile.errors import BudgetError, InvalidPlanError, PlanSearchError
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.prices import PRICES
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import check_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.joint.prices import PRICES
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
-from pg_tensile.planning.policies.swapadvisor.search import Found, _survivors, search
+from pg_tensile.planning.policies.swapadvisor.plan_search import Found, _survivors, search_plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from tests.examples import examples
 from tests.unit.executing import FAST, captured_net, eager, run, same, starting
@@ -44,7 +44,7 @@ def small():
 
 def found_in(trace, budget, generations: int = 2, **options) -> Found:
     options = {"processes": 1, "population": 8, **options}
-    return search(trace, PROFILE, budget, generations=generations, **options)
+    return search_plan(trace, PROFILE, budget, generations=generations, **options)
 
 
 # ---- what it finds ----
@@ -152,7 +152,7 @@ def test_the_order_of_the_start_is_bred_from():
 
 def test_time_ends_it():
     trace, budget = small()
-    best = search(trace, PROFILE, budget, seconds=0.5, processes=1)
+    best = search_plan(trace, PROFILE, budget, seconds=0.5, processes=1)
     assert best.seconds < 10  # the first individuals, and what is under way then
     validate(trace, best.plan)
 
@@ -161,7 +161,7 @@ def test_fewer_events_are_kept_to_and_too_few_are_an_error():
     trace, budget = small()
     most = len(found_in(trace, budget).plan) + 10
     assert len(found_in(trace, budget, most_events=most).plan) <= most
-    with pytest.raises(SearchError, match="no plan was found") as error:
+    with pytest.raises(PlanSearchError, match="no plan was found") as error:
         found_in(trace, budget, most_events=1)
     assert "more events" in str(error.value.hint)
 
@@ -172,7 +172,7 @@ def test_host_memory_is_kept_to_and_too_little_is_an_error():
     needed = host_bytes([(trace, free.plan)])
     least = min(host_bytes([(trace, found_in(trace, budget, seed=seed).plan)]) for seed in range(3))
     assert host_bytes([(trace, found_in(trace, budget, host_bytes=least).plan)]) <= least <= needed
-    with pytest.raises(SearchError, match="no plan was found"):
+    with pytest.raises(PlanSearchError, match="no plan was found"):
         found_in(trace, budget, host_bytes=0)
 
 
@@ -199,8 +199,8 @@ def test_an_operator_larger_than_the_budget_is_named():
 )
 def test_limits_that_make_no_sense_are_refused(limits, message):
     trace, budget = small()
-    with pytest.raises(SearchError, match=message) as error:
-        search(trace, PROFILE, budget, **limits)
+    with pytest.raises(PlanSearchError, match=message) as error:
+        search_plan(trace, PROFILE, budget, **limits)
     assert error.value.hint
 
 
@@ -252,7 +252,7 @@ def test_a_plan_found_trains_to_the_same_bits(part):
     budget = int(part * footprint(trace).device_peak_bytes)
     budget = max(budget, least_bytes(trace))
     link = FAST.with_link(1e8)
-    best = search(trace, link, budget, generations=2, processes=1, population=8)
+    best = search_plan(trace, link, budget, generations=2, processes=1, population=8)
     assert best.plan.order is not None and len(best.plan)
     reference, losses = eager(3)
     with starting() as start:

@@ -1,7 +1,7 @@
 """The scheduler's searches for better plans, for jobs of the policies swapadvisor and joint.
 
-One search runs at a time, the others queue. Each is a child process of its own (children/search.py), which ends when
-the job ends, sends another trace or is given other memory. Results are stored in the catalogue, by the graph's
+One search runs at a time, the others queue. Each is a child process of its own (children/plan_search.py), which ends
+when the job ends, sends another trace or is given other memory. Results are stored in the catalogue, by the graph's
 fingerprint and the memory: another job with both takes the result at once and need not search.
 
 Nothing is decided about plans here: the result of a search is one more plan that the planner may choose. Standard
@@ -26,7 +26,7 @@ EXTRA_TIME = 60.0  # seconds by which a search may exceed its time
 POLICIES = ("swapadvisor", "joint")
 
 
-class SearchTask(NamedTuple):
+class PlanSearchTask(NamedTuple):
     """Job whose plan may be improved: the plan that it was given, and what that was made for."""
 
     job: int
@@ -43,14 +43,14 @@ class SearchTask(NamedTuple):
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """Search for one job.
 
     `number` identifies the newest plan that was worth a change, counted over all jobs (0 if none was); `rows` and
     `order` are that plan.
     """
 
-    task: SearchTask
+    task: PlanSearchTask
     state: str = "queued"
     cached: bool = False
     number: int = 0
@@ -60,7 +60,7 @@ class Search:
     generation: int = 0
     evaluations: int = 0
 
-    def serves(self, task: SearchTask) -> bool:
+    def serves(self, task: PlanSearchTask) -> bool:
         """Return whether the search is still of use for `task`.
 
         It has to be about the same trace and, unless the job's plan is its own result, about the same memory.
@@ -71,12 +71,12 @@ class Search:
         return own or task.budget_bytes == self.task.budget_bytes
 
 
-class Searches:
+class PlanSearches:
     """Searches of the scheduler; one instance per scheduler."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._searches: dict[int, Search] = {}
+        self._searches: dict[int, PlanSearch] = {}
         self._child: Child | None = None
         self._job = 0  # whose search runs
         self._deadline = 0.0
@@ -86,12 +86,12 @@ class Searches:
     def searching(self) -> bool:
         return self._child is not None
 
-    def successful(self, job: int) -> Search | None:
+    def successful(self, job: int) -> PlanSearch | None:
         """Return the job's search if it has found a plan, else None."""
         search = self._searches.get(job)
         return search if search is not None and search.number else None
 
-    async def turn(self, tasks: dict[int, SearchTask]) -> bool:
+    async def turn(self, tasks: dict[int, PlanSearchTask]) -> bool:
         """End searches that are of no use, receive results, start the next; return whether one is a better plan."""
         before = self._better_plans
         for job, search in list(self._searches.items()):
@@ -118,9 +118,9 @@ class Searches:
 
     # -- start and end -------------------------------------------------------------------------------------------------
 
-    def _add(self, task: SearchTask) -> None:
+    def _add(self, task: PlanSearchTask) -> None:
         """Take the result of an earlier search, and queue a new search unless that one is as good."""
-        search = self._searches[task.job] = Search(task)
+        search = self._searches[task.job] = PlanSearch(task)
         sql = "SELECT * FROM tensile._searched($1, $2)"
         for row in self._server.rows(sql, ["int8", "int8"], task.job, task.budget_bytes):
             search.cached = True
@@ -129,7 +129,9 @@ class Searches:
                 search.state = "finished"
         self._report(search)
 
-    def _accept(self, search: Search, rows: bytes, order: bytes, us: float, generation: int, evaluations: int) -> None:
+    def _accept(
+        self, search: PlanSearch, rows: bytes, order: bytes, us: float, generation: int, evaluations: int
+    ) -> None:
         self._better_plans += 1
         search.number, search.rows, search.order = self._better_plans, rows, order
         search.best_us, search.generation, search.evaluations = us, generation, evaluations
@@ -162,17 +164,17 @@ class Searches:
         if request is None:
             return
         self._job, search.state = task.job, "searching"
-        self._child = Child(self._server, "search", threads=1)
+        self._child = Child(self._server, "plan_search", threads=1)
         await self._child.start()
         header, trace, average = request
         buffers = [trace, average, search.rows if search.number else task.rows]
         buffers.append(search.order if search.number else task.order)
-        self._child.queue(FrameType.SEARCH, task.job, header=header, buffers=buffers)
+        self._child.queue(FrameType.PLAN_SEARCH, task.job, header=header, buffers=buffers)
         self._deadline = time.monotonic() + task.seconds + EXTRA_TIME
         self._report(search)
 
-    def _request(self, task: SearchTask) -> tuple[dict[str, Any], bytes, bytes] | None:
-        """Return the header of SEARCH, the trace and its latencies now, or None if the job is ending."""
+    def _request(self, task: PlanSearchTask) -> tuple[dict[str, Any], bytes, bytes] | None:
+        """Return the header of PLAN_SEARCH, the trace and its latencies now, or None if the job is ending."""
         sql = """
             SELECT t.traces[1] AS trace, l.average, j.seed, p.profile::text AS profile
             FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
@@ -224,7 +226,7 @@ class Searches:
             await self._finish(search, rows, order, header["device_peak_bytes"])
         self._report(search)
 
-    async def _finish(self, search: Search, rows: bytes, order: bytes, peak_bytes: int) -> None:
+    async def _finish(self, search: PlanSearch, rows: bytes, order: bytes, peak_bytes: int) -> None:
         await self.close()
         task, search.state = search.task, "finished"
         self._server.call(
@@ -238,7 +240,7 @@ class Searches:
 
     # -- reporting -----------------------------------------------------------------------------------------------------
 
-    def _report(self, search: Search) -> None:
+    def _report(self, search: PlanSearch) -> None:
         task = search.task
         self._server.call(
             "tensile._search(int8,text,int8,float8,bool,float8,float8,int4,int8)",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
-from pg_tensile.planning.policies.joint.off_device import OffDeviceTensors
-from pg_tensile.planning.policies.joint.swap_slots import SwapSlots
+from pg_tensile.planning.building_blocks.idle import IdleInterval
+from pg_tensile.planning.job_planner.off_device import OffDeviceTensors
+from pg_tensile.planning.job_planner.swap_slots import SwapSlots
 from pg_tensile.planning.trace.lists import Columns
 
 LONGEST_CHAIN = 24  # dropped tensors, each recomputed from the one before: the largest limit among PRICES and THRIFTY

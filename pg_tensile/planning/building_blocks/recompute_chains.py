@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.plan.plan import Event, EventKind
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.recomputations import Recomputation
 

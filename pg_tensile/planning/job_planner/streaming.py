@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.keep import relaxed
+from pg_tensile.planning.building_blocks.swaps import swaps
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.building_blocks.keep import relaxed
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Floats
 
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # fractions of the memory above the minimum that resident tensors fill

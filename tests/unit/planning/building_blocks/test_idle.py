@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals, idle_intervals
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals, idle_intervals
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 from tests.unit.graphs import A, F, chain, dice, random_trace

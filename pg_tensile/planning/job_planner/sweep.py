@@ -14,13 +14,13 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.off_device import OffDevice, OffDeviceTensors
+from pg_tensile.planning.job_planner.prices import ExtraCosts, Price, Prices, Pricing
+from pg_tensile.planning.job_planner.recomputed_gap import RecomputedGap
+from pg_tensile.planning.job_planner.swap_slots import SwapSlots
 from pg_tensile.planning.plan.plan import Event, EventKind
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
-from pg_tensile.planning.policies.joint.off_device import OffDevice, OffDeviceTensors
-from pg_tensile.planning.policies.joint.prices import ExtraCosts, Price, Prices, Pricing
-from pg_tensile.planning.policies.joint.recomputed_gap import RecomputedGap
-from pg_tensile.planning.policies.joint.swap_slots import SwapSlots
 from pg_tensile.planning.trace.lists import Columns
 
 # How these two were found is not recorded; see PRICES in prices.py for the command that measures their effect.

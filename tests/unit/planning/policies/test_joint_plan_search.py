@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.sweep import Shortage
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.joint import policy
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.search import Search
-from pg_tensile.planning.policies.joint.sweep import Shortage
+from pg_tensile.planning.policies.joint.plan_search import PlanSearch
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from tests.examples import examples
@@ -37,7 +37,7 @@ def budgets_of(planner: JobPlanner, count: int) -> list[int]:
 @examples(4, long=8)
 def test_less_memory_never_takes_less_time(seed):
     planner = JobPlanner(random_trace(Random(seed), 24, 30), PROFILE)
-    plans = Search(planner, TRIES).ladder(budgets_of(planner, 6))
+    plans = PlanSearch(planner, TRIES).ladder(budgets_of(planner, 6))
     found = [(budget, plan) for budget, plan in plans.items() if isinstance(plan, Candidate)]
     assert found
     for (_, less), (_, more) in pairwise(found):
@@ -61,7 +61,7 @@ def test_a_search_finds_faster_plans_and_tells_of_each():
     planner = JobPlanner(trace, RTX_A6000.with_link(1e9))
     budget = budgets_of(planner, 5)[2]
     told: list[Candidate] = []
-    found = Search(planner, 60, found=told.append).within(budget)
+    found = PlanSearch(planner, 60, found=told.append).within(budget)
     first = planner.best(budget)
     assert isinstance(found, Candidate) and isinstance(first, Candidate)
     assert found.us < first.us
@@ -87,5 +87,5 @@ def test_jobs_together_stay_within_the_budget(trace):
 
 def test_a_budget_that_is_too_small_is_a_shortage(trace):
     planner = JobPlanner(trace, PROFILE)
-    assert isinstance(Search(planner, TRIES).best(planner.least_bytes // 2), Shortage)
-    assert Search(planner, TRIES).best(planner.vanilla.device_peak_bytes) == planner.vanilla
+    assert isinstance(PlanSearch(planner, TRIES).best(planner.least_bytes // 2), Shortage)
+    assert PlanSearch(planner, TRIES).best(planner.vanilla.device_peak_bytes) == planner.vanilla

@@ -18,8 +18,20 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pg_tensile.errors import BudgetError, PlanError
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.keep import (
+    least_bytes,
+    relaxed,
+    relaxed_swap_all,
+    without_superfluous,
+)
+from pg_tensile.planning.building_blocks.swaps import swaps
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.job_planner.candidate import Candidate, Outcome, is_better, rank
+from pg_tensile.planning.job_planner.prices import CONGESTED, PRICES, ExtraCosts, Prices, Way
+from pg_tensile.planning.job_planner.sweep import Shortage, sweep
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import fits
@@ -27,18 +39,6 @@ from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.building_blocks.keep import (
-    least_bytes,
-    relaxed,
-    relaxed_swap_all,
-    without_superfluous,
-)
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better, rank
-from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, ExtraCosts, Prices, Way
-from pg_tensile.planning.policies.joint.sweep import Shortage, sweep
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Int64s, Trace
@@ -244,7 +244,7 @@ class JobPlanner:
         outcomes += [self._relaxed(outcome, budget_bytes) for outcome in outcomes[: max(1, len(outcomes) // 2)]]
         return sorted(outcomes, key=rank), least
 
-    # ---- for searches (search.py) ----
+    # ---- for plan searches (policies/joint/plan_search.py) ----
 
     def starts(self, footprint_bytes: int) -> list[Outcome]:
         """Return outcomes within a footprint, the best first: refined ones, and others of the usual passes."""

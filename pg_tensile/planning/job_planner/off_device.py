@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
-from pg_tensile.planning.policies.building_blocks.recompute_chains import LONGEST_RECOMPUTATION
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals
+from pg_tensile.planning.building_blocks.recompute_chains import LONGEST_RECOMPUTATION
 from pg_tensile.planning.trace.lists import Columns
 
 SMALL_INPUT = 4  # an input is kept for a recomputation if the tensor recomputed is at least this many times as large

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError, SearchError
+from pg_tensile.errors import BudgetError, PlanSearchError
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.following import host_bytes as host_bytes_of
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     seconds: float
 
 
-def search(
+def search_plan(
     trace: Trace,
     profile: DeviceProfile,
     budget_bytes: int,
@@ -78,7 +78,8 @@ def search(
     every plan that is better than those before.
 
     Raises BudgetError if an operator alone exceeds the budget, InvalidPlanError for a start that is no plan of the
-    trace, and SearchError if nothing limits the search, if limits make no sense or allow no plan, or if a process ends.
+    trace, and PlanSearchError if nothing limits the search, if limits make no sense or allow no plan, or if a process
+    ends.
     """
     began = time.monotonic()
     _check(trace, budget_bytes, seconds, generations, processes, population)
@@ -134,15 +135,15 @@ def _check(
     population: int,
 ) -> None:
     if seconds is None and generations is None:
-        raise SearchError("a search without end was asked for", "Give seconds or generations.")
+        raise PlanSearchError("a search without end was asked for", "Give seconds or generations.")
     if seconds is not None and not 0 < seconds < math.inf:
-        raise SearchError(f"a plan cannot be searched for in {seconds:g} seconds", "Give it more than 0 seconds.")
+        raise PlanSearchError(f"a plan cannot be searched for in {seconds:g} seconds", "Give it more than 0 seconds.")
     if generations is not None and generations < 0:
-        raise SearchError(f"a search cannot have {generations} generations", "Use 0 or more.")
+        raise PlanSearchError(f"a search cannot have {generations} generations", "Use 0 or more.")
     if processes is not None and processes < 1:
-        raise SearchError(f"a search cannot have {processes} processes", "Use 1 or more.")
+        raise PlanSearchError(f"a search cannot have {processes} processes", "Use 1 or more.")
     if population < 4:
-        raise SearchError(f"a search cannot have a population of {population}", "Use 4 or more.")
+        raise PlanSearchError(f"a search cannot have a population of {population}", "Use 4 or more.")
     if least_bytes(trace) > budget_bytes:
         raise BudgetError(budget_bytes, least_bytes(trace), trace.operator_label(trace.largest_operator))
 
@@ -215,7 +216,7 @@ class _Course:
     def result(self) -> Found:
         if self.best is None:
             hint = "Allow more host memory, more events or more time."
-            raise SearchError("no plan was found within the limits of the search", hint)
+            raise PlanSearchError("no plan was found within the limits of the search", hint)
         return self.best._replace(evaluations=self.evaluations, seconds=time.monotonic() - self.began)
 
 
@@ -273,7 +274,7 @@ def _workers(breeder: Breeder, count: int) -> Iterator[Spread]:
     try:
         yield lambda name, tasks: pool.map(_work, [name] * len(tasks), tasks)
     except BrokenProcessPool as error:
-        raise SearchError("a process of the search ended", "Use fewer processes.", str(error)) from error
+        raise PlanSearchError("a process of the search ended", "Use fewer processes.", str(error)) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
-from pg_tensile.planning.policies.joint.candidate import Candidate, Outcome, is_better
-from pg_tensile.planning.policies.joint.planner import PERFECT, JobPlanner
-from pg_tensile.planning.policies.joint.prices import PRICES, ExtraCosts, Prices, Way
-from pg_tensile.planning.policies.joint.sweep import Shortage
+from pg_tensile.planning.job_planner.candidate import Candidate, Outcome, is_better
+from pg_tensile.planning.job_planner.planner import PERFECT, JobPlanner
+from pg_tensile.planning.job_planner.prices import PRICES, ExtraCosts, Prices, Way
+from pg_tensile.planning.job_planner.sweep import Shortage
 
 TRIES = 80  # passes of a search
 STARTS = 2  # plans that a search starts from, half of the tries each
@@ -30,7 +30,7 @@ OTHER_CHAIN = 0.2  # of the tries with other prices have another longest chain, 
 MOST_PENALTIES = 10
 
 
-class Search:
+class PlanSearch:
     """Search for the plans of one job; `found` is called with each plan that is better than those before it."""
 
     def __init__(

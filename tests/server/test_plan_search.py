@@ -91,7 +91,7 @@ class Searching(Lab):
     def searcher(self) -> int:
         """Wait for the process that searches and return its pid."""
         pids = children(processes(self.conn)["pg_tensile scheduler"][0])
-        return next(pid for pid in pids if b"search" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+        return next(pid for pid in pids if b"plan_search" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
 
 
 @pytest.fixture(scope="module")

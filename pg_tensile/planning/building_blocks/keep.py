@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes
 from pg_tensile.planning.plan.plan import EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Floats, Trace
 

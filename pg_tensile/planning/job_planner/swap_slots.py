@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval
+from pg_tensile.planning.building_blocks.link_time import Booking, Lane
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
-from pg_tensile.planning.policies.building_blocks.link_time import Booking, Lane
 from pg_tensile.planning.trace.lists import Columns
 
 

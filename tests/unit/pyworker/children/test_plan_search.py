@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.keep import least_bytes
+from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.connection import Connection
-from pyworker.supervisors.scheduling.searches import memory_bucket
+from pyworker.supervisors.scheduling.plan_searches import memory_bucket
 from pyworker.version import VERSION
 from pyworker.wire import Frame, FrameType
 from tests.repository import REPOSITORY
@@ -43,7 +43,7 @@ def started() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
     bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pyworker", "search"],
+            [sys.executable, "-m", "pyworker", "plan_search"],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **bindings},
             pass_fds=(theirs.fileno(),),
             stderr=subprocess.DEVNULL,
@@ -89,7 +89,7 @@ def send(child: Connection, trace: Trace, start: Plan, latency_us: Any = (), sha
     header |= {"processes": 1, "host_bytes": 1 << 40, "plan_events": 1024}
     average = np.asarray(latency_us, "<f4").tobytes()
     buffers = [trace.to_bytes(), average, start.rows, start.order_bytes]
-    child.send(FrameType.SEARCH, 8, header=header | fields, buffers=buffers)
+    child.send(FrameType.PLAN_SEARCH, 8, header=header | fields, buffers=buffers)
 
 
 def test_what_is_found_is_a_better_plan_within_the_memory(child: Connection) -> None:

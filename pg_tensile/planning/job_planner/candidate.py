@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pg_tensile.planning.device_types import ACCELERATORS
+from pg_tensile.planning.job_planner.prices import ExtraCosts, Prices
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.prices import ExtraCosts, Prices
 from pg_tensile.planning.trace.trace import Trace
 
 EXACT = 1e-9  # relative; times that differ by less count as equal

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
+from pg_tensile.planning.building_blocks.memory_profile import Peaks
 from tests.examples import examples
 
 bytes_ = st.integers(-(1 << 50), 1 << 50)
