@@ -16,11 +16,12 @@ EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_tensile.con
 RELEASED = 0.1.0
 DATA = $(wildcard sql/pg_tensile--*.sql)
 DATA_built = build/pg_tensile--$(EXTVERSION).sql build/pg_tensile--$(RELEASED)--$(EXTVERSION).sql
-OBJS = $(patsubst %.c,%.o,$(wildcard pg_tensile/csrc/*.c))
+CSRC = pg_tensile/csrc
+OBJS = $(patsubst %.c,%.o,$(wildcard $(CSRC)/*.c $(CSRC)/*/*.c))
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
 # PostgreSQL 15 hides no symbol of an extension by itself, and loads them all into one name space.
-SHLIB_LINK = -Wl,--version-script=pg_tensile/csrc/exports.map
-PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'
+SHLIB_LINK = -Wl,--version-script=$(CSRC)/exports.map
+PG_CPPFLAGS = -I$(CSRC) -DPG_TENSILE_PYTHON='"$(child_python)"'
 EXTRA_CLEAN = build tmp_check
 # The shim is thin: inlining it into queries gains nothing.
 override with_llvm = no
@@ -39,18 +40,18 @@ ifneq ($(and $(wildcard $(PGXS)),$(wildcard $(shell $(PG_CONFIG) --includedir-se
 all:
 include $(PGXS)
 
-$(OBJS): $(wildcard pg_tensile/csrc/*.h)
-pg_tensile.so: pg_tensile/csrc/exports.map
+$(OBJS): $(wildcard $(CSRC)/*/*.h)
+pg_tensile.so: $(CSRC)/exports.map
 # Everything is compiled again for another PostgreSQL, and guc.c, which holds the default of pg_tensile.python, for another
 # interpreter. The files are written when what they say changes; PGXS has make ignore that a file is missing (.SECONDARY).
 $(OBJS): build/server
-pg_tensile/csrc/guc.o: build/interpreter
+$(CSRC)/base/guc.o: build/interpreter
 build/server: says = $(VERSION)
 build/interpreter: says = $(child_python)
 build/server build/interpreter: always
 	@mkdir -p build && echo '$(says)' | cmp -s - $@ || echo '$(says)' >$@
 
-pg_tensile/csrc/rules.o: build/rules.h
+$(CSRC)/base/rules.o: build/rules.h
 
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
@@ -77,7 +78,7 @@ else
 all install installcheck:
 	@echo "make: PostgreSQL's server headers are missing ($(PG_CONFIG) finds none): run 'make venv' or install postgresql-server-dev" >&2; exit 1
 clean:
-	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
+	rm -rf build tmp_check $(CSRC)/*.o $(CSRC)/*/*.o *.so
 endif
 
 # A folder for each subject. Tables come first, then functions, those for users, and views; bodies are not checked before
@@ -215,7 +216,7 @@ bench-gpu:
 test-docker: venv
 	@scripts/test_docker.sh
 
-# The tests of what is compiled differently for each version (csrc/compat.h)
+# The tests of what is compiled differently for each version (csrc/base/compat.h)
 MAJOR = 17
 OF_VERSIONS = catalogue explain_sessions feed launcher lineage predict security submit wait_for_job workers
 TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))

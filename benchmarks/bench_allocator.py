@@ -34,12 +34,12 @@ from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import show_table, table
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import A100_40GB
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import plan_bytes, replayed
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.report import machine, versions
 from pg_tensile.tools.bench.simulated import captured, with_estimates

@@ -3,7 +3,7 @@
 A database server has other work to do. Three networks of other shapes than those of the papers are trained with the
 policy `none`, and with `joint` within 50 and 35 % of the memory that `none` takes; once on the machine as it is, and
 once beside two processes that keep its cores busy, also while the operators are measured from which the plans are made.
-Plans are searched for (policies/joint/search.py), as the server does while a job trains.
+Plans are searched for (policies/joint/plan_search.py), as the server does while a job trains.
 All plans of a network share a run, in interleaved rounds, so every time is compared with vanilla's in the same rounds.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.scenarios import (
     timings_of,
 )
 from benchmarks.tables import COSTS, costs, table
-from pg_tensile.planning.policies.joint.search import TRIES
+from pg_tensile.planning.policies.joint.plan_search import TRIES
 
 QUIET, BUSY = "quiet", "beside busy processes"
 MOST = {"50%": 1.10, "35%": 1.20}  # of the time without a plan, by the share of its memory

@@ -37,10 +37,10 @@ from benchmarks.together.arbiter import Arbiter
 from benchmarks.together.job_process import Jobs, Measured
 from benchmarks.together.rounds import STAGGER, common_profile
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
 from pg_tensile.planning.waterwave.groups import Group, counted_groups, groups_of, step_bytes

@@ -1,9 +1,9 @@
 """`make bench-planner`: plans of `joint` for networks that it was not made with, beside what no plan can be below.
 
 For each network, profile of a device and budget: the time of an iteration under the first plan, and under the plan that
-a search finds (policies/joint/search.py), over that without a plan, and the lower bound (planning/bounds). Latencies
-are the roofline's; on the noisy profile each operator's is drawn (log-normal, as beside a busy neighbour) before
-planning. Everything is simulated on the trace that was planned. Updates are early, as in the server.
+a search finds (policies/joint/plan_search.py), over that without a plan, and the lower bound (planning/bounds).
+Latencies are the roofline's; on the noisy profile each operator's is drawn (log-normal, as beside a busy neighbour)
+before planning. Everything is simulated on the trace that was planned. Updates are early, as in the server.
 
 Checked: less memory never takes less time, and a search never makes a plan slower. Counted: the points at which the
 time lost is at most twice what is lost at least.
@@ -31,10 +31,10 @@ from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import show_table, table
 from pg_tensile.planning import bounds
 from pg_tensile.planning.device.profile import H100_PCIE, RTX_4090, RTX_A6000, DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.search import Search
+from pg_tensile.planning.policies.joint.plan_search import PlanSearch
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.report import machine, versions
 from pg_tensile.tools.bench.simulated import captured
@@ -84,7 +84,7 @@ def measure(network: Network) -> Iterator[dict[str, Any]]:
         began = time.process_time()
         first = {budget: planner.best(budget) for budget in possible}
         first_s = time.process_time() - began
-        by_budget = Search(planner).ladder(possible)
+        by_budget = PlanSearch(planner).ladder(possible)
         found_s = time.process_time() - began - first_s
         for saved, budget in budgets.items():
             plan, searched = first.get(budget), by_budget.get(budget)

@@ -6,11 +6,11 @@ each point (a network, a profile of a device, a budget) the time of a plan is co
 - PRICES: one pass for each candidate of a grid at each point. Prices are chosen one by one, each for the least mean of
   the logarithms of the best time of those chosen so far: so any number of the first ones is a good choice, too.
 - CONGESTED: the same with stretched passes, at the points whose best plan of PRICES still waits.
-- Other constants of policies/joint/planner.py: the mean time and the planner's computing time with each of them changed
+- Other constants of job_planner/planner.py: the mean time and the planner's computing time with each of them changed
   as `ALTERNATIVES` says.
 
 The choice and the effects go to benchmarks/results/prices-model.json and to docs/benchmarks.md; a test compares
-policies/joint/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
+job_planner/prices.py with them. Choosing takes ten minutes on two cores, and so do the effects (`--effects`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from benchmarks.bench_planner import PROFILES, trace_of
 from benchmarks.experiments.networks import TUNING, Network
 from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import table
+from pg_tensile.planning.job_planner import planner as planner_module
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.prices import CONGESTED, PRICES, Prices
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.policies.joint import planner as planner_module
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES, Prices
 from pg_tensile.tools.bench.report import machine, versions
 
 NAME, KIND = "prices", "model"

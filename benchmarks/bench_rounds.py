@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.bench_planning import build
 from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import show_table, table
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
 from pg_tensile.planning.policies import named_policy
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace

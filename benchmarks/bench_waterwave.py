@@ -32,11 +32,11 @@ from benchmarks.scenarios import RESULTS, measured_on, write_document
 from benchmarks.tables import table
 from pg_tensile.planning.batchsize.traces import BatchTraces
 from pg_tensile.planning.device.profile import GIB, RTX_A6000
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.planning.waterwave.groups import Group, counted_groups, step_bytes

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.command import ROOT, Row, run_bench, run_program
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.measuring.device import choose_device
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.tools.bench.report import machine, versions
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"

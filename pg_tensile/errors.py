@@ -245,5 +245,5 @@ class CaptureError(TensileError):
         self.source = source
 
 
-class SearchError(TensileError):
+class PlanSearchError(TensileError):
     """A search for a better plan cannot be run with the given arguments."""

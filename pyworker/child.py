@@ -91,7 +91,7 @@ class VersionMismatch(Exception):
 
 
 def group_socket() -> socket.socket | None:
-    """Return the socket on which this child asks for memory that flows (csrc/flow_socket.c); None if it has none."""
+    """Return the socket on which this child asks for memory (csrc/processes/memory_flow_socket.c); None without one."""
     return _groups
 
 

@@ -68,7 +68,7 @@ class FrameType(IntEnum):
     DRIFT = 29
     SCHEDULE = 30
     SCHEDULED = 31
-    SEARCH = 32
+    PLAN_SEARCH = 32
     FOUND = 33
     SUGGEST = 34
     SUGGESTED = 35

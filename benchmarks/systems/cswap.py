@@ -31,6 +31,7 @@ from benchmarks.scenarios import Check, Row, Timing, end, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord, Transfer
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.compression.sparsity import coded_bytes
@@ -40,7 +41,6 @@ from pg_tensile.planning.plan.codecs import with_codecs
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.compression.advisor import coding_with, word_bytes
 from pg_tensile.planning.policies.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

@@ -32,7 +32,9 @@ from torch import nn
 
 from benchmarks.scenarios import Check, Row, end
 from benchmarks.server.cluster import fresh_cluster
-from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.backends import use_deterministic_algorithms
+from pg_tensile.execution.device_choice import choose_device
+from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.open_device import open_device

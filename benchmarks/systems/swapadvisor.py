@@ -24,13 +24,13 @@ from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, 
 from benchmarks.scenarios import Check, Row, Timing, end, fidelity_checks, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.building_blocks.shares import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder
-from pg_tensile.planning.policies.swapadvisor.search import search
+from pg_tensile.planning.policies.swapadvisor.plan_search import search_plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
@@ -148,7 +148,7 @@ def makers(bed: Bed, seconds: float) -> dict[str, Callable[[], Plan]]:
     def searched() -> Plan:
         joint, _, error = attempt(policy("joint"))
         start = None if error else joint
-        return search(bed.trace, bed.profile, bed.budget, seconds=seconds, start=start).plan
+        return search_plan(bed.trace, bed.profile, bed.budget, seconds=seconds, start=start).plan
 
     policies = {name: policy(name) for name in ("lru", "joint", "swapadvisor")}
     return {"none": lambda: NO_EVENTS, **policies, "search": searched}

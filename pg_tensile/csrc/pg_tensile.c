@@ -12,21 +12,17 @@
 
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 
-#include "guc.h"
-#include "models_generation.h"
-#include "notify.h"
-#include "pg_tensile.h"
-#include "process.h"
-#include "reports.h"
-#include "shmem.h"
+#include "base/guc.h"
+#include "base/reports.h"
+#include "processes/launcher.h"
+#include "processes/notify.h"
+#include "state/models_generation.h"
+#include "state/shmem.h"
 
 PG_MODULE_MAGIC;
 
 PGDLLEXPORT void _PG_init(void);
-
-PG_FUNCTION_INFO_V1(tensile_version);
 
 void
 _PG_init(void)
@@ -39,23 +35,4 @@ _PG_init(void)
 	tensile_install_report_hook();
 	tensile_watch_invalidations();
 	tensile_register_launcher();
-}
-
-/*
- * tensile_worker._version(): the version of the loaded library, which may differ from
- * those of the extension and of the files on disk.
- */
-Datum
-tensile_version(PG_FUNCTION_ARGS)
-{
-	PG_RETURN_TEXT_P(cstring_to_text(TENSILE_VERSION));
-}
-
-char *
-tensile_python_folder(void)
-{
-	char		share[MAXPGPATH];
-
-	get_share_path(my_exec_path, share);
-	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
 }

@@ -49,7 +49,9 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     channel.wait_for(libraries, "preparing")
     import torch
 
-    from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+    from pg_tensile.execution.backends import use_deterministic_algorithms
+    from pg_tensile.execution.device_choice import choose_device
+    from pg_tensile.execution.measuring.device import measure
     from pg_tensile.execution.measuring.operators import Calibration
     from pg_tensile.execution.runtime.open_device import open_device
     from pg_tensile.planning.latency import mlp, model_bytes

@@ -145,7 +145,7 @@ def _build(channel: Channel, fitted: FittedPreprocessing) -> _Subject:
     import torch
 
     from pg_tensile.execution import models
-    from pg_tensile.execution.measuring.device import use_deterministic_algorithms
+    from pg_tensile.execution.backends import use_deterministic_algorithms
     from pg_tensile.execution.training.settings import check_model
 
     channel.send(FrameType.PROGRESS, {"phase": "building"})
@@ -216,7 +216,8 @@ def _target_device(channel: Channel) -> _TargetDevice:
     import torch
 
     from pg_tensile.errors import DeviceError
-    from pg_tensile.execution.measuring.device import choose_device, measure
+    from pg_tensile.execution.device_choice import choose_device
+    from pg_tensile.execution.measuring.device import measure
 
     spec = channel.spec
     profiles, approximate = spec["profiles"], None

@@ -34,12 +34,11 @@ from pg_tensile.execution.runtime.open_device import open_device
 from pg_tensile.execution.training.graphs import Graphs, lasting_bytes, rows_of, state_bytes
 from pg_tensile.execution.training.observer import StopTraining
 from pg_tensile.execution.training.steps import DeviceGraphs, Grant, PlannedSteps, needed_bytes
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pyworker.child import group_socket
@@ -240,7 +239,7 @@ class MemoryClient:
             "persistent_bytes": int(first.tensor_bytes[first.persistent].sum()),
             "vanilla_bytes": max(plan_bytes(trace) for trace in traces.values()),
             "least_bytes": max(least.values()),
-            "operator": JobPlanner(hungriest, self.profile).largest_operator(),
+            "operator": hungriest.operator_label(hungriest.largest_operator),
             "fingerprint": first.fingerprint,
             "load": round(load, 3),
         }

@@ -40,10 +40,10 @@ from pg_tensile.errors import CodecError, DeviceError, MeasurementError, TraceEr
 from pg_tensile.planning.compression.codec_times import CodecTimes
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.planner import AbandonedError
 from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned, Schedule
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace

@@ -9,7 +9,7 @@ from typing import Any
 
 from pg_tensile.errors import CaptureError, MemoryRefusedError, TrainingError
 from pg_tensile.execution.training.graphs import capture_step
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.children.job import Job
 

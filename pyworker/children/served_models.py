@@ -257,7 +257,8 @@ def _closing(model: Model) -> Generator[None, None, None]:
 
 def _described(name: str, profiles: dict[str, dict[str, Any]]) -> Generator[None, None, dict[str, Any]]:
     """Describe the device; without its profile among those of the catalogue, by device, it is measured now."""
-    from pg_tensile.execution.measuring.device import choose_device, measure
+    from pg_tensile.execution.device_choice import choose_device
+    from pg_tensile.execution.measuring.device import measure
 
     device = choose_device(name)
     fields = profiles.get(str(device))

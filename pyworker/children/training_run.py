@@ -67,7 +67,8 @@ class TrainingRun:
         import torch
 
         from pg_tensile.execution import models
-        from pg_tensile.execution.measuring.device import choose_device, use_deterministic_algorithms
+        from pg_tensile.execution.backends import use_deterministic_algorithms
+        from pg_tensile.execution.device_choice import choose_device
         from pg_tensile.execution.training import checkpoint as ckpt
         from pg_tensile.execution.training.graphs import Sizes
         from pg_tensile.execution.training.settings import check_model
@@ -91,7 +92,8 @@ class TrainingRun:
 
         Runs in the background, after the libraries have been imported.
         """
-        from pg_tensile.execution.measuring.device import choose_device, measure
+        from pg_tensile.execution.device_choice import choose_device
+        from pg_tensile.execution.measuring.device import measure
 
         device = choose_device(self._spec["device"])
         fields = self._spec["profiles"].get(str(device))

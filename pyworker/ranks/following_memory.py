@@ -15,9 +15,9 @@ from pg_tensile.errors import DeviceError, OutOfDeviceMemoryError, PlanError
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.training.graphs import Graphs
 from pg_tensile.execution.training.steps import Grant, PlannedSteps
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.children.memory import MemoryClient
 from pyworker.wire import Frame, FrameType

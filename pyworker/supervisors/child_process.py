@@ -75,10 +75,12 @@ class Child:
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
         has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
-        start it, if there is one. `flows` gives it a socket on which it may ask for memory (csrc/flow_socket.c).
+        start it, if there is one. `flows` gives it a socket on which it may ask for memory
+        (csrc/processes/memory_flow_socket.c).
         """
         self._server = server
         self._name = name
+        self._called = name.replace("_", " ")  # in messages
         limits = {
             NICE_VARIABLE: str(server.number("pg_tensile.nice") if nice is None else nice),
             MEMORY_VARIABLE: str(server.number("pg_tensile.child_memory") << 20),
@@ -183,7 +185,7 @@ class Child:
         if await self._server.until(reaped, KILL_LIMIT):
             return code
         unreaped.append(process)
-        self._server.log_once(f"the {self._name} (PID {process.pid}) does not end: SIGKILL has had no effect")
+        self._server.log_once(f"the {self._called} (PID {process.pid}) does not end: SIGKILL has had no effect")
         return None
 
     async def _first_frame(self) -> Frame:
@@ -194,26 +196,26 @@ class Child:
             except ChildDied as death:
                 if death.code is None or death.code < 0:
                     raise  # killed, which may be temporary
-                raise self._unusable(f'"{self._python}" cannot run the {self._name}: {death.reason}') from death
+                raise self._unusable(f'"{self._python}" cannot run the {self._called}: {death.reason}') from death
             if frame is not None:
                 return frame
             if self._server.stopping:
                 raise Stopped
-        raise self._unusable(f'"{self._python}" did not start the {self._name} within {HELLO_TIMEOUT:.0f} s')
+        raise self._unusable(f'"{self._python}" did not start the {self._called} within {HELLO_TIMEOUT:.0f} s')
 
     def _check_hello(self, frame: Frame) -> None:
         if frame.type == FrameType.ERROR:
             raise failure_of_frame(frame.header)
         if frame.type != FrameType.HELLO:
-            raise Failure("08P01", f"the {self._name}'s first frame is not HELLO")
+            raise Failure("08P01", f"the {self._called}'s first frame is not HELLO")
         if frame.header.get("version") != VERSION:
             raise Failure(
                 "55000",
-                f"the {self._name} has version {frame.header.get('version')} of pg_tensile, the server has {VERSION}",
+                f"the {self._called} has version {frame.header.get('version')} of pg_tensile, the server has {VERSION}",
                 hint="Run make install, then restart the server.",
             )
         if not frame.header.get("torch"):
-            raise self._unusable(f'the Python of the {self._name}, "{self._python}", has no PyTorch')
+            raise self._unusable(f'the Python of the {self._called}, "{self._python}", has no PyTorch')
         self.torch = str(frame.header["torch"])
 
     def _unusable(self, message: str) -> Failure:
@@ -290,7 +292,7 @@ class Child:
         except ProtocolError as error:
             if self._connection.closed:
                 return None  # it died within a frame
-            message = f"the {self._name} broke the protocol: {error}"
+            message = f"the {self._called} broke the protocol: {error}"
             raise Failure("08P01", message, traceback=self.output() or None) from error
 
     def _flush(self) -> bool:
@@ -327,7 +329,7 @@ class Child:
             reason = f"computed for {now - self._heard:.0f} s without sending anything and was killed"
         else:
             return
-        raise ChildDied(f"{self._name} {reason}", self.output() or None)
+        raise ChildDied(f"{self._called} {reason}", self.output() or None)
 
     def _waits_for_memory(self) -> bool:
         """Return whether the child has asked for memory that it does not have yet."""
@@ -345,9 +347,9 @@ class Child:
         self._server.flow_fault = False
         state = self._flow_state()
         if state["late"]:
-            raise ChildDied(f"{self._name} {state['fault']}", self.output() or None)
+            raise ChildDied(f"{self._called} {state['fault']}", self.output() or None)
         if state["fault"] is not None:
-            message = f"the {self._name} broke the protocol: {state['fault']}"
+            message = f"the {self._called} broke the protocol: {state['fault']}"
             raise Failure("08P01", message, traceback=self.output() or None)
 
     async def _death(self) -> ChildDied:
@@ -358,7 +360,7 @@ class Child:
         code = await self._end()
         if exited and code is not None:
             reason = describe_exit(code)
-        return ChildDied(f"{self._name} {reason}", self.output() or None, code)
+        return ChildDied(f"{self._called} {reason}", self.output() or None, code)
 
     def output(self) -> str:
         """Return the tail of what the child wrote to its standard output and error."""

@@ -79,7 +79,7 @@ def unpack_sqlstate(code: int) -> str:
 def failure_of_frame(header: Mapping[str, Any]) -> Failure:
     """Return the failure that a child's ERROR frame reports.
 
-    A SQLSTATE that the server could not raise (csrc/owner.c) becomes XX000.
+    A SQLSTATE that the server could not raise (csrc/base/owner.c) becomes XX000.
     """
     sqlstate = header.get("sqlstate")
     if not isinstance(sqlstate, str) or not re.fullmatch("(?!0[0-2])[0-9A-Z]{5}", sqlstate):

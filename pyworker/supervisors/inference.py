@@ -37,7 +37,7 @@ MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
 LACKING_QUERY = "SELECT * FROM tensile_internal._lacking_memory()"
-SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # order of csrc/state/predictions.h
 HOST = "cpu"  # device of models without a memory budget
 VERSION_QUERY = (
     "SELECT architecture, preprocessing, reference, weight_bytes FROM tensile_internal.model_versions"
@@ -174,9 +174,7 @@ class Inference:
         """Store counts of rows. Those that cannot be stored are lost: predictions go on."""
         try:
             counts = frame.buffers[0].cast("q").tolist()
-            self._server.call(
-                "tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts
-            )
+            self._server.call("tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)
             self._server.commit()
         except self._server.plpy.SPIError as error:
             self._server.rollback()

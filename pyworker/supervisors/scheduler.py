@@ -21,9 +21,9 @@ from pyworker.supervisors.failures import ChildDied, Failure, Stopped
 from pyworker.supervisors.scheduling.device_views import DeviceView, Situation, read_device_views
 from pyworker.supervisors.scheduling.job_records import JobRecords
 from pyworker.supervisors.scheduling.load_changes import LoadChanges
+from pyworker.supervisors.scheduling.plan_searches import POLICIES, PlanSearches, PlanSearchTask, memory_bucket
 from pyworker.supervisors.scheduling.planner_client import PlannerClient
 from pyworker.supervisors.scheduling.publisher import Publisher
-from pyworker.supervisors.scheduling.searches import POLICIES, Searches, SearchTask, memory_bucket
 from pyworker.supervisors.server import Server
 
 BUSY = 1.0  # seconds between turns while there are jobs
@@ -42,7 +42,7 @@ class Scheduler:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._records = JobRecords()
-        self._searches = Searches(server)
+        self._searches = PlanSearches(server)
         self._planner = PlannerClient(server, self._records, self._searches)
         self._publisher = Publisher(server, self._records)
         self._planned: dict[str, Situation] = {}  # by device: the one that its plans are made for
@@ -80,7 +80,7 @@ class Scheduler:
     def _read_views(self) -> dict[str, DeviceView]:
         return read_device_views(self._server, self._records, self._searches)
 
-    def _search_tasks(self, views: dict[str, DeviceView]) -> dict[int, SearchTask]:
+    def _search_tasks(self, views: dict[str, DeviceView]) -> dict[int, PlanSearchTask]:
         """Return the searches to be made, by job: for jobs whose plan has events.
 
         Those of policy joint have to train for a while and to lose time by their plan, so that a better one pays.
@@ -98,7 +98,7 @@ class Scheduler:
                 if row["policy"] == "joint" and not record.is_worth_a_search(plan):
                     continue
                 budget = max(memory_bucket(plan.fields["room_bytes"]), plan.fields["planned_bytes"])
-                tasks[job] = SearchTask(
+                tasks[job] = PlanSearchTask(
                     *(job, view.name, row["captured"], budget, plan.link_share),
                     *(view.situation.host_bytes, plan.fields["iteration_us"], plan.rows, plan.order),
                     *(row["search_time"] or seconds, row["policy"]),

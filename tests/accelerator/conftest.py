@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 
 # Tests with the emulated device's schedules and counts; the kernels of codecs are CUDA's, and its times say something.
-EMULATED = ["test_mutants.py", "test_schedules.py", "test_shared_pool.py", "test_waits.py"]
+EMULATED = ["test_mutants.py", "test_schedules.py", "test_waits.py"]
 CUDA = ["test_codecs.py", "test_times.py"]
 collect_ignore = EMULATED if TYPE == "cuda" else CUDA
 

@@ -17,10 +17,10 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import EagerSteps
 from pg_tensile.planning.device.profile import A100_40GB
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.allocator import MARGIN_BYTES, plan_bytes
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from tests.accelerator.target import DEVICE, module
 from tests.accelerator.test_device import MIB, onboard
@@ -31,7 +31,7 @@ SHORT = ("swap_all", "joint")
 
 
 def with_budget(budget_bytes: int | None) -> closing[AcceleratorDevice]:
-    return closing(AcceleratorDevice(DEVICE, budget_bytes, A100_40GB, strict=True))
+    return closing(AcceleratorDevice(DEVICE, A100_40GB, budget_bytes, strict=True))
 
 
 def memory_bytes() -> int:

@@ -14,6 +14,7 @@ import torch
 
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+from pg_tensile.planning.device.profile import A100_40GB
 from tests.accelerator.target import DEVICE, TYPE, module, sleep_ms
 
 MIB = 1 << 20
@@ -274,20 +275,10 @@ def test_a_closed_device_copies_nothing(device):
 
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(DeviceError, match="not there"):
-        AcceleratorDevice(f"{TYPE}:{module().device_count()}")
+        AcceleratorDevice(f"{TYPE}:{module().device_count()}", A100_40GB)
     with pytest.raises(DeviceError, match="budget"):
-        AcceleratorDevice(DEVICE, budget_bytes=-1)
+        AcceleratorDevice(DEVICE, A100_40GB, budget_bytes=-1)
 
 
 def test_the_context_is_measured(device):
     assert 50 * MIB < device.overhead_bytes() < module().get_device_properties(0).total_memory
-
-
-@pytest.mark.long
-def test_the_device_measures_its_own_profile():
-    device = AcceleratorDevice(DEVICE)
-    profile = device.profile
-    assert profile.kind == TYPE
-    assert profile is device.profile
-    assert 1e9 < profile.out_bytes_per_s < 1e12
-    device.close()

@@ -19,6 +19,7 @@ from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.capture.recurrent import stacks_split
+from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice, make_deterministic
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
@@ -311,7 +312,8 @@ def test_the_registry_is_what_an_independent_observer_sees(device, large):
 @pytest.mark.long
 def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
     captured, model, x, y = large
-    free = AcceleratorDevice(DEVICE, strict=True)
+    profile = measure(DEVICE)
+    free = AcceleratorDevice(DEVICE, profile, strict=True)
     executor = Executor(captured, copy.deepcopy(model), free)
     trace = measured_trace(executor, x, y)
     executor.close()
@@ -320,7 +322,7 @@ def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
     budget = footprint(trace, plan).device_peak_bytes
     vanilla = footprint(trace, NO_EVENTS)
     assert budget < vanilla.device_peak_bytes
-    device = AcceleratorDevice(DEVICE, budget, strict=True)
+    device = AcceleratorDevice(DEVICE, profile, budget, strict=True)
     executor = Executor(captured, copy.deepcopy(model), device)
     with pytest.raises(OutOfDeviceMemoryError) as caught:
         executor.step([x], [y])

@@ -17,6 +17,7 @@ def test_a_profile_has_the_memory_of_a_process_besides_its_tensors(monkeypatch: 
     monkeypatch.setattr(measuring, "_flops_per_s", lambda device, size, best: flops_per_s(device, 256, best))
     profile = measuring.measure(DEVICE)
     assert profile.kind == TYPE and profile.memory_bytes > 1 << 30
+    assert 1e9 < profile.out_bytes_per_s < 1e12
     used = backend_of(TYPE).process_bytes(torch.device(DEVICE))
     if used is None:
         assert profile.process_bytes == 0

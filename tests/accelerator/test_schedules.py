@@ -195,7 +195,7 @@ def test_predictions_under_schedules(control, schedules):
     before = leftovers()
     budget = sum(parameter.nbytes for parameter in model.parameters()) // 2
     with (
-        closing(AcceleratorDevice(DEVICE, budget, profile=A100_40GB)) as device,
+        closing(AcceleratorDevice(DEVICE, A100_40GB, budget)) as device,
         closing(Served(model, [rows], device, 4)) as served,
     ):
         served.predict([rows])

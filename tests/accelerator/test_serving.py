@@ -31,7 +31,7 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
     parameters = sum(parameter.nbytes for parameter in whole.parameters())
     del whole
     budget = parameters // parts
-    accelerator = closing(AcceleratorDevice(DEVICE, budget, A100_40GB))
+    accelerator = closing(AcceleratorDevice(DEVICE, A100_40GB, budget))
     with accelerator as device, closing(Served(network(), [rows], device, 8)) as served:
         for count in (1, 1, 8, 1):
             assert torch.equal(served.predict([rows[:count]]), expected[count])
@@ -40,7 +40,7 @@ def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
 
 
 def test_too_small_a_budget_is_refused() -> None:
-    with closing(AcceleratorDevice(DEVICE, 1 << 20, A100_40GB)) as device, pytest.raises(ModelRefusedError):
+    with closing(AcceleratorDevice(DEVICE, A100_40GB, 1 << 20)) as device, pytest.raises(ModelRefusedError):
         Served(network(), [torch.zeros(1, 1024)], device)
 
 
@@ -49,7 +49,7 @@ def test_too_small_a_budget_is_refused() -> None:
 def test_a_fault_that_the_result_shows_is_the_devices(control):
     """Kernels run when the host waits for the output."""
     row = torch.zeros(1, 1024)
-    with closing(AcceleratorDevice(DEVICE)) as device:
+    with closing(AcceleratorDevice(DEVICE, A100_40GB)) as device:
         served = Served(network(), [row], device)
         served.predict([row])
         control.schedule("late_compute")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,12 +48,6 @@ class EmulatedBackend:
 
     def graph_pool(self) -> tuple[int, int] | None:
         return None
-
-    def plug_allocator(self, stream: torch.Stream, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
-        control.plug_allocator(stream, allocate, free)
-
-    def unplug_allocator(self, stream: torch.Stream) -> None:
-        control.unplug_allocator(stream)
 
     def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
         return None

@@ -235,28 +235,3 @@ def test_devices_have_their_own_memory():
     other = torch.empty(3 * MIB, dtype=torch.uint8, device="emulated:1")
     assert torch.accelerator.memory_allocated(0) == 0
     assert torch.accelerator.memory_allocated(1) == other.nbytes
-
-
-def test_a_stream_can_take_its_memory_from_an_allocator_that_is_plugged_in(control):
-    pool = block(MIB)
-    freed: list[int] = []
-    stream = torch.Stream(torch.device("emulated:0"))
-    control.plug_allocator(stream, lambda size: pool.data_ptr() if size <= MIB else 0, freed.append)
-    with pytest.raises(RuntimeError, match="already"):
-        control.plug_allocator(stream, lambda size: 0, freed.append)
-    with stream:
-        tensor = block(1000)
-        assert torch.empty(0, device="emulated").data_ptr() == 0
-        with pytest.raises(torch.OutOfMemoryError, match=r"1048577 bytes for stream"):
-            block(MIB + 1)
-    assert tensor.data_ptr() == pool.data_ptr() != block(1000).data_ptr()
-    assert stat("requested_bytes") == MIB + 1000
-    control.unplug_allocator(stream)
-    with stream:
-        assert block(1000).data_ptr() != pool.data_ptr()
-    assert freed == []
-    del tensor
-    assert freed == [pool.data_ptr()]
-    assert stat("requested_bytes") == MIB
-    with pytest.raises(RuntimeError, match="no allocator"):
-        control.unplug_allocator(stream)

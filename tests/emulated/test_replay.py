@@ -10,6 +10,8 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
@@ -25,9 +27,7 @@ from pg_tensile.planning.plan.allocator import (
 )
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.recompute_all import plan as recompute_all
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.examples import examples
 from tests.unit.graphs import random_trace

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.current_load import CurrentLoad
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
 from tests.conftest import sweep

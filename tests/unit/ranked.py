@@ -35,12 +35,12 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.training.graphs import Graphs, check_collectives
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency.collectives import exchanges
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from tests.documents import REPOSITORY, blocks
 

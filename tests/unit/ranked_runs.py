@@ -24,8 +24,8 @@ from pg_tensile.execution.training.run_steps import StepResult, Steps
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps
 from pg_tensile.execution.training.trainer import Trainer
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from tests.unit.execution.training.test_training import Recorder
 from tests.unit.ranked import FAST
 from tests.unit.rows import every_type

@@ -69,17 +69,6 @@ class Backend(Protocol):
         """Return a new pool for the memory of one device graph; None to leave that to PyTorch."""
         ...
 
-    def plug_allocator(self, stream: torch.Stream, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
-        """Take the memory of tensors that are allocated while `stream` is current from `allocate(bytes)`.
-
-        It returns an address, 0 if there is no memory; `free(address)` gives it back, in any thread and within any
-        call. Raises DeviceError if that is not possible."""
-        ...
-
-    def unplug_allocator(self, stream: torch.Stream) -> None:
-        """End `plug_allocator`: `free` is still called for what was allocated, but nothing is allocated there."""
-        ...
-
     def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
         """Mend what PyTorch leaves undone when a capture of `graph` with this pool fails; raises nothing.
 
@@ -108,6 +97,12 @@ def module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def use_deterministic_algorithms() -> None:
+    """Make equal runs give equal bits, as far as CUDA can; the CPU's operators always do."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def device_load(device: torch.device) -> Callable[[], float] | None:
     """Return the function that reads the load of an accelerator by others; None for the CPU."""
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
@@ -131,10 +126,8 @@ class Streams:
 
 
 @cache
-def streams_of(device: torch.device, number: int = 0) -> Streams:
+def streams_of(device: torch.device) -> Streams:
     """Return the streams of a device (with its index), the same for the life of the process.
-
-    Those of another `number` are other ones, for executors whose operators are to run at once.
 
     PyTorch hands out the streams of a pool in turn, and libraries keep memory for each stream that they have seen: new
     ones from time to time would be no new ones after a while, and hold ever more memory."""

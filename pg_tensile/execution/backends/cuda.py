@@ -85,12 +85,6 @@ class CudaBackend:
     def graph_pool(self) -> tuple[int, int] | None:
         return torch.cuda.graph_pool_handle()  # a graph does not tell its own one after a failure
 
-    def plug_allocator(self, stream: torch.Stream, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
-        raise DeviceError("streams cannot share a pool of memory on CUDA yet")
-
-    def unplug_allocator(self, stream: torch.Stream) -> None:
-        return None
-
     def abandon_capture(self, device: torch.device, graph: Any, pool: tuple[int, int] | None) -> None:
         """Mend what PyTorch leaves undone when a capture of `graph` with this pool fails; raises nothing.
 

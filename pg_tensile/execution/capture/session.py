@@ -20,7 +20,7 @@ from pg_tensile.execution.capture.fake_results import new_fake
 from pg_tensile.execution.capture.recorder import PLAIN, Recorder
 from pg_tensile.execution.capture.spec import StepSpec
 from pg_tensile.execution.capture.state import ModelState
-from pg_tensile.execution.measuring.device import choose_device
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.planning.trace.trace import Kind
 
 Run = Callable[[nn.Module, training_step.StepTensors, StepSpec, Recorder], training_step.StepResult]

@@ -22,7 +22,7 @@ from pg_tensile.execution.data.pretrained_folder import TOKENIZER, PretrainedFol
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_CHARACTERS = 65_536  # of a text that are looked at; csrc/predict_features.h has the same limit
+MOST_CHARACTERS = 65_536  # of a text that are looked at; csrc/base/convert.h has the same limit
 BATCH = 4096  # strings that are encoded at once
 
 

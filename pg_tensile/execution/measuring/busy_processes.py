@@ -13,7 +13,7 @@ import time
 import torch
 
 from pg_tensile.errors import MeasurementError
-from pg_tensile.execution.measuring.device import choose_device
+from pg_tensile.execution.device_choice import choose_device
 
 _START_S = 60.0  # most time for a process to start, which includes importing PyTorch
 _PR_SET_PDEATHSIG = 1

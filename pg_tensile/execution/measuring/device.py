@@ -1,8 +1,7 @@
-"""Choice of the device that a job trains on, and its measurement.
+"""Measurement of a device: `measure` makes the profile (profile.py) for which plans are made.
 
-`measure` makes the profile (profile.py) for which plans are made. Rates are the best of a few short rounds, because
-disturbances only ever slow a measurement down. Lanes are measured with pinned buffers on accelerators; on the host
-a transfer is a copy in memory.
+Rates are the best of a few short rounds, because disturbances only ever slow a measurement down. Lanes are measured
+with pinned buffers on accelerators; on the host a transfer is a copy in memory.
 """
 
 from __future__ import annotations
@@ -19,46 +18,13 @@ import torch
 
 from pg_tensile.errors import DeviceError
 from pg_tensile.execution.backends import backend_of, module_of, streams_of
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceKind, DeviceProfile, Direction
-from pg_tensile.planning.device_types import ACCELERATORS
-
-__all__ = ["DeviceProfile", "choose_device", "measure", "use_deterministic_algorithms"]
 
 _ROUNDS = 3
 _SEQUENCES = 10  # times the rounds
 _BUFFER = 64 << 20
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device named `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    `auto` is the first CUDA device if CUDA works, else the CPU. Raises DeviceError if the device does not exist.
-    """
-    if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    kind = name.partition(":")[0]
-    if kind in ACCELERATORS:
-        backend_of(kind)  # which may be what makes it known to PyTorch
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeviceError(f'"{name}" is not a device', hint="Use auto, cpu, cuda or cuda:N.") from None
-    if device.type == "cpu":
-        return device
-    if kind not in ACCELERATORS:
-        raise DeviceError(f'devices of type "{kind}" are not supported', hint="Use auto, cpu, cuda or cuda:N.")
-    count = module_of(device).device_count()
-    if (device.index or 0) >= count:
-        hint = "Set pg_tensile.device to auto or cpu, or install a PyTorch built for CUDA and check nvidia-smi."
-        raise DeviceError(f'the device "{name}" is not there: PyTorch sees {count} {device.type} devices', hint=hint)
-    return torch.device(device.type, device.index or 0)
-
-
-def use_deterministic_algorithms() -> None:
-    """Make equal runs give equal bits, as far as CUDA can; the CPU's operators always do."""
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 def measure(device: torch.device | str) -> DeviceProfile:

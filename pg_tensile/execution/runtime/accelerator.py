@@ -31,8 +31,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from pg_tensile.errors import DeviceError, DeviceFaultError, LinkError
-from pg_tensile.execution.backends import Backend, Streams, backend_of, module_of, streams_of
-from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.backends import (
+    Backend,
+    Streams,
+    backend_of,
+    module_of,
+    streams_of,
+    use_deterministic_algorithms,
+)
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.runtime.allocator_limit import AllocatorLimit, allocator_limit
 from pg_tensile.execution.runtime.coded_link import Asked, CodedLink
 from pg_tensile.execution.runtime.device import (
@@ -50,7 +57,6 @@ from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
-    from pg_tensile.execution.runtime.shared_pool import Seat, SharedPool
     from pg_tensile.planning.device.profile import DeviceProfile
 
 _PIECE = 32 << 20
@@ -111,10 +117,9 @@ class AcceleratorTransfer:
 class _Work:
     """Streams of a device with the copies given to them, all of which have to end before the device may go."""
 
-    def __init__(self, streams: Streams, limit: AllocatorLimit, seat: Seat | None) -> None:
+    def __init__(self, streams: Streams, limit: AllocatorLimit) -> None:
         self.streams = streams
         self.limit = limit
-        self.seat = seat
         self.in_flight: tuple[deque[AcceleratorTransfer], deque[AcceleratorTransfer]] = (deque(), deque())
         self.coded: CodedLink | None = None  # created at the first compressed copy
 
@@ -127,8 +132,6 @@ class _Work:
             self.streams.synchronize()
         for held in self.in_flight:
             held.clear()
-        if self.seat is not None:
-            self.seat.leave()
         with contextlib.suppress(RuntimeError):
             self.limit.drop(id(self))
             torch.accelerator.empty_cache()
@@ -137,9 +140,7 @@ class _Work:
 class AcceleratorDevice:
     """A `device.Device` on an accelerator, such as `cuda:1`; the index is 0 if it is left out.
 
-    `budget_bytes` limits registry and workspace together; None means only the hardware's limit. With `profile` None
-    the device is measured at the first use of the property. With `pool`, a pool of this device that several executors
-    of the process share, the compute stream is one of the pool's and takes its memory there.
+    `budget_bytes` limits registry and workspace together; None means only the hardware's limit.
 
     Makes PyTorch's algorithms deterministic for the process, so that a plan changes no bit of the results. An operator
     without a deterministic algorithm warns, and fused attention uses its default one; with `strict`, the operator
@@ -149,45 +150,34 @@ class AcceleratorDevice:
     def __init__(
         self,
         device: torch.device | str,
+        profile: DeviceProfile,
         budget_bytes: int | None = None,
-        profile: DeviceProfile | None = None,
         strict: bool = False,
-        pool: SharedPool | None = None,
     ) -> None:
         check_budget(budget_bytes)
         self.torch_device = choose_device(str(device))
+        self.profile = profile
         self.budget_bytes = budget_bytes
-        self._profile = profile
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
         self._capturing = False
         make_deterministic(self.torch_device.type, strict)
         limit = allocator_limit(self.torch_device)
-        self._seat = None if pool is None else pool.take_seat()
-        streams = streams_of(self.torch_device) if self._seat is None else self._seat.streams
+        streams = streams_of(self.torch_device)
         self._streams, self._compute, self._lanes = streams, streams.compute, streams.lanes
         self._iterations: deque[torch.Event] = deque()
         self._zero: torch.Event | None = None  # start of the current iteration, if timed
         self._timed: tuple[torch.Event, list[AcceleratorTransfer]] | None = None
-        self._work = _Work(streams, limit, self._seat)
+        self._work = _Work(streams, limit)
         try:
             self.library_bytes = self._warm_up()  # kept by libraries for the compute stream, in no operator's workspace
-            if self._seat is not None:
-                self._seat.enter()
         except BaseException:
             self._work.give_back()
             raise
         self.limit_memory(budget_bytes)
         # Runs once: at close, when the device is collected, or when the interpreter ends.
         self._close = weakref.finalize(self, self._work.give_back)
-
-    @property
-    def profile(self) -> DeviceProfile:
-        if self._profile is None:
-            with self._work.limit.lifted():
-                self._profile = measure(self.torch_device)
-        return self._profile
 
     def overhead_bytes(self) -> int | None:
         """Return this process's device memory that is in no book: the context, the libraries' code and workspaces, and
@@ -201,8 +191,6 @@ class AcceleratorDevice:
         return max(0, used - torch.accelerator.memory_reserved(self.torch_device)) + self.library_bytes + MARGIN_BYTES
 
     def limit_memory(self, budget_bytes: int | None) -> None:
-        if self._seat is not None:
-            budget_bytes = 0  # the pool's memory has been taken already
         limit = None if budget_bytes is None else budget_bytes + self.library_bytes
         self._work.limit.set(id(self._work), limit)
 
@@ -238,8 +226,6 @@ class AcceleratorDevice:
                 self._iterations.popleft().synchronize()
             caller = torch.accelerator.current_stream(self.torch_device)
             self._compute.wait_stream(caller)
-            if self._seat is not None:
-                self._seat.begin_iteration(caller)
             with self._compute:
                 if timed:
                     self._zero = torch.Event(self.torch_device, enable_timing=True)
@@ -253,17 +239,13 @@ class AcceleratorDevice:
                     end.record(self._compute)
                     self._iterations.append(end)
                     caller.wait_event(end)
-                    if self._seat is not None:
-                        self._seat.end_iteration()
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[torch.accelerator.Graph | torch.cuda.CUDAGraph]:
         """Capture the work given to the device inside, within `iteration`, as a graph instead of executing it.
 
         The graph has memory of its own, for which cached memory is given back first. Raises RuntimeError if some of the
-        work cannot be captured, as with memory of a shared pool."""
-        if self._seat is not None:
-            raise RuntimeError("the memory of a shared pool passes to other streams between two replays")
+        work cannot be captured."""
         torch.accelerator.empty_cache()
         self._capturing = True
         try:

@@ -7,10 +7,8 @@ own. With a limit it does that when the limit is reached.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -60,16 +58,6 @@ class AllocatorLimit:
         with self._lock:
             self._budgets.pop(user, None)
             self._apply()
-
-    @contextlib.contextmanager
-    def lifted(self) -> Iterator[None]:
-        """Let the process take anything for a while, as one more user without a budget does."""
-        user = object()
-        self.set(id(user), None)
-        try:
-            yield
-        finally:
-            self.drop(id(user))
 
     def _apply(self) -> None:
         fraction, budgets = 1.0, list(self._budgets.values())

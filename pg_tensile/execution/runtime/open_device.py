@@ -18,4 +18,4 @@ def open_device(
         return HostDevice(profile, budget_bytes)
     from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 
-    return AcceleratorDevice(device, budget_bytes, profile, strict)
+    return AcceleratorDevice(device, profile, budget_bytes, strict)

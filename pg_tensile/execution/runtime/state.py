@@ -20,8 +20,6 @@ from torch.optim import Optimizer
 
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, value_of
-from pg_tensile.execution.capture.eager import make_optimizer
-from pg_tensile.execution.capture.spec import StepSpec
 from pg_tensile.execution.runtime.compressed_copies import HostCopy
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.lent_model import Bound, bind
@@ -276,15 +274,7 @@ class State:
             self._bound.pop()
 
 
-# ---- to and from torch.optim -----------------------------------------------------------------------------------------
-
-
-def optimizer_state_dict(state: TrainingState, model: nn.Module, spec: StepSpec) -> dict[str, Any]:
-    """Return the optimizer state in the form of `state_dict()` of eager.py's optimizer for `model`."""
-    result = make_optimizer(model, spec.optimizer).state_dict()
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    result["state"] = {number: state.optimizer[name] for number, name in enumerate(names) if name in state.optimizer}
-    return result
+# ---- from torch.optim ------------------------------------------------------------------------------------------------
 
 
 def training_state(model: nn.Module, optimizer: Optimizer) -> TrainingState:

@@ -30,9 +30,9 @@ from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Tas
 from pg_tensile.execution.distributed.group import check_alike, is_grouped, rows_here
 from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.latency.collectives import exchanged_names, exchanges
 from pg_tensile.planning.plan.allocator import plan_bytes
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 
 EVALUATION_ROWS = 4096  # limits of an evaluation batch, unless the training batch is larger

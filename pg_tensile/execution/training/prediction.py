@@ -23,11 +23,11 @@ from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.streaming import streamed
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.streaming import streamed
 from pg_tensile.planning.trace.trace import Trace
 
 

@@ -16,11 +16,11 @@ from pg_tensile.errors import BudgetError, TensileError
 from pg_tensile.planning.batchsize.choose import Candidate
 from pg_tensile.planning.batchsize.no_stall import Unstalled, largest_without_stall
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate as Planned
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.sweep import Shortage
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate as Planned
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.sweep import Shortage
 from pg_tensile.planning.trace.trace import Floats, Trace
 
 PASSES = 1  # of the planner for each size: enough to compare sizes

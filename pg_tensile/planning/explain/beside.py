@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pg_tensile.planning.explain.request import Admission
-from pg_tensile.planning.policies.joint.planner import AbandonedError
+from pg_tensile.planning.job_planner.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned, Waits
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pg_tensile.planning.bounds import solved_us
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.explain.beside import Beside, Outlook, outlook
 from pg_tensile.planning.explain.request import Admission, Request
@@ -23,7 +24,6 @@ from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned, Refused
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

@@ -50,7 +50,7 @@ def floor_bytes(trace: Trace) -> int:
     """Return the largest working set of one operator in bytes. No device peak, whatever the plan, is below it.
 
     It is a bound only. Known plans need more: `building_blocks.keep.least_bytes` is what swapping everything takes, and
-    `lru.least_bytes` what evicting the least recently used tensors takes.
+    `shares.least_bytes` what evicting the least recently used tensors takes.
     """
     return int(trace.working_set_bytes.max())
 

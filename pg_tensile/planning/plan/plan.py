@@ -21,7 +21,7 @@ from pg_tensile.errors import PlanError
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.trace.trace import Trace
 
-# Must have the layout of TensilePlanEvent in csrc/plan.h.
+# Must have the layout of TensilePlanEvent in csrc/state/plan.h.
 EVENT_ROW = np.dtype(
     [
         ("kind", "u1"),

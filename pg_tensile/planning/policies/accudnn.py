@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval, idle_intervals
+from pg_tensile.planning.building_blocks.shares import check_shares, shares
+from pg_tensile.planning.building_blocks.swaps import swaps
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.lru import check_shares, shares
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Floats, Int64s, Kind, Phase, Trace
 
@@ -37,7 +37,7 @@ TOLERANCE_US = 1e-6
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Return a plan for each job within its part of the budget, as given by `lru.shares`.
+    """Return a plan for each job within its part of the budget, as given by `shares`.
 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget with which every job's
     part is enough when all its feature maps are swapped.

@@ -26,18 +26,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.coded import coded
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals
+from pg_tensile.planning.building_blocks.link_time import Lane
+from pg_tensile.planning.building_blocks.recompute_chains import RecomputeChain, RecomputeChains
+from pg_tensile.planning.building_blocks.shares import shares
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
-from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.recompute_chains import RecomputeChain, RecomputeChains
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.coded import coded
-from pg_tensile.planning.policies.lru import shares
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 
@@ -47,7 +47,7 @@ SHORTEST_US = 1e-3  # lower bound of an overhead, which saved bytes are divided 
 
 @coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Return a plan for each job within its `lru.shares` of the budget, as if it had the link to itself.
+    """Return a plan for each job within its `shares` of the budget, as if it had the link to itself.
 
     `budget_bytes`: workspaces included; None means the device's memory. A plan that cannot meet its share comes as near
     to it as possible.

@@ -16,15 +16,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError
+from pg_tensile.planning.building_blocks.coded import coded
+from pg_tensile.planning.building_blocks.shares import check_shares, shares, working_sets
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Int64s, Trace
+from pg_tensile.planning.trace.trace import Trace
 
 
 @coded
@@ -42,49 +41,6 @@ def plan(
     if not prefetch:
         return plans
     return {job: schedule(AccessSequence(traces[job], plan), profile, granted[job]) for job, plan in plans.items()}
-
-
-def check_shares(
-    traces: Mapping[int, Trace], memory: Mapping[int, Int64s], profile: DeviceProfile, budget_bytes: int | None
-) -> None:
-    """Raise BudgetError, with the smallest budget that is enough, if a job needs more than its share.
-
-    `memory`: int64[n] for each job, the least bytes during each operator.
-    """
-    budget = profile.memory_bytes if budget_bytes is None else budget_bytes
-    vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
-    total = sum(vanilla.values())
-    least = {job: -(-int(needed.max()) * total // max(vanilla[job], 1)) for job, needed in memory.items()}
-    if least and max(least.values()) > budget:
-        job = max(least, key=lambda job: least[job])
-        raise BudgetError(budget, least[job], traces[job].operator_label(int(memory[job].argmax())))
-
-
-def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
-    """Return each job's share of the budget in bytes, in proportion to its device peak without a plan.
-
-    So every job has to save the same fraction of its peak. Baselines for single jobs plan each job within its share.
-    `budget_bytes`: None means the device's memory.
-    """
-    budget = profile.memory_bytes if budget_bytes is None else budget_bytes
-    vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
-    total = max(sum(vanilla.values()), 1)
-    return {job: budget * peak // total for job, peak in vanilla.items()}
-
-
-def least_bytes(trace: Trace) -> int:
-    """Return the smallest budget in bytes for which one job has a plan: the largest of the working sets."""
-    return int(working_sets(trace).max())
-
-
-def working_sets(trace: Trace) -> Int64s:
-    """Return int64[n], the working sets: bytes that each operator accesses, its workspace, and tensors never accessed.
-
-    The last stay on the device.
-    """
-    unused = trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum()
-    sets: Int64s = trace.working_set_bytes + unused
-    return sets
 
 
 def _plan(trace: Trace, budget: int, early: bool) -> Plan:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.trace.lists import Columns, Use
 from pg_tensile.planning.trace.recomputations import Recomputations, recomputable_versions
 from pg_tensile.planning.trace.trace import Mode, Trace

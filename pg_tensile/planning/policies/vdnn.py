@@ -20,10 +20,10 @@ from typing import Literal
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.coded import coded
+from pg_tensile.planning.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
-from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode, Phase, Trace
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pg_tensile.planning.policies.joint.planner import AbandonedError
+from pg_tensile.planning.job_planner.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Refused, Waits
 from pg_tensile.planning.scheduling.round_state import RoundState
 from pg_tensile.text import size

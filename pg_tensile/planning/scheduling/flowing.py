@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import AbandonedError
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import AbandonedError
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState

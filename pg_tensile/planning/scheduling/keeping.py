@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from pg_tensile.errors import PlanError
+from pg_tensile.planning.job_planner.candidate import EXACT
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
-from pg_tensile.planning.policies.joint.candidate import EXACT
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Planned
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.waterwave.groups import groups_to_bytes

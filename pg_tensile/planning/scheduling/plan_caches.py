@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.planner import JobPlanner, identity
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import DeviceState

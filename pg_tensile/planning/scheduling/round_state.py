@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.policies.compression.advisor import TensorCoding
-from pg_tensile.planning.policies.joint.candidate import Candidate
 from pg_tensile.planning.policies.joint.contention import times_us
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling.decisions import (
     Decision,
     DeviceState,

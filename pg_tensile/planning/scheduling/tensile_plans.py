@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pg_tensile.planning.device_types import ACCELERATORS
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import REPAIRS, JobPlanner
 from pg_tensile.planning.plan.codecs import reserved_bytes
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import REPAIRS, JobPlanner
 from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState

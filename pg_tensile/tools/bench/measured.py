@@ -20,6 +20,7 @@ import torch
 
 from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured
+from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.measuring import device as devices
 from pg_tensile.execution.runtime.accelerator import make_deterministic
 from pg_tensile.execution.runtime.device import Device
@@ -87,7 +88,7 @@ class Contender:
 
 def chosen_device(options: BenchOptions) -> torch.device:
     try:
-        return devices.choose_device("cpu" if options.device.kind == "host" else str(options.device))
+        return choose_device("cpu" if options.device.kind == "host" else str(options.device))
     except DeviceError as error:
         hint = "Install a PyTorch built for CUDA and check nvidia-smi, or use --device host."
         raise OptionError(f"--device: {error.message}", hint) from None

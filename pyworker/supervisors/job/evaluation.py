@@ -1,7 +1,7 @@
 """The evaluation of a deployed version for a schedule: a job without an executor of its own that trains.
 
-An executor evaluates the rows of the query, which runs once, as the role that has made the schedule (csrc/gate.c).
-Standard library only.
+An executor evaluates the rows of the query, which runs once, as the role that has made the schedule
+(csrc/training/gate.c). Standard library only.
 """
 
 from __future__ import annotations

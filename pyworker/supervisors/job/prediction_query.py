@@ -2,7 +2,7 @@
 
 The server's own parser decides, as the role that has submitted the job and with its settings: whether the executor has
 understood the training query, whether a derived query is valid and returns the features, and whether columns are a
-unique key (csrc/prediction_query.c). Standard library only.
+unique key (csrc/predicting/prediction_query.c). Standard library only.
 """
 
 from __future__ import annotations

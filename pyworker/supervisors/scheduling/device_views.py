@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pg_tensile.memory_limit import memory_bytes
 from pyworker.cluster_device import on_cluster
 from pyworker.supervisors.scheduling.job_records import JobRecords
-from pyworker.supervisors.scheduling.searches import Searches
+from pyworker.supervisors.scheduling.plan_searches import PlanSearches
 from pyworker.supervisors.server import Server
 
 JOBS = """
@@ -110,7 +110,7 @@ def host_bytes_left(device: str, limit: int, records: JobRecords, jobs: Collecti
     return max(0, limit - taken)
 
 
-def read_device_views(server: Server, records: JobRecords, searches: Searches) -> dict[str, DeviceView]:
+def read_device_views(server: Server, records: JobRecords, searches: PlanSearches) -> dict[str, DeviceView]:
     """Return all devices by name, and bring the records up to date."""
     rows = server.rows(JOBS)
     grants = server.rows("SELECT * FROM tensile_internal._grants() WHERE device IS NOT NULL")

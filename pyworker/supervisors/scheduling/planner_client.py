@@ -19,7 +19,7 @@ from pyworker.supervisors.failures import ChildDied, Failure, failure_of_frame
 from pyworker.supervisors.scheduling.device_views import DeviceView
 from pyworker.supervisors.scheduling.event_log import log_event
 from pyworker.supervisors.scheduling.job_records import JobRecords
-from pyworker.supervisors.scheduling.searches import Searches
+from pyworker.supervisors.scheduling.plan_searches import PlanSearches
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
@@ -43,7 +43,7 @@ class PlanRequest:
 class PlannerClient:
     """One planner process at a time, and at most one request for each device."""
 
-    def __init__(self, server: Server, records: JobRecords, searches: Searches) -> None:
+    def __init__(self, server: Server, records: JobRecords, searches: PlanSearches) -> None:
         self._server = server
         self._records = records
         self._searches = searches

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pg_tensile.planning.compression.coding import CHUNK_BYTES
 from tests.accelerator.leftovers import leftovers
-from tests.accelerator.mutants import compressed, copies, pools, training
+from tests.accelerator.mutants import compressed, copies, training
 from tests.accelerator.mutants.harness import CHUNK, SCENARIOS, threads_end_when_joined
 from tests.accelerator.mutants.job import Prepared
 from tests.emulated.emulated import control
 
-__all__ = ["compressed", "copies", "pools", "run", "training"]
+__all__ = ["compressed", "copies", "run", "training"]
 
 
 def run(prepared: Prepared, expected: dict[str, object] | None) -> dict[str, object]:

@@ -9,7 +9,6 @@ from tests.accelerator.mutants.mutant import EXECUTION, Mutant, Place
 ACCELERATOR, LINK = "runtime/accelerator.py", "runtime/coded_link.py"
 MEMORY, SWAPPER, EXECUTOR = "runtime/registered_memory.py", "runtime/swapper.py", "runtime/executor.py"
 MEASURE, BACKENDS, REPLAY = "runtime/measure.py", "backends/__init__.py", "runtime/replay.py"
-POOL = "runtime/shared_pool.py"
 
 
 def without(file: str, function: str, *lines: str, survives: str = "") -> Mutant:
@@ -182,11 +181,6 @@ MUTANTS = [
             "values[functions.returned :] = captured.outputs"),
     instead(REPLAY, "Replays.run", "if observed or self._captured is None or self._captured.key != key:",
             "if observed or self._captured is None:"),
-    # ---- a pool that devices share
-    without(POOL, "SharedPool.__init__", "streams.compute.wait_stream(current)"),
-    without(POOL, "_order", "compute.wait_stream(streams[awaited].compute)"),
-    without(POOL, "_order", "compute.wait_stream(caller)"),
-    without(ACCELERATOR, "AcceleratorDevice.iteration", "self._seat.begin_iteration(caller)"),
     # ---- meters
     instead(MEASURE, "EventClock.start",
             "pair = (torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True))",

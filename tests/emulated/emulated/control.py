@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from tests.emulated.emulated.threads import watch_threads
 __all__ = [
     "HostAccesses", "allocation_trace", "blocks_alive", "checked", "clear", "expandable_segments", "fail_allocation",
     "fail_kernel", "host_access", "host_register", "host_unregister", "is_registered", "pending",
-    "plug_allocator", "process_bytes", "races", "registered_bytes", "reset", "schedule", "set_memory", "stacks",
-    "streams_used", "trace_allocations", "unplug_allocator", "waiting_operators", "watch_threads",
+    "process_bytes", "races", "registered_bytes", "reset", "schedule", "set_memory", "stacks",
+    "streams_used", "trace_allocations", "waiting_operators", "watch_threads",
 ]  # fmt: skip
 
 DEFAULT_MEMORY = 8 << 30
@@ -146,19 +146,6 @@ def expandable_segments(on: bool) -> None:
 def process_bytes(device: int = 0) -> int:
     """Return the device memory of this process as a driver counts it: what is reserved, and the context."""
     return torch.get_device_module("emulated").process_bytes(device)
-
-
-def plug_allocator(stream: torch.Stream, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
-    """Take the memory of what is allocated while a stream is current from `allocate(bytes)`, and not from the caching
-    allocator; 0 means that there is none. Raises RuntimeError if the stream has such an allocator."""
-    native.plug_allocator(stream.device_index, stream.stream_id, allocate, free)
-
-
-def unplug_allocator(stream: torch.Stream) -> None:
-    """End `plug_allocator` for what is allocated from now on; `free` is still called for what was allocated before.
-
-    Raises RuntimeError if the stream has no such allocator."""
-    native.unplug_allocator(stream.device_index, stream.stream_id)
 
 
 def blocks_alive(device: int = 0) -> list[tuple[int, int, int]]:

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.bench_prices import ALTERNATIVES, GRID, PATH, choose
 from benchmarks.experiments.networks import TUNING, UNTUNED
-from pg_tensile.planning.policies.joint import planner
-from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES
+from pg_tensile.planning.job_planner import planner
+from pg_tensile.planning.job_planner.prices import CONGESTED, PRICES
 
 
 def test_the_planners_prices_are_those_that_were_found() -> None:

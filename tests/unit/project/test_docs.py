@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 
 from pg_tensile.errors import BudgetError
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from scripts.sqlstates import ERRORS, condition
@@ -27,7 +27,7 @@ from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
 
 OPERATIONS = REPOSITORY / "docs" / "operations.md"
-C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
+C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/**/*.c"))
 SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))

@@ -204,7 +204,7 @@ def constants() -> set[float]:
     for folder in ("pg_tensile", "pyworker", "scripts"):
         for path in REPOSITORY.glob(f"{folder}/**/*.py"):
             numbers |= {value for node in ast.walk(ast.parse(path.read_text())) if (value := folded(node)) is not None}
-    for path in (*REPOSITORY.glob("pg_tensile/csrc/*.[ch]"), *REPOSITORY.glob("sql/*/*.sql")):
+    for path in (*REPOSITORY.glob("pg_tensile/csrc/**/*.[ch]"), *REPOSITORY.glob("sql/*/*.sql")):
         numbers |= {float(literal) for literal in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", path.read_text())}
     return numbers
 

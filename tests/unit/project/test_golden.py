@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from pg_tensile.errors import BudgetError
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.explain.numbers import explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
@@ -29,7 +30,6 @@ from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.report import page

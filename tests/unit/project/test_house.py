@@ -72,7 +72,7 @@ def test_supervisors_need_the_standard_library_only(name):
 
 
 def test_every_setting_is_documented():
-    defined = set(re.findall(r'"(pg_tensile\.[a-z_]+)",\n', (REPOSITORY / "pg_tensile/csrc/guc.c").read_text()))
+    defined = set(re.findall(r'"(pg_tensile\.[a-z_]+)",\n', (REPOSITORY / "pg_tensile/csrc/base/guc.c").read_text()))
     assert len(defined) >= 10
     for document in ("docs/sql.md", "docs/internals.md"):
         described = set(re.findall(r"^\| `(pg_tensile\.[a-z_]+)`", (REPOSITORY / document).read_text(), re.MULTILINE))

@@ -1,4 +1,4 @@
-"""The direction of imports: wings in order, packages of planning in order, and no cycle of modules.
+"""The direction of imports: wings in order, packages of planning and execution in order, and no cycle of modules.
 
 Imports inside functions and those for type checkers count as well.
 """
@@ -24,8 +24,13 @@ WINGS = (
 )
 # The packages and modules of planning, in the same manner.
 PLANNING = (
-    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave", "policies",
-    "batchsize", "scheduling", "explain",
+    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave",
+    "building_blocks", "job_planner", "policies", "batchsize", "scheduling", "explain",
+)  # fmt: skip
+# Those of execution.
+EXECUTION = (
+    "global_state", "codecs", "backends", "device_choice", "distributed", "capture", "runtime", "measuring", "data",
+    "models", "training", "exchange",
 )  # fmt: skip
 
 
@@ -104,11 +109,20 @@ def test_wings_import_lower_wings_only(graph: dict[str, set[str]]) -> None:
     assert {(name, used) for name in library for used in graph[name] & library if wing(used) > wing(name)} == set()
 
 
-def test_packages_of_planning_import_lower_ones_only(graph: dict[str, set[str]]) -> None:
-    planning = {name for name in graph if name.startswith("pg_tensile.planning.")}
-    level = {name: PLANNING.index(name.split(".")[2]) for name in planning}
-    imports = {(name, other) for name in planning for other in graph[name] & planning}
+@pytest.mark.parametrize(("wing", "order"), [("planning", PLANNING), ("execution", EXECUTION)])
+def test_packages_import_lower_ones_of_their_wing_only(
+    graph: dict[str, set[str]], wing: str, order: tuple[str, ...]
+) -> None:
+    inside = {name for name in graph if name.startswith(f"pg_tensile.{wing}.")}
+    level = {name: order.index(name.split(".")[2]) for name in inside}
+    imports = {(name, other) for name in inside for other in graph[name] & inside}
     assert {(name, other) for name, other in imports if level[other] > level[name]} == set()
+
+
+def test_no_policy_imports_another(graph: dict[str, set[str]]) -> None:
+    policies = {name for name in graph if name.startswith("pg_tensile.planning.policies.")}
+    imports = {(name, other) for name in policies for other in graph[name] & policies}
+    assert {(name, other) for name, other in imports if name.split(".")[3] != other.split(".")[3]} == set()
 
 
 def test_the_library_imports_nothing_that_imports_it(graph: dict[str, set[str]]) -> None:

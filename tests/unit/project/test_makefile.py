@@ -9,7 +9,7 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-SETTINGS = "pg_tensile/csrc/guc.o"  # has the default of pg_tensile.python
+SETTINGS = "pg_tensile/csrc/base/guc.o"  # has the default of pg_tensile.python
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def sources(tmp_path: Path) -> Path:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", str(REPOSITORY / name), str(target)], check=True)
-    for compiled in tmp_path.glob("pg_tensile/csrc/*.o"):
+    for compiled in tmp_path.glob("pg_tensile/csrc/**/*.o"):
         compiled.unlink()
     return tmp_path
 

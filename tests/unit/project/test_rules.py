@@ -133,7 +133,7 @@ def test_the_reference_lists_every_architecture_and_option() -> None:
 
 def test_events_and_codecs_are_those_of_the_shim() -> None:
     """Kinds of events and codecs have the same names by number in C and in the library."""
-    source = (REPOSITORY / "pg_tensile" / "csrc" / "plan_rows.c").read_text()
+    source = (REPOSITORY / "pg_tensile" / "csrc" / "processes" / "plan_sql.c").read_text()
 
     def names(array: str) -> list[str]:
         definition = re.search(rf"{array}\[\] = {{NULL, (.+?)}};", source)

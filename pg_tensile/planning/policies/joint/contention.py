@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from pg_tensile.planning.policies.joint.candidate import Candidate
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.policies.joint.part import Division, Part
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 
 STAGGERS = (0.3, 1.0)  # of an equal part of a step: how far apart the jobs start; the mean of both counts

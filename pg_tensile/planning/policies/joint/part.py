@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from pg_tensile.errors import BudgetError, PlanError
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import AbandonedError, JobPlanner
-from pg_tensile.planning.policies.joint.prices import PRICES, Prices
-from pg_tensile.planning.policies.joint.sweep import Shortage
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import AbandonedError, JobPlanner
+from pg_tensile.planning.job_planner.prices import PRICES, Prices
+from pg_tensile.planning.job_planner.sweep import Shortage
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).

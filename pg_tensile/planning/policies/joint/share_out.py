@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pg_tensile.errors import BudgetError
+from pg_tensile.planning.job_planner.candidate import EXACT, Candidate, is_better
+from pg_tensile.planning.job_planner.planner import OPERATORS, JobPlanner
+from pg_tensile.planning.job_planner.prices import THRIFTY
 from pg_tensile.planning.plan.memory import floor_bytes
-from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate, is_better
 from pg_tensile.planning.policies.joint.contention import with_slack
 from pg_tensile.planning.policies.joint.part import (
     LEVELS,
@@ -25,8 +27,6 @@ from pg_tensile.planning.policies.joint.part import (
     SlowdownError,
     Terms,
 )
-from pg_tensile.planning.policies.joint.planner import OPERATORS, JobPlanner
-from pg_tensile.planning.policies.joint.prices import THRIFTY
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
 # (docs/benchmarks.md, jobs at once).

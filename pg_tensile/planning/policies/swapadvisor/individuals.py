@@ -14,16 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.prices import PRICES
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.prices import PRICES
 from pg_tensile.planning.policies.swapadvisor import allocation, schedules
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation
 from pg_tensile.planning.policies.swapadvisor.planner import decide

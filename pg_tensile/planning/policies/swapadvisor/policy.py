@@ -1,18 +1,18 @@
 """SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: a joint search over the operators' order, memory and swaps.
 
-The search itself is in search.py. Here it has a fixed number of generations, so that equal arguments give equal plans,
-and starts from the plan of `joint`, which is returned if nothing better is found.
+The search itself is in plan_search.py. Here it has a fixed number of generations, so that equal arguments give equal
+plans, and starts from the plan of `joint`, which is returned if nothing better is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from pg_tensile.planning.building_blocks.shares import check_shares, shares, working_sets
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner, identity
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
-from pg_tensile.planning.policies.lru import check_shares, shares, working_sets
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 16
@@ -21,7 +21,7 @@ MOST_GENERATIONS = 12
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Return a plan for each job within its share of the budget (`lru.shares`), with an equal part of the link.
+    """Return a plan for each job within its share of the budget (`shares`), with an equal part of the link.
 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
     largest operator fits into its share.
@@ -39,11 +39,13 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 
 def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
-    from pg_tensile.planning.policies.swapadvisor.search import search  # not above: search imports policies
+    from pg_tensile.planning.policies.swapadvisor.plan_search import (
+        search_plan,  # not above: plan_search imports policies
+    )
 
     best = JobPlanner(trace, link).best(budget_bytes)
     generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))
     start = best.plan if isinstance(best, Candidate) else None
-    return search(
+    return search_plan(
         trace, link, budget_bytes, generations=generations, processes=1, population=POPULATION, start=start
     ).plan

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.building_blocks.coded import coded
+from pg_tensile.planning.building_blocks.cover import Cover
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals
+from pg_tensile.planning.building_blocks.memory_profile import Peaks
+from pg_tensile.planning.building_blocks.recompute_chains import RecomputeChains
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.plan import EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.cover import Cover
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
-from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
-from pg_tensile.planning.policies.building_blocks.recompute_chains import RecomputeChains
-from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.policies.tensile.swaps import Link, Range, Swap, Swapping
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace

@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from pg_tensile.planning.building_blocks.idle import IdleInterval, IdleIntervals
+from pg_tensile.planning.building_blocks.link_slots import Timetable
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.plan.plan import Event, EventKind
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
-from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
 from pg_tensile.planning.trace.lists import Columns
 
 Range = tuple[int, int]  # first and last operator

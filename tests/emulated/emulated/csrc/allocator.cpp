@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "device_memory.h"
-#include "plugged.h"
 
 namespace emulated {
 
@@ -56,8 +55,6 @@ struct CachingAllocator final : c10::DeviceAllocator {
     const c10::Device device(kType, static_cast<c10::DeviceIndex>(index));
     if (bytes == 0)
       return {nullptr, device};
-    if (c10::DataPtr data = allocate_plugged(bytes, current_stream(index)))
-      return data;
     Giving lock(giving());
     uint64_t& until = memories().until_failure;
     if (until != 0 && --until == 0)
@@ -156,13 +153,6 @@ size_t total_memory(int device) {
 size_t reserved_memory(int device) {
   Giving lock(giving());
   return memory_of(device).stats.reserved_bytes[0].current;
-}
-
-void count_plugged(int device, int64_t bytes) {
-  Giving lock(giving());
-  auto& stats = memory_of(device).stats;
-  for (auto* stat : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes})
-    bytes >= 0 ? (*stat)[0].increase(bytes) : (*stat)[0].decrease(-bytes);
 }
 
 void fail_allocation(uint64_t number) {

@@ -19,8 +19,6 @@ double memory_fraction(int device);
 void set_memory(size_t total, int device);
 size_t total_memory(int device);
 size_t reserved_memory(int device);
-// Count memory that was allocated (or given back: negative) by an allocator that is plugged in (plugged.h).
-void count_plugged(int device, int64_t bytes);
 void fail_allocation(uint64_t number); // of those from now on; 0: none
 
 // The device whose memory an address belongs to, or -1.

@@ -11,7 +11,6 @@
 #include "generator.h"
 #include "graph.h"
 #include "host_memory.h"
-#include "plugged.h"
 
 namespace py = pybind11;
 
@@ -83,8 +82,6 @@ PYBIND11_MODULE(_native, module) {
   define(module, "set_memory", &set_memory);
   define(module, "total_memory", &total_memory);
   define(module, "reserved_memory", &reserved_memory);
-  define(module, "plug_allocator", &plug_allocator);
-  define(module, "unplug_allocator", &unplug_allocator);
   define(module, "blocks_alive", &blocks_alive);
   define(module, "trace_allocations", &trace_allocations);
   define(module, "allocation_trace", &allocation_trace);

@@ -20,12 +20,12 @@ from pg_tensile.execution.distributed.all_reduce import ALL_REDUCE, WAIT, arriva
 from pg_tensile.execution.measuring.operators import Calibration
 from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.latency import collectives, roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Mode, Phase, Trace
 from tests.unit.graphs import random_order
 from tests.unit.ranked import FAST

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.measuring.device import choose_device, measure
+from pg_tensile.execution.device_choice import choose_device
+from pg_tensile.execution.measuring.device import measure
 from pg_tensile.planning.device.profile import PROFILES, RTX_A6000, DeviceProfile, Direction, named_profile
 
 

@@ -12,10 +12,10 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.state import training_state
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from tests.unit.executing import FAST, recorded, same
 from tests.unit.zoo import NAMED
 

@@ -24,8 +24,8 @@ from pg_tensile.execution.training.graphs import (
     step_spec,
 )
 from pg_tensile.execution.training.settings import Settings
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from tests.unit.rows import Prepared, every_type
 
 CPU = torch.device("cpu")

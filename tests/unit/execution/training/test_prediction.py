@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from pg_tensile.errors import CaptureError, ModelRefusedError
 from pg_tensile.execution.capture import capture_inference
 from pg_tensile.execution.training.prediction import Served, plan_within
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.streaming import streamed
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.streaming import streamed
 from tests.unit.executing import FAST, opened
 
 

@@ -33,9 +33,9 @@ from pg_tensile.execution.training.settings import EarlyStopping, Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
 from pg_tensile.execution.training.trainer import Trainer
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pyworker.children.job import Job
 from pyworker.children.memory import MemoryClient
 from pyworker.wire import Frame, FrameType

@@ -18,8 +18,8 @@ from pg_tensile.planning.batchsize.choose import Choice
 from pg_tensile.planning.batchsize.predict import Correction, Predictor
 from pg_tensile.planning.batchsize.throughput import Curves
 from pg_tensile.planning.batchsize.traces import BatchTraces
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.tools.cli.main import main
 from tests.unit.executing import FAST, SPEC, batch, net
 

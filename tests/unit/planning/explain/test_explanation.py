@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from pg_tensile.planning.bounds import least_us
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.explain.beside import Flowing
 from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
 from pg_tensile.planning.explain.start import LaterStart
 from pg_tensile.planning.explain.text import render
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint import policy as joint
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Planned
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency.twins import bursts, steepness, twins_of, typical_us
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Floats, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.handmade import network

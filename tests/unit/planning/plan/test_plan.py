@@ -21,7 +21,7 @@ from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
-HEADER = REPOSITORY / "pg_tensile" / "csrc" / "plan.h"
+HEADER = REPOSITORY / "pg_tensile" / "csrc" / "state" / "plan.h"
 
 EVENTS = [
     Event(OUT, 3, trigger=5, deadline=7, delay_us=12),

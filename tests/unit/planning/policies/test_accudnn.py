@@ -11,13 +11,13 @@ from pg_tensile.errors import BatchSizeError, BudgetError
 from pg_tensile.planning.batchsize.choose import choose
 from pg_tensile.planning.batchsize.no_stall import largest_without_stall
 from pg_tensile.planning.batchsize.predict import Predictor
+from pg_tensile.planning.building_blocks.idle import IdleInterval
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import accudnn
 from pg_tensile.planning.policies.accudnn import Layerwise, feature_maps
-from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces

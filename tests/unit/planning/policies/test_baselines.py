@@ -18,6 +18,8 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.state import training_state
+from pg_tensile.planning.building_blocks.keep import least_bytes
+from pg_tensile.planning.building_blocks.shares import shares
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
@@ -25,7 +27,6 @@ from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import capuchin, lru, vdnn
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.examples import examples
@@ -324,12 +325,12 @@ def test_jobs_share_a_budget_in_proportion_to_what_they_take_without_a_plan():
     jobs = {1: network(4), 2: network(9), 3: network(9)}
     vanilla = {job: device_peak(trace) for job, trace in jobs.items()}
     budget = sum(vanilla.values()) * 6 // 10
-    shares = lru.shares(jobs, SLOW, budget)
-    assert sum(shares.values()) <= budget and shares[2] == shares[3]
-    assert all(abs(shares[job] - 0.6 * vanilla[job]) < 2 for job in jobs)
+    granted = shares(jobs, SLOW, budget)
+    assert sum(granted.values()) <= budget and granted[2] == granted[3]
+    assert all(abs(granted[job] - 0.6 * vanilla[job]) < 2 for job in jobs)
     for policy in (lru.plan, capuchin.plan):
         plans = policy(jobs, SLOW, budget)
-        assert plans == {job: policy({job: trace}, SLOW, shares[job])[job] for job, trace in jobs.items()}
+        assert plans == {job: policy({job: trace}, SLOW, granted[job])[job] for job, trace in jobs.items()}
     with pytest.raises(BudgetError) as error:
         lru.plan(jobs, SLOW, 1000)
     lru.plan(jobs, SLOW, error.value.smallest_bytes)

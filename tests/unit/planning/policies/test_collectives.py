@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from pg_tensile.errors import BudgetError
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency.collectives import ALL_REDUCE, WAIT
 from pg_tensile.planning.plan.access_sequence import AccessSequence
@@ -16,7 +17,6 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.examples import examples
 from tests.unit.graphs import dice, random_order, traces

@@ -15,30 +15,31 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
-from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
-from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import floor_bytes, footprint
-from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.building_blocks.keep import (
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.keep import (
     least_bytes,
     relaxed,
     relaxed_swap_all,
     without_superfluous,
 )
-from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint import planner, policy
+from pg_tensile.planning.building_blocks.link_time import Lane
+from pg_tensile.planning.building_blocks.swaps import swaps
+from pg_tensile.planning.building_blocks.transfer_times import schedule
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
+from pg_tensile.planning.job_planner import planner
+from pg_tensile.planning.job_planner.candidate import EXACT, Candidate
+from pg_tensile.planning.job_planner.planner import PERFECT, AbandonedError, JobPlanner
+from pg_tensile.planning.job_planner.prices import LONGEST_CHAIN, Prices
+from pg_tensile.planning.job_planner.sweep import sweep
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
+from pg_tensile.planning.policies.joint import policy
 from pg_tensile.planning.policies.joint import share_out as share_out_module
-from pg_tensile.planning.policies.joint.candidate import EXACT, Candidate
 from pg_tensile.planning.policies.joint.contention import WORTH, times_us
 from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, UnplannableError
-from pg_tensile.planning.policies.joint.planner import PERFECT, AbandonedError, JobPlanner
-from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
 from pg_tensile.planning.policies.joint.share_out import share_out
-from pg_tensile.planning.policies.joint.sweep import sweep
-from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode, Trace

@@ -8,17 +8,17 @@ from random import Random
 
 import pytest
 
+from pg_tensile.planning.building_blocks.idle import idle_intervals
+from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.candidate import Candidate
+from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.job_planner.sweep import Shortage
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes, fits
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
-from pg_tensile.planning.policies.joint.candidate import Candidate
-from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.policies.joint.search import Search
-from pg_tensile.planning.policies.joint.sweep import Shortage
-from pg_tensile.planning.policies.swap_all import swaps
+from pg_tensile.planning.policies.joint.plan_search import PlanSearch
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 MIB = 1 << 20
@@ -98,7 +98,7 @@ def test_no_plan_has_more_events_than_allowed():
 def test_less_memory_never_takes_less_time_in_a_ladder():
     planner, bare = planned(1)
     budgets = [int(bare.device_peak_bytes * (1 + above)) for above in (0, 0.02, 0.06, 0.12)]
-    plans = Search(planner, 2).ladder(budgets)
+    plans = PlanSearch(planner, 2).ladder(budgets)
     assert list(plans) == budgets
     found = [plan for plan in plans.values() if isinstance(plan, Candidate)]
     assert len(found) == len(budgets)

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.cover import Cover
+from pg_tensile.planning.building_blocks.link_slots import Timetable
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
@@ -19,8 +21,6 @@ from pg_tensile.planning.plan.access_sequence import boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import named_policy
-from pg_tensile.planning.policies.building_blocks.cover import Cover
-from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
 from pg_tensile.planning.policies.tensile import rounds as tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Mode, Trace

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.policies.joint.share_out import share_out
 
 # The modules: the package of the second has a function of its name.

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import (
     DeviceState,
     Failed,

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
 from pg_tensile.planning.compression.coding import STAGING_BYTES
@@ -15,7 +16,6 @@ from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Kept, Planned, Schedule
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace

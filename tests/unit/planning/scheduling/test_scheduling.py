@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.job_planner.planner import AbandonedError, JobPlanner
+from pg_tensile.planning.job_planner.sweep import Outcome, sweep
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint.planner import AbandonedError, JobPlanner
-from pg_tensile.planning.policies.joint.sweep import Outcome, sweep
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.scheduling import planning
 from pg_tensile.planning.scheduling.decisions import (

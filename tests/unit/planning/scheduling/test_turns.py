@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import Given, JobState, Kept, Planned, Refused, Waits
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from tests.examples import examples

@@ -1,4 +1,4 @@
-"""The server's grants (csrc/banker.c) are those of grants.py, and go on where nothing is safe any more."""
+"""The server's grants (csrc/state/banker.c) are those of grants.py, and go on where nothing is safe any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP, WHOLE, CONSTANT = range(3)
 
 
 class Flow(ctypes.Structure):
-    """TensileFlow of csrc/banker.h."""
+    """TensileFlow of csrc/state/banker.h."""
 
     _fields_ = (
         *(("ngroups", ctypes.c_int32), ("position", ctypes.c_int32)),
@@ -43,7 +43,7 @@ class Bank:
         flows = (ctypes.POINTER(Flow) * len(self.flows))(*map(ctypes.pointer, self.flows.values()))
         job = () if number is None else (ctypes.byref(self.flows[number]),)
         return int(
-            getattr(self._library, f"tensile_flow_{name}")(flows, len(flows), *job, *map(ctypes.c_int64, budgets))
+            getattr(self._library, f"tensile_banker_{name}")(flows, len(flows), *job, *map(ctypes.c_int64, budgets))
         )
 
     def add(self, number: int, job: Sequence[Group], whole: int | None = None, kept: int = 0) -> None:
@@ -51,7 +51,7 @@ class Bank:
         for n, group in enumerate(job):
             flow.most_bytes[n], flow.rest_bytes[n] = group.most_bytes, group.rest_bytes
         largest = max(group.most_bytes for group in job)
-        self._library.tensile_flow_prepare(ctypes.byref(flow), ctypes.c_int64(largest if whole is None else whole))
+        self._library.tensile_banker_prepare(ctypes.byref(flow), ctypes.c_int64(largest if whole is None else whole))
 
     def join(self, number: int, job: Sequence[Group]) -> bool:
         self.add(number, job)
@@ -65,17 +65,17 @@ class Bank:
         return bool(self._call("begin", number, self.budget, self.new_budget))
 
     def end(self, number: int) -> None:
-        self._library.tensile_flow_end(ctypes.byref(self.flows[number]))
+        self._library.tensile_banker_end(ctypes.byref(self.flows[number]))
 
     def rest(self, number: int) -> None:
-        self._library.tensile_flow_rest(ctypes.byref(self.flows[number]))
+        self._library.tensile_banker_rest(ctypes.byref(self.flows[number]))
 
     def may_leave(self, number: int, size: int) -> bool:
         self.flows[number].claim, self.flows[number].claim_bytes = CONSTANT, size
         return bool(self._call("may_leave", number, self.new_budget))
 
     def held(self) -> int:
-        return sum(self._library.tensile_flow_held(ctypes.byref(flow)) for flow in self.flows.values())
+        return sum(self._library.tensile_banker_held(ctypes.byref(flow)) for flow in self.flows.values())
 
     def safe_bytes(self) -> int:
         return self._call("safe_bytes")
@@ -84,13 +84,14 @@ class Bank:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("banker") / "banker.so"
-    source = REPOSITORY / "pg_tensile" / "csrc" / "banker.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", target, source], check=True)
+    sources = REPOSITORY / "pg_tensile" / "csrc"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-I", sources, "-o", target, sources / "state" / "banker.c"]
+    subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(Path(target)))
     for name in ("join", "begin", "may_leave", "could_go"):
-        getattr(loaded, f"tensile_flow_{name}").restype = ctypes.c_bool
+        getattr(loaded, f"tensile_banker_{name}").restype = ctypes.c_bool
     for name in ("held", "fit_bytes", "safe_bytes"):
-        getattr(loaded, f"tensile_flow_{name}").restype = ctypes.c_int64
+        getattr(loaded, f"tensile_banker_{name}").restype = ctypes.c_int64
     return loaded
 
 

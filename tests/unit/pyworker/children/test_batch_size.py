@@ -18,8 +18,8 @@ from pg_tensile.execution.training.run_steps import Steps
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.trainer import Trainer
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pyworker.children.batch_size import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.execution.training.test_steps import CNN, Case, images

@@ -16,13 +16,13 @@ import torch
 
 from pg_tensile.execution.training import recipe
 from pg_tensile.execution.training.checkpoint import from_bytes
+from pg_tensile.planning.building_blocks.keep import relaxed_swap_all
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency import model_bytes, roofline
 from pg_tensile.planning.latency.features import Sample
 from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.latency.mlp import LatencyModels, train
-from pg_tensile.planning.policies.building_blocks.keep import relaxed_swap_all
-from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import error_header
 from pyworker.children import executor, latency_reports

@@ -86,7 +86,7 @@ class Catalogue(Server):
 
 
 def run(supervisor: Coroutine[Request, Wait, None]) -> None:
-    """Waits for what each step asks for, as csrc/step.c does."""
+    """Waits for what each step asks for, as csrc/processes/step.c does."""
     with contextlib.suppress(StopIteration):
         request = supervisor.send(None)  # type: ignore[arg-type]
         while True:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.shares import least_bytes
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
@@ -18,8 +20,6 @@ from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes, scattered
 from pg_tensile.planning.policies.swapadvisor.planner import decide
 from pg_tensile.planning.simulator.alone import evaluate

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.building_blocks.shares import least_bytes
+from pg_tensile.planning.building_blocks.transfer_times import schedule
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
-from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor import individuals
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual
 from pg_tensile.planning.policies.swapadvisor.planner import decide

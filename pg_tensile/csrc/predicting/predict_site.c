@@ -1,0 +1,212 @@
+/*
+ * predict_site.c: call sites of functions that predict for one row per call.
+ *
+ * A call site (one call in a query) remembers its model, the source of each
+ * feature in the row type, and the memory for one row.  So the usual call
+ * reads no catalogue: it checks the generation of models and the privilege,
+ * packs the row, and exchanges a frame with the predictor (predict_client.c).
+ *
+ * The session has one connection for all of these functions.  It is not used
+ * while user code runs, because features are packed before anything is sent,
+ * so calls cannot get into each other's way.  predict_rows, whose query may
+ * call predict, has a connection of its own.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/typcache.h"
+
+#include "base/compat.h"
+#include "base/owner.h"
+#include "predicting/predict_site.h"
+#include "predicting/predict_socket.h"
+#include "rows/model.h"
+#include "rows/predict_features_jsonb.h"
+#include "rows/predict_features_tuple.h"
+#include "rows/wire.h"
+#include "state/models_generation.h"
+#include "state/predictions.h"
+
+/* ---- call sites ---- */
+
+static CallSite *
+new_call_site(FmgrInfo *function, const char *name, int name_length)
+{
+	CallSite   *old = function->fn_extra;
+	uint64		generation = tensile_models_generation();
+	MemoryContext context;
+	CallSite   *site;
+
+	function->fn_extra = NULL;
+	if (old != NULL)
+		MemoryContextDelete(old->context);
+
+	/*
+	 * The context is a child of the current one until the call site is
+	 * complete, so that a failure leaves nothing for the rest of the query.
+	 */
+	context = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile predict",
+									ALLOCSET_SMALL_SIZES);
+	site = MemoryContextAllocZero(context, sizeof(CallSite));
+	site->context = context;
+	site->row_context = AllocSetContextCreate(context, "pg_tensile row type", ALLOCSET_SMALL_SIZES);
+	site->generation = generation;
+	site->name = MemoryContextStrdup(context, pnstrdup(name, name_length));
+	site->name_length = name_length;
+	site->model = predict_model_get(site->name, context);
+	site->batch = feature_batch_create(&site->model->features, 1, context);
+	MemoryContextSetParent(context, function->fn_mcxt);
+	function->fn_extra = site;
+	return site;
+}
+
+/* The argument memory_budget in bytes; parsed again only when it changes. */
+static int64
+parsed_budget(CallSite *site, text *budget)
+{
+	Size		size = VARSIZE_ANY_EXHDR(budget);
+
+	if (site->budget == NULL || VARSIZE_ANY_EXHDR(site->budget) != size ||
+		memcmp(VARDATA_ANY(site->budget), VARDATA_ANY(budget), size) != 0)
+	{
+		text	   *copy = MemoryContextAlloc(site->context, VARSIZE_ANY(budget));
+
+		site->budget_bytes = tensile_parse_budget(budget);
+		memcpy(copy, budget, VARSIZE_ANY(budget));
+		if (site->budget != NULL)
+			pfree(site->budget);
+		site->budget = copy;
+	}
+	return site->budget_bytes;
+}
+
+CallSite *
+predict_site_get(FunctionCallInfo fcinfo, int budget_argument)
+{
+	CallSite   *site = fcinfo->flinfo->fn_extra;
+	text	   *name = PG_GETARG_TEXT_PP(0);
+
+	if (site != NULL && site->generation == tensile_models_generation() &&
+		site->name_length == VARSIZE_ANY_EXHDR(name) &&
+		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0)
+		predict_model_check_privilege(site->model);
+	else
+		site = new_call_site(fcinfo->flinfo, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	site->memory_budget = PG_ARGISNULL(budget_argument) ? site->model->memory_budget :
+		parsed_budget(site, PG_GETARG_TEXT_PP(budget_argument));
+	feature_batch_clear(site->batch);
+	return site;
+}
+
+/* ---- features ---- */
+
+/*
+ * Maps features to the columns of this row type, which may change during the
+ * life of a call site (ALTER TABLE).
+ */
+static void
+look_up_row_type(CallSite *site, Oid type, int32 typmod, uint64 identifier)
+{
+	MemoryContext old;
+	TupleDesc	desc;
+
+	site->type_identifier = 0;
+	MemoryContextReset(site->row_context);
+	desc = lookup_rowtype_tupdesc(type, typmod);
+	old = MemoryContextSwitchTo(site->row_context);
+	site->desc = CreateTupleDescCopy(desc);
+	ReleaseTupleDesc(desc);
+	site->sources = feature_sources_create(&site->model->features, site->desc, site->row_context);
+	site->values = palloc(sizeof(Datum) * site->desc->natts);
+	site->nulls = palloc(sizeof(bool) * site->desc->natts);
+	site->type_identifier = identifier;
+	MemoryContextSwitchTo(old);
+}
+
+void
+predict_site_pack_record(CallSite *site, HeapTupleHeader record)
+{
+	Oid			type = HeapTupleHeaderGetTypeId(record);
+	int32		typmod = HeapTupleHeaderGetTypMod(record);
+	uint64		identifier = assign_record_type_identifier(type, typmod);
+	HeapTupleData tuple = {.t_len = HeapTupleHeaderGetDatumLength(record),.t_data = record};
+
+	if (site->type_identifier != identifier)
+		look_up_row_type(site, type, typmod, identifier);
+	heap_deform_tuple(&tuple, site->desc, site->values, site->nulls);
+	feature_batch_add_tuple(site->batch, site->sources, site->values, site->nulls);
+}
+
+void
+predict_site_pack_numbers(CallSite *site, ArrayType *array)
+{
+	const FeatureSet *set = &site->model->features;
+	Datum	   *values;
+	bool	   *nulls;
+	int			count;
+
+	for (int i = 0; i < set->count; i++)
+		if (set->features[i].kind != FEATURE_NUMERIC)
+			ereport(ERROR,
+					(errcode(ERRCODE_DATATYPE_MISMATCH),
+					 errmsg("model \"%s\" cannot be used with an array of numbers: "
+							"feature \"%s\" is no number", site->name, set->names[i]),
+					 errhint("Pass a row or a jsonb object with the features: %s.",
+							 feature_names(set))));
+	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE,
+					  &values, &nulls, &count);
+	if (count != set->count)
+		ereport(ERROR,
+				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
+				 errmsg("model \"%s\" has %d features, but the array has %d elements",
+						site->name, set->count, count),
+				 errhint("The features are, in this order: %s.", feature_names(set))));
+	feature_batch_start_row(site->batch);
+	for (int i = 0; i < count; i++)
+		if (!nulls[i])
+			feature_set_number(site->batch, i, DatumGetFloat8(values[i]));
+	site->batch->row++;
+}
+
+void
+predict_site_pack_object(CallSite *site, Jsonb *object)
+{
+	feature_batch_add_object(site->batch, object);
+}
+
+/* ---- predictions ---- */
+
+void
+predict_site_request(CallSite *site, const char *wish, Predictions *answer)
+{
+	PredictClient *client = predict_session_client();
+	TimestampTz deadline = predict_deadline();
+	StringInfoData header;
+	WireBuffer *buffers;
+	int			nbuffers;
+	bool		connected_now;
+
+	initStringInfo(&header);
+	nbuffers = feature_batch_frame(site->batch, site->memory_budget, wish, &header, &buffers);
+	do
+	{
+		connected_now = predict_client_connect(client, deadline);
+		if (predict_client_exchange(client, site->model->version, &header,
+									buffers, nbuffers, answer, deadline))
+		{
+			if (answer->rows != 1)
+				elog(ERROR, "the predictor answered with %d rows instead of 1", answer->rows);
+			tensile_count_predictions(site->model->version, 1, answer->unknown);
+			return;
+		}
+		predict_client_close(client);
+	} while (!connected_now);
+	predict_client_went_away(client, NULL);
+}

@@ -1,0 +1,61 @@
+/*
+ * predict_site.h: call sites of functions that predict for one row per call.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#ifndef TENSILE_PREDICT_SITE_H
+#define TENSILE_PREDICT_SITE_H
+
+#include "access/htup.h"
+#include "fmgr.h"
+#include "utils/array.h"
+#include "utils/jsonb.h"
+
+#include "predicting/predict_client.h"
+#include "rows/model.h"
+#include "rows/predict_features.h"
+#include "rows/predict_features_tuple.h"
+
+/* What one call in a query remembers from row to row; in fn_extra. */
+typedef struct CallSite
+{
+	uint64		generation;		/* of the models, when this was filled in */
+	const char *name;
+	int			name_length;
+	const PredictModel *model;
+	text	   *budget;			/* the last argument memory_budget; NULL: none */
+	int64		budget_bytes;	/* the same in bytes */
+	int64		memory_budget;	/* of this call: the argument or the model's own;
+								 * 0: none */
+	FeatureBatch *batch;		/* of one row */
+	MemoryContext context;		/* of everything in here */
+
+	/* The row type of records, in row_context. */
+	MemoryContext row_context;
+	uint64		type_identifier;	/* 0: none yet */
+	TupleDesc	desc;
+	FeatureSource *sources;
+	Datum	   *values;			/* of the record packed last */
+	bool	   *nulls;
+} CallSite;
+
+/*
+ * The call site with its model, the first argument; makes sure that the
+ * current user may predict with it.
+ */
+extern CallSite *predict_site_get(FunctionCallInfo fcinfo, int budget_argument);
+
+/* Packs the row of the call. */
+extern void predict_site_pack_record(CallSite *site, HeapTupleHeader record);
+extern void predict_site_pack_object(CallSite *site, Jsonb *object);
+
+/* The same of an array with a number for each feature, in order. */
+extern void predict_site_pack_numbers(CallSite *site, ArrayType *array);
+
+/*
+ * Gets the answer for the row.  Replaces a connection that broke between two
+ * requests.  `wish`: as feature_batch_frame() takes it.
+ */
+extern void predict_site_request(CallSite *site, const char *wish, Predictions *answer);
+
+#endif

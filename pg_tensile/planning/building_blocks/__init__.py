@@ -1,0 +1,1 @@
+"""Building blocks shared by the planner of single jobs and the policies."""

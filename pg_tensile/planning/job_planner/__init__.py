@@ -1,0 +1,1 @@
+"""Plans for one job: swapping, recomputing and waiting chosen together (`planner.JobPlanner`)."""
