@@ -1,4 +1,7 @@
--- The arguments of a training: one jsonb, and its checks
+-- The arguments of a training, and their checks
+--
+-- They are one jsonb, {name: value} as train_model declares them. csrc/training/submit.c makes it; schedules and tunings
+-- store it without the model's name.
 
 -- The columns of a job that these arguments determine, as they are before the checks. Not the memory budget:
 -- _parse_budget has a check of its own. Options that are JSON null are refused later.
