@@ -24,11 +24,11 @@ record_value(CallSite *site, int feature)
 {
 	int			attribute = site->sources[feature].attribute;
 	Oid			output;
-	bool		varlena;
+	bool		variable;
 
 	if (site->nulls[attribute])
 		return NULL;
-	getTypeOutputInfo(TupleDescAttr(site->desc, attribute)->atttypid, &output, &varlena);
+	getTypeOutputInfo(TupleDescAttr(site->desc, attribute)->atttypid, &output, &variable);
 	return cstring_to_text(OidOutputFunctionCall(output, site->values[attribute]));
 }
 

@@ -23,6 +23,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/parallel.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_type.h"

@@ -131,7 +131,7 @@ find_groups(EvaluationColumns *columns, const char *by, TupleDesc desc, MemoryCo
 	const char *wire;
 	Oid			type;
 	Oid			output;
-	bool		varlena;
+	bool		variable;
 
 	columns->by = by == NULL ? -1 : column_index(desc, by);
 	if (by == NULL)
@@ -150,7 +150,7 @@ find_groups(EvaluationColumns *columns, const char *by, TupleDesc desc, MemoryCo
 				 errhint("Use a text, number, boolean or date, or cast the value to one.")));
 	columns->by_is_text = strcmp(wire, "text") == 0;
 	columns->by_is_bool = strcmp(wire, "bool") == 0;
-	getTypeOutputInfo(type, &output, &varlena);
+	getTypeOutputInfo(type, &output, &variable);
 	fmgr_info_cxt(output, &columns->by_output, context);
 }
 

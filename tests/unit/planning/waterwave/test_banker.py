@@ -85,8 +85,8 @@ class Bank:
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("banker") / "banker.so"
     sources = REPOSITORY / "pg_tensile" / "csrc"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-I", sources, "-o", target, sources / "state" / "banker.c"]
-    subprocess.run(command, check=True)
+    source = sources / "state" / "banker.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", f"-I{sources}", "-o", target, source], check=True)
     loaded = ctypes.CDLL(str(Path(target)))
     for name in ("join", "begin", "may_leave", "could_go"):
         getattr(loaded, f"tensile_banker_{name}").restype = ctypes.c_bool
