@@ -257,6 +257,7 @@ def test_tables_show_visible_rows_only(db: Connection, play: Cast) -> None:
 def test_views_show_visible_rows_only(play: Cast) -> None:
     def seen(conn: Connection) -> set[str]:
         views = conn.execute("SELECT relname FROM pg_class WHERE relnamespace = 'tensile'::regnamespace").fetchall()
+        views.remove(("devices",))  # of all jobs of the server
         return {view for (view,) in views if value(conn, f"SELECT count(*) FROM tensile.{view}")}
 
     assert seen(play.mallory) == {"device_profiles", "latency_models"}
