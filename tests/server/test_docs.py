@@ -29,7 +29,7 @@ WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sq
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 SUBMITS = re.compile(r"\b(train_model|schedule_training|tune_model)\(")
-NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
+NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|predict_table|train_model)\(")
 DIAMONDS = f"""
     {sql.TABLES}
     INSERT INTO diamonds
