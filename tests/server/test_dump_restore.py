@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.server.cast import among_the_tables
+from tests.server.cast import visible
 from tests.server.support import Connection, value
 
 TRAIN = (
@@ -140,8 +140,7 @@ def test_owners_are_found_by_name(source: Any, restored: Restored) -> None:
     with source.connect() as old, restored.cluster.connect() as new:
         assert value(old, oid) != value(new, oid) == value(new, "SELECT 'alice'::regrole::oid::bigint")
         assert value(new, "SELECT DISTINCT owner_id::regrole::text FROM tensile.jobs") == "alice"
-        with among_the_tables(new, "alice"):
-            assert value(new, "SELECT count(*) FROM tensile_internal.model_weights") >= 1
+        assert visible(new, "alice", "model_weights") >= 1
     with restored.cluster.connect(user="alice") as conn, conn.transaction(force_rollback=True):
         conn.execute("SELECT revoke_model('wave', 'public')")
 

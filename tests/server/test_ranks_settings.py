@@ -220,7 +220,9 @@ def test_ranks_are_shown_to_the_owner_while_they_train(prompter: Prompter, alice
             assert len(ranks(conn)) == visible
     alice.execute("SELECT cancel_job(%s)", (job,))
     wait_until(lambda: state(alice, job) == "cancelled")
-    assert ranks(alice) == [] and value(alice, "SELECT count(*) FROM tensile_internal.rank_reports") == 0
+    assert ranks(alice) == []
+    with prompter.cluster.connect() as conn:
+        assert value(conn, "SELECT count(*) FROM tensile_internal.rank_reports") == 0
 
 
 def test_a_report_names_the_ranks(prompter: Prompter, alice: Connection, wait_until: Wait, tmp_path: Path) -> None:
