@@ -267,9 +267,9 @@ def test_views_show_visible_rows_only(play: Cast) -> None:
 
 
 def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
-    for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
+    for conn, rows in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
         for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "plan_searches", "ranks"):
-            assert value(conn, f"SELECT count(*) FROM tensile.{view}") == visible
+            assert value(conn, f"SELECT count(*) FROM tensile.{view}") == rows
         assert value(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert value(conn, "SELECT count(*) FROM tensile.predictions") == 0
     assert play.mallory.execute("SELECT * FROM tensile.plan_events").fetchall() == []
