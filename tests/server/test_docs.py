@@ -64,7 +64,7 @@ TABLES = {"README.md": DIAMONDS, "training.md": FLIGHTS}
 PATIENT = {"training.md"}  # its examples are not meant to be pasted one after the other
 # Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
-    *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
+    *("id", "name", "job", "model", "model_id", "version", "owner", "owner_id", "device", "state", "reason"),
     *("architecture", "description", "tuning", "query", "target", "epochs", "batch_size", "optimizer"),
     *("validation", "seed", "policy", "priority", "options", "sqlstate", "error", "hint", "detail"),
     *("dtype", "shape", "bytes", "at", "created_at", "updated_at", "submitted_at", "started_at", "ended_at"),
