@@ -1,13 +1,13 @@
-"""Generator of docs/sql.md: functions, tables, views and settings from the catalogues, and every SQLSTATE.
+"""Generator of docs/sql.md: functions, views and settings from the catalogues, and every SQLSTATE.
 
     python -m scripts.sql_reference [--check]
 
 writes the file; with --check it only reports whether the file is up to date (exit status 1 if not). The catalogues are
-those of a temporary server with the installed extension. Functions, tables, views and columns are described by their
-COMMENTs in sql/parts/, settings by pg_tensile/csrc/base/guc.c, architectures and options by pg_tensile/rules.json,
-SQLSTATEs by scripts/sqlstates.py and arguments by a table below; tests compare both tables with the catalogues and the
-sources (tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (whose name begins with an
-underscore, or whose comment with "private:") are left out.
+those of a temporary server with the installed extension. Functions, views and columns are described by their COMMENTs
+in sql/, settings by pg_tensile/csrc/base/guc.c, architectures and options by pg_tensile/rules.json, SQLSTATEs by
+scripts/sqlstates.py and arguments by a table below; tests compare both tables with the catalogues and the sources
+(tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (whose name begins with an underscore, or
+whose comment with "private:") are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ REFERENCE = REPOSITORY / "docs" / "sql.md"
 COMMAND = "python -m scripts.sql_reference"
 WIDTH = 100  # of a signature on one line
 VOLATILITIES = {"i": "Immutable", "s": "Stable", "v": "Volatile"}
-KINDS = {"r": "Table", "v": "View"}
 CHANGED_BY = {"user": "session", "sighup": "reload", "postmaster": "restart"}
 BUILD_DEFAULTS = {"pg_tensile.python": "`PYTHON=` of `make install`"}  # defaults that differ from machine to machine
 
@@ -53,11 +52,11 @@ FUNCTIONS = """
     ORDER BY p.proname::text COLLATE "C", pg_get_function_arguments(p.oid) COLLATE "C"
 """
 COLUMNS = """
-    SELECT c.relname::text AS relation, c.relkind::text AS kind, obj_description(c.oid, 'pg_class') AS about,
-           a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
+    SELECT c.relname::text AS relation, obj_description(c.oid, 'pg_class') AS about, a.attname::text AS name,
+           format_type(a.atttypid, a.atttypmod) AS type,
            col_description(c.oid, a.attnum) AS description
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-    WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind IN ('r', 'v') AND c.relname !~ '^_'
+    WHERE c.relnamespace = 'tensile'::regnamespace
     ORDER BY c.relname::text COLLATE "C", a.attnum
 """
 SETTINGS = """
@@ -76,12 +75,12 @@ ARGUMENTS = {
     "attribution": "share of the prediction that is due to the column; the base value where `feature` is null",
     "by": "column of the query by whose values rows are grouped: a text, number, boolean or date; null: no groups",
     "contents": "file that `export_model` has written in the format `tensile`",
-    "content": "text, of which the first 65,536 characters count",
     "coverage": "probability with which the target lies in the interval, above 0 and below 1",
     "description": "description of the model, for readers",
     "deployed": "true if predictions use the version",
     "deviation": "standard deviation of the importance over the repeats",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
+    "document": "text, of which the first 65,536 characters count",
     "drift": "drift of the deployed version above which a training starts, above 0 and up to 10:"
     " [drift](drift.md); null: not by drift",
     "embedding": "vector of the text; null if it is null",
@@ -101,8 +100,6 @@ ARGUMENTS = {
     "key": "columns of the query that identify a row; null: the table's primary key",
     "label": "most probable class, null for a regression; of `evaluate_model`: the target of a row of `confusion`",
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
-    "like": "model whose deployed version has the same architecture and columns; then `contents` are weights only, a"
-    " safetensors file as in the format `torch`; null: a model file",
     "max_time": "longest time of training; of `tune_model`: time after which no trial begins or continues; null: no"
     " limit",
     "lower": "lower bound of the interval",
@@ -127,7 +124,6 @@ ARGUMENTS = {
     "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, the other"
     " functions as the caller",
     "reason": "reason of the caller, kept in [deployments](#tensiledeployments); null: none",
-    "relation": "table or view",
     "removed": "number of rows that the query no longer has",
     "repeats": "number of times that a feature is shuffled, 1 to 1000",
     "replace": "true: an existing model of that name gets the new architecture and keeps its versions",
@@ -135,15 +131,18 @@ ARGUMENTS = {
     "rows": "number of new rows that cause a training; null: not by rows",
     "row_number": "number of the query's row, from 1",
     "scheduled": "true if a schedule trains the model",
+    "seconds": "duration of the measurements in seconds, 1 to 86400",
     "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads, and"
     " equal importances",
-    "source": "table whose new rows count; of `predict_rows`: table or view that is read in place of the first one of"
-    " the training query; null: that one",
+    "source": "table whose new rows count; of `predict_table`: table or view that is read in place of the first one of"
+    " the training query; null: that one; of `models_of_table`: table or view",
     "space": "ranges and lists that values are chosen from, by key: [tuning](tuning.md#say-what-is-chosen-from); null:"
     " the architecture's",
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
+    "template": "model whose deployed version has the same architecture and columns; then `contents` are weights only,"
+    " a safetensors file as in the format `torch`; null: a model file",
     "timeout": "longest time to wait; null: no limit",
     "trained_on": "relation that the query of the version reads",
     "trials": "number of trials, 1 to 10000",
@@ -175,10 +174,9 @@ class Function(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table or view, with the description of that relation."""
+    """A column of a view, with the description of that view."""
 
     relation: str
-    kind: str
     about: str | None
     name: str
     type: str
@@ -209,7 +207,7 @@ def functions(connection: Connection) -> list[Function]:
 
 
 def columns(connection: Connection) -> list[Column]:
-    """Return the columns of all tables and views, by name of the relation and in its order."""
+    """Return the columns of all views, by name of the view and in its order."""
     return connection.cursor(row_factory=class_row(Column)).execute(COLUMNS).fetchall()
 
 
@@ -241,11 +239,11 @@ def render(connection: Connection) -> str:
         "## Options of a job",
         "The keys of the argument `options` of `train_model` and `explain_training`.",
         _table(("key", "value", "default", "meaning"), map(_key, OPTIONS["properties"].items())),
-        "## Tables and views",
-        "In schema `tensile`. Members of `tensile_user` may read all of them; only superusers may write them. Row-level"
-        " security shows each role its own models and jobs and the models granted to it, and members of"
-        " `pg_read_all_stats` everything except weights and checkpoints. Columns without an explanation have the"
-        " meaning of their names, among them those of the arguments of `register_model` and `train_model`.",
+        "## Views",
+        "In schema `tensile`. Members of `tensile_user` may read all of them. Row-level security shows each role its"
+        " own models and jobs and the models granted to it, and members of `pg_read_all_stats` those of all roles."
+        " Columns without an explanation have the meaning of their names, among them those of the arguments of"
+        " `register_model` and `train_model`; `model_id` and `owner_id` are the numbers of `model` and `owner`.",
         *_relations(columns(connection)),
         "## Settings",
         '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" any role'
@@ -302,9 +300,9 @@ def _key(named: tuple[str, dict[str, Any]], required: bool = False) -> tuple[str
 
 
 def _relations(described: Iterable[Column]) -> Iterator[str]:
-    for (relation, kind, about), members in groupby(described, lambda column: column[:3]):
+    for (relation, about), members in groupby(described, lambda column: column[:2]):
         yield f"### tensile.{relation}"
-        yield f"{KINDS[kind]}: {sentence(about)}"
+        yield sentence(about)
         rows = ((f"`{column.name}`", column.type, column.description or "") for column in members)
         yield _table(("column", "type", "meaning"), rows)
 

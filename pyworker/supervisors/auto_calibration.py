@@ -1,6 +1,6 @@
 """Automatic calibrations: the controller begins one when a device needs it and the server has been idle for a while.
 
-A calibration is a job (sql/parts/18_calibration.sql), so that a worker runs it like any other. It begins only if the
+A calibration is a job (sql/memory/calibration.sql), so that a worker runs it like any other. It begins only if the
 machine was not busy, either, while the server was idle. Another job stops it at once, and so does
 `pg_tensile.auto_calibrate = off`; so do a machine that has become busy, and the end of its time. It is begun again
 after a pause, which doubles with each interruption and each failure; after MOST_FAILURES failures no more, until the

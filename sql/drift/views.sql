@@ -40,8 +40,8 @@ CREATE VIEW tensile.drift_alarms WITH (security_invoker = true) AS
          JOIN tensile_internal.model_versions v ON v.id OPERATOR(pg_catalog.=) a.version
          JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id;
 COMMENT ON VIEW tensile.drift_alarms IS
-    'deployed versions whose drift has exceeded its threshold, until it is below four fifths of it; visible as '
-    'drift_counts';
+    'deployed versions whose drift has exceeded its threshold, until it is below four fifths of it; visible to the '
+    'model''s owner and to members of pg_read_all_stats';
 COMMENT ON COLUMN tensile.drift_alarms.version IS 'version that has drifted';
 COMMENT ON COLUMN tensile.drift_alarms.column_name IS 'column that has drifted most';
 COMMENT ON COLUMN tensile.drift_alarms.psi IS 'drift of the column at that time';

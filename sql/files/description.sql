@@ -1,4 +1,12 @@
 -- The description of a model in a file, and its checks
+--
+-- A model file is a safetensors file: 8 bytes with the length of its header (little-endian), the header (JSON, padded
+-- with spaces to a multiple of 8), the tensors. "__metadata__" in the header has
+--     format          "pg_tensile"
+--     format_version  "1"
+--     description     JSON: name, description, architecture, preprocessing, metrics, rows, training, reference, pg_tensile
+--     sha256          of the header, with 64 zeros in the place of this hash, and the SHA-256 of the tensors behind it
+-- All JSON is the text of a jsonb, so that equal models have equal bytes, in every database.
 
 -- Raise the error of a file that cannot be read.
 CREATE FUNCTION tensile_internal._refuse_file(reason text, hint text DEFAULT NULL, detail text DEFAULT NULL) RETURNS void

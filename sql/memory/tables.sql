@@ -151,7 +151,7 @@ CREATE TABLE tensile_internal.plan_searches (
     ended_at     timestamptz
 );
 COMMENT ON TABLE tensile_internal.plan_searches IS
-    'searches for better plans by jobs; see view search';
+    'searches for better plans by jobs; see view plan_searches';
 COMMENT ON COLUMN tensile_internal.plan_searches.state IS 'queued, searching, finished, stopped or failed';
 COMMENT ON COLUMN tensile_internal.plan_searches.budget_bytes IS 'device memory that a plan may use';
 COMMENT ON COLUMN tensile_internal.plan_searches.seconds IS 'time allowed for the search, in seconds';

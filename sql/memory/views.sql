@@ -197,6 +197,8 @@ COMMENT ON COLUMN tensile.traces.profile IS
     'profile of the device, as in device_profiles, if it is one of a Ray cluster; else null';
 COMMENT ON COLUMN tensile.traces.codec_times IS
     'coefficients as in table codec_times, if the device is one of a Ray cluster and they were measured; else null';
+COMMENT ON COLUMN tensile.traces.alone_us IS
+    'duration of a step while nothing else used the device, everything included; null: it has never been so';
 
 CREATE VIEW tensile.plans WITH (security_invoker = true) AS
     SELECT p.job, p.generation, p.planned_bytes, p.granted_bytes, p.host_bytes, p.out_bytes, p.in_bytes,

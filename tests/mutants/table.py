@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-C, SQL, WORKER = "pg_tensile/csrc/", "sql/parts/", "pyworker/"
+C, SQL, WORKER = "pg_tensile/csrc/", "sql/", "pyworker/"
 PLANNING, EXECUTION = "pg_tensile/planning/", "pg_tensile/execution/"
 SERVER, UNIT = "tests/server/", "tests/unit/"
 
@@ -34,20 +34,20 @@ MUTANTS = [
            "keys[0] = taking ? -(a->more_bytes + a->given_bytes) : a->more_bytes;", "keys[0] = a->more_bytes;",
            UNIT + "planning/waterwave/test_banker.py", "take_memory_back"),
     # ---- SQL
-    Mutant("view-with-its-owners-rights", SQL + "19_views.sql",
+    Mutant("view-with-its-owners-rights", SQL + "memory/views.sql",
            "CREATE VIEW tensile.footprint WITH (security_invoker = true) AS", "CREATE VIEW tensile.footprint AS",
            SERVER + "test_security.py", "view"),
-    Mutant("functions-for-everybody", SQL + "20_privileges.sql",
-           "REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;\n", "",
+    Mutant("functions-for-everybody", SQL + "privileges.sql",
+           "REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile, tensile_internal, tensile_worker FROM PUBLIC;\n", "",
            SERVER + "test_security.py", "function"),
-    Mutant("null-margin", SQL + "13_versions.sql",
+    Mutant("null-margin", SQL + "evaluation/gate.sql",
            "margin := coalesce((j.options->'gate'->>'margin')::float8, 0);",
            "margin := (j.options->'gate'->>'margin')::float8;",
            SERVER + "test_gate.py", "better"),
-    Mutant("first-deployment-instead-of-the-last", SQL + "08_deployments.sql",
+    Mutant("first-deployment-instead-of-the-last", SQL + "models/deployments.sql",
            "ORDER BY d.id DESC LIMIT 1", "ORDER BY d.id LIMIT 1",
            SERVER + "test_deployments.py", "rollbacks"),
-    Mutant("schedule-that-drifts", SQL + "16_schedules.sql",
+    Mutant("schedule-that-drifts", SQL + "schedules/runs.sql",
            "    RETURN start + number * every;", "    RETURN clock_timestamp() + every;",
            SERVER + "test_schedules.py", "next_run"),
     # ---- supervisors and children

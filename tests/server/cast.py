@@ -58,6 +58,12 @@ def among_the_tables(db: Connection, role: str) -> Iterator[None]:
         yield
 
 
+def visible(db: Connection, role: str, table: str) -> int:
+    """Return how many rows of a table row security shows to a role."""
+    with among_the_tables(db, role):
+        return int(value(db, f"SELECT count(*) FROM tensile_internal.{table}"))
+
+
 def denied_within(conn: Connection, statement: sql.Composable | str, message: str = "") -> None:
     """Check that an open transaction is denied a statement; it goes on."""
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=message), conn.transaction():

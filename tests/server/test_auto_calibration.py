@@ -264,7 +264,7 @@ def trained(db: Connection) -> Iterator[int]:
         " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{}', '2.1')",
         "operators (job, operator, target, signature) VALUES (%s, 0, 'aten.relu.default', 'f32[2,3]')",
     ):
-        db.execute("INSERT INTO tensile." + insert, (job,))
+        db.execute("INSERT INTO tensile_internal." + insert, (job,))
     db.execute("INSERT INTO tensile_internal.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
         "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples, calibrated_at, torch,"

@@ -178,7 +178,7 @@ def test_an_invalid_time_is_refused(db: Connection, seconds: int) -> None:
 
 
 def test_a_null_time_is_refused(db: Connection) -> None:
-    refused("22004", "device_seconds", "value", lambda: db.execute("SELECT calibrate_device(NULL)"))
+    refused("22004", "seconds", "value", lambda: db.execute("SELECT calibrate_device(NULL)"))
 
 
 def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:

@@ -53,7 +53,7 @@ def scalar(conn: Connection, query: str, parameters: dict[str, object] | None = 
 
 def call(conn: Connection, function: str, *arguments: object) -> Any:
     marks = ", ".join(["%s"] * len(arguments))
-    row = conn.execute(f"SELECT tensile.{function}({marks})", arguments).fetchone()
+    row = conn.execute(f"SELECT tensile_internal.{function}({marks})", arguments).fetchone()
     assert row is not None
     return row[0]
 

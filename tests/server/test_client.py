@@ -543,7 +543,7 @@ def test_schedules_drift_and_evaluations(client: Client, trained: int) -> None:
         client.schedule_training(MODEL, QUERY, TARGET, drift=1, epoch=1)
     with pytest.raises(ArgumentError, match="source"):
         client.schedule_training(MODEL, QUERY, TARGET, rows=1, source=1)  # type: ignore[arg-type]
-    client.connection.execute("SELECT * FROM tensile_internal.drift_counts")
+    client.connection.execute("SELECT * FROM tensile.drift_alarms")
     found = client.drift()
     assert list(found.columns) == ["kind", "rows", "since", "psi", "ks", "threshold", "drifted"]
     assert client.drift("none").empty

@@ -29,7 +29,7 @@ WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sq
 NOT_EXECUTED = 1  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 SUBMITS = re.compile(r"\b(train_model|schedule_training|tune_model)\(")
-NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
+NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|predict_table|train_model)\(")
 DIAMONDS = f"""
     {sql.TABLES}
     INSERT INTO diamonds
@@ -64,7 +64,7 @@ TABLES = {"README.md": DIAMONDS, "training.md": FLIGHTS}
 PATIENT = {"training.md"}  # its examples are not meant to be pasted one after the other
 # Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
-    *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
+    *("id", "name", "job", "model", "model_id", "version", "owner", "owner_id", "device", "state", "reason"),
     *("architecture", "description", "tuning", "query", "target", "epochs", "batch_size", "optimizer"),
     *("validation", "seed", "policy", "priority", "options", "sqlstate", "error", "hint", "detail"),
     *("dtype", "shape", "bytes", "at", "created_at", "updated_at", "submitted_at", "started_at", "ended_at"),

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.server.cast import visible
 from tests.server.support import Connection, value
 
 TRAIN = (
@@ -84,8 +85,8 @@ def catalogue(cluster: Any) -> list[list[Any]]:
                 "SELECT version, seq, md5(data) FROM tensile_internal.model_weights ORDER BY 1, 2",
                 "SELECT grantee, privilege FROM tensile.model_grants ORDER BY 1",
                 "SELECT * FROM tensile.deployments",
-                "SELECT to_jsonb(s) - 'owner' FROM tensile_internal.schedules s",
-                "SELECT to_jsonb(t) - 'owner' FROM tensile_internal.tunings t",
+                "SELECT to_jsonb(s) - 'owner_id' FROM tensile_internal.schedules s",
+                "SELECT to_jsonb(t) - 'owner_id' FROM tensile_internal.tunings t",
                 "SELECT * FROM tensile.trials",
                 "SELECT job, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
                 "SELECT * FROM tensile_internal.epochs WHERE job <> 1000 ORDER BY epoch, split",
@@ -139,18 +140,17 @@ def test_owners_are_found_by_name(source: Any, restored: Restored) -> None:
     with source.connect() as old, restored.cluster.connect() as new:
         assert value(old, oid) != value(new, oid) == value(new, "SELECT 'alice'::regrole::oid::bigint")
         assert value(new, "SELECT DISTINCT owner_id::regrole::text FROM tensile.jobs") == "alice"
-    with restored.cluster.connect(user="alice") as conn:
-        assert value(conn, "SELECT count(*) FROM tensile_internal.model_weights") >= 1
-        with conn.transaction(force_rollback=True):
-            conn.execute("SELECT revoke_model('wave', 'public')")
+        assert visible(new, "alice", "model_weights") >= 1
+    with restored.cluster.connect(user="alice") as conn, conn.transaction(force_rollback=True):
+        conn.execute("SELECT revoke_model('wave', 'public')")
 
 
 def test_a_missing_role_loses_no_rows_and_grants_no_rights(restored: Restored) -> None:
     """In a transaction that leaves neither role nor job."""
     with restored.cluster.connect() as conn, conn.transaction(force_rollback=True):
-        assert conn.execute("SELECT grantee, privilege FROM tensile.model_grants WHERE grantee = 'bob'").fetchall() == [
-            (None, "train")
-        ]
+        bobs = "SELECT grantee, privilege FROM tensile_internal.model_grants WHERE grantee_name = 'bob'"
+        assert conn.execute(bobs).fetchall() == [(None, "train")]
+        assert value(conn, "SELECT privilege FROM tensile.model_grants WHERE grantee = 'bob'") == "train"
         conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; SET LOCAL ROLE bob")
         with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
             conn.execute(TRAIN)

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from tests.server.cast import among_the_tables, current_user, denied, denied_within
 from tests.server.explaining import backend, explain, explained, explaining
 from tests.server.support import (
     FOREVER,
@@ -132,12 +134,14 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
 # -- attacks ----------------------------------------------------------------------------------------------------------
 
 
-def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connection) -> None:
+def test_sessions_cannot_start_an_executor_with_their_own_spec(db: Connection, grantee: Connection) -> None:
     spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _session_run"):
-        grantee.execute("SELECT tensile_internal._session_run(%s, '/tmp')", (spec,))
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
-        grantee.execute("""SELECT tensile_internal._explain_training(0, '{"model": "m"}', '', '{}')""")
+    run = sql.SQL("SELECT tensile_internal._session_run({}, '/tmp')").format(spec)
+    explain = """SELECT tensile_internal._explain_training(0, '{"model": "m"}', '', '{}')"""
+    for function, call in (("_session_run", run), ("_explain_training", explain)):
+        denied(partial(grantee.execute, call), "permission denied for schema tensile_internal")
+        with among_the_tables(db, current_user(grantee)):
+            denied_within(db, call, f"permission denied for function {function}")
     for private in ("tensile_worker._session_wait(-1, 0, false)", "tensile_worker._session_feed(0)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             grantee.execute(f"SELECT {private}")

@@ -244,7 +244,7 @@ def test_why_there_is_no_query(conn: Connection) -> None:
 
 
 def test_null_and_unknown_names(conn: Connection) -> None:
-    assert conn.execute("SELECT * FROM predict_rows(NULL)").fetchall() == []
+    assert conn.execute("SELECT * FROM predict_table(NULL)").fetchall() == []
     assert conn.execute("SELECT * FROM predict_rows('plain', NULL)").fetchall() == []  # no query
     refused("42704", 'model "plane" does not exist', 'Did you mean "plain"?', lambda: predicted(conn, "plane"))
 

@@ -176,8 +176,8 @@ def test_an_import_adds_a_version_that_is_deployed_if_none_is(trainer: Connectio
     assert value(conn, "SELECT predict_class('m', f) IN ('0', '1', '2') FROM flights f LIMIT 1")
     conn.execute("SELECT set_model_retention('m', 1)")
     assert imported(conn, files["verdict"], "m") == 3
-    of_model = "SELECT v.version FROM tensile.model_versions v JOIN tensile.models m ON m.model_id = v.model_id"
-    assert conn.execute(f"{of_model} AND m.name = 'm' ORDER BY 1").fetchall() == [(2,), (3,)]
+    of_model = "SELECT version FROM tensile.model_versions WHERE model = 'm' ORDER BY 1"
+    assert conn.execute(of_model).fetchall() == [(2,), (3,)]
     job = submit(conn, "m", None, query="SELECT wind, delay FROM flights", target="delay", epochs=1)
     assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
     assert value(conn, deployed) == 4
@@ -418,7 +418,7 @@ def test_a_changed_file_with_a_checksum_is_read(conn: Connection, files: dict[st
 
 def test_arguments_are_checked(conn: Connection, files: dict[str, bytes]) -> None:
     refused("22004", '"contents"', "", lambda: conn.execute("SELECT import_model(NULL, 'm')"))
-    refused("22004", '"name"', "", lambda: conn.execute("SELECT import_model('', NULL)"))
+    refused("22004", '"model"', "", lambda: conn.execute("SELECT import_model('', NULL)"))
     refused("22023", "invalid model name", "", lambda: imported(conn, files["part"], ""))
     refused("42704", 'model "m" does not exist', "", lambda: exported(conn, "m"))
     register(conn, "m")

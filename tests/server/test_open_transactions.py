@@ -91,11 +91,11 @@ HELD = {
     ),
 }
 EVERYTHING = """
-    SELECT (SELECT jsonb_agg(to_jsonb(j) ORDER BY id) FROM tensile.jobs j),
+    SELECT (SELECT jsonb_agg(to_jsonb(j) ORDER BY id) FROM tensile_internal.jobs j),
            (SELECT jsonb_agg(to_jsonb(s)) FROM tensile_internal.schedules s),
            (SELECT jsonb_agg(to_jsonb(s)) FROM tensile_internal.evaluation_schedules s),
            (SELECT jsonb_agg(to_jsonb(t)) FROM tensile_internal.tunings t),
-           (SELECT jsonb_agg(to_jsonb(t)) FROM tensile.trials t),
+           (SELECT jsonb_agg(to_jsonb(t)) FROM tensile_internal.trials t),
            (SELECT jsonb_agg(to_jsonb(d)) FROM tensile_internal.drift_counts d)
 """
 

@@ -47,8 +47,9 @@ def test_progress_and_plan_are_visible_to_the_owner_and_pg_read_all_stats(stage:
     publish(stage, job, [event(1)])
     for user, seen in (("alice", 1), ("watcher", 1), ("postgres", 1), ("mallory", 0)):
         with stage.cluster.connect(user=user) as conn:
-            for rows in ("_progress()", "_plan()", "progress", "plan"):
-                assert value(conn, f"SELECT count(*) FROM tensile.{rows}") == seen, (user, rows)
+            of_worker = ("tensile_worker._progress()", "tensile_worker._plan()")
+            for rows in (*of_worker, "tensile.progress", "tensile.plan_events"):
+                assert value(conn, f"SELECT count(*) FROM {rows}") == seen, (user, rows)
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

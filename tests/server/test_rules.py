@@ -93,7 +93,7 @@ def said(attempt: Callable[[], object]) -> tuple[str, str] | None:
 def agreed(conn: Connection, function: str, check: Callable[[Any], None], text: str) -> tuple[str, str] | None:
     """Check that server and library both accept the stored JSON, or refuse it alike."""
     stored = value(conn, "SELECT %s::jsonb", text)
-    server = said(lambda: conn.execute(f"SELECT tensile.{function}(%s::jsonb)", (text,)))
+    server = said(lambda: conn.execute(f"SELECT tensile_internal.{function}(%s::jsonb)", (text,)))
     assert server == said(lambda: check(stored)), text
     return server
 

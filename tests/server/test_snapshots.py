@@ -23,7 +23,7 @@ ARGUMENTS = {  # by name; features by their type
     "features record": "f",
     "features jsonb": "jsonb_build_object('x', f.x)",
     "features double precision[]": "ARRAY[f.x]",
-    "content": "'text'",
+    "document": "'text'",
     "version": "1",
     "grantee": "'public'",
     "role": "current_user::text",

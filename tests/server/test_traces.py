@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.server.cast import among_the_tables
 from tests.server.stage import Stage
 from tests.server.support import Connection, Wait, state, value
 
@@ -37,7 +38,7 @@ NEEDS = {"persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 5000, "least
 GRAPHS = [{"name": "train", "rows": 64}]
 FIRST: dict[str, object] = {"device": "cpu", "profile": PROFILE, "revision": 1, "policy": "joint", "fingerprint": "f"}
 FIRST |= NEEDS | {"overhead_bytes": 7, "graphs": GRAPHS}
-NAMES = ("traces", "operators", "tensors", "latencies", "footprints")
+NAMES = ("traces", "operators", "tensors", "operator_latencies", "plans")
 
 
 def literal(content: object) -> str:
@@ -66,7 +67,7 @@ def footprint(stage: Stage, job: int, generation: int = 1) -> None:
 
 def rows_of(conn: Connection, job: int) -> set[str]:
     """Return the names of the tables that have rows of the job."""
-    return {name for name in NAMES if value(conn, f"SELECT count(*) FROM tensile.{name} WHERE job = %s", job)}
+    return {name for name in NAMES if value(conn, f"SELECT count(*) FROM tensile_internal.{name} WHERE job = %s", job)}
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_job_that_is_executed_eagerly_has_no_graphs(stage: Stage, job: int) ->
     columns = "policy, vanilla_bytes, least_bytes, graphs, cardinality(traces)"
     row = stage.alice.execute(f"SELECT {columns} FROM tensile.traces WHERE job = %s", (job,)).fetchone()
     assert row == ("none", None, 2000, [], 0)
-    for view in ("latency", "footprint", "plan"):
+    for view in ("latency", "footprint", "plan_events"):
         assert value(stage.alice, f"SELECT count(*) FROM tensile.{view} WHERE job = %s", job) == 0
 
 
@@ -265,14 +266,14 @@ def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: St
     trace(stage, other_job, TABLES)
     stage.cancel(other_job)
     stage.cancel(traced)
-    assert rows_of(stage.alice, traced) == set(NAMES), "to be looked at"
+    assert rows_of(stage.conn, traced) == set(NAMES), "to be looked at"
     later = stage.job()
     trace(stage, later, TABLES)
-    assert rows_of(stage.alice, traced) == set(NAMES)
+    assert rows_of(stage.conn, traced) == set(NAMES)
     stage.cancel(later)
-    assert rows_of(stage.alice, traced) == set()
-    assert rows_of(stage.alice, later) == {"traces", "operators", "tensors"}
-    assert rows_of(stage.alice, other_job) == {"traces", "operators", "tensors"}
+    assert rows_of(stage.conn, traced) == set()
+    assert rows_of(stage.conn, later) == {"traces", "operators", "tensors"}
+    assert rows_of(stage.conn, other_job) == {"traces", "operators", "tensors"}
     stage.conn.execute("DELETE FROM tensile_internal.jobs WHERE id = %s", (later,))
     assert rows_of(stage.conn, later) == set()
 
@@ -376,11 +377,12 @@ def test_a_jobs_memory_is_visible_to_its_owner_and_pg_read_all_stats(stage: Stag
     stage.order("scheduler", "SELECT tensile_internal._log('planner', reason => 'of nobody')")
     log = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s"
     for user, sees_job, sees_all in (("alice", 1, 0), ("watcher", 1, 1), ("mallory", 0, 0)):
+        with among_the_tables(stage.conn, user):
+            assert rows_of(stage.conn, traced) == (set(NAMES) if sees_job else set()), user
         with stage.cluster.connect(user=user) as conn:
-            assert rows_of(conn, traced) == (set(NAMES) if sees_job else set()), user
             assert value(conn, log, traced) == sees_job
             assert bool(value(conn, "SELECT count(*) FROM tensile.scheduler_log WHERE job IS NULL")) == sees_all
-            for view in ("latency", "footprint"):
+            for view in ("traces", "operators", "tensors", "latency", "plans", "footprint"):
                 assert bool(value(conn, f"SELECT count(*) FROM tensile.{view}")) == sees_job, (user, view)
 
 

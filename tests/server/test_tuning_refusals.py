@@ -77,8 +77,8 @@ def test_waiting_for_what_cannot_end(conn: Connection) -> None:
         refused(
             "55000", f"tuning {tuning} was submitted by this transaction", "Commit", lambda: value(conn, ENDED, tuning)
         )
-    refused("42704", "tuning 999999 does not exist", "tensile_internal.tunings", lambda: value(conn, ENDED, 999_999))
-    refused("42704", "tuning 999999 does not exist", "tensile_internal.tunings",
+    refused("42704", "tuning 999999 does not exist", "tensile.tunings", lambda: value(conn, ENDED, 999_999))
+    refused("42704", "tuning 999999 does not exist", "tensile.tunings",
             lambda: conn.execute("SELECT cancel_tuning(999999)"))  # fmt: skip
     with conn.transaction(force_rollback=True):
         conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -103,9 +103,9 @@ def test_other_roles(
     refused("42501", 'architecture type "python"', hint, lambda: tune(trainer, space=code, trials=1))
     tuning = tune(trainer, trials=2, query=SLOW_ROWS, space={"learning_rate": [0.1, 0.2]})
     assert value(trainer, "SELECT count(*) FROM tensile.tunings") == 1
-    assert value(other, "SELECT count(*) FROM tensile_internal.tunings") == 0
+    assert value(other, "SELECT count(*) FROM tensile.tunings") == 0
     cancel = "SELECT cancel_tuning(%s)"
-    refused("42704", "does not exist", "tensile_internal.tunings", lambda: other.execute(cancel, (tuning,)))
+    refused("42704", "does not exist", "tensile.tunings", lambda: other.execute(cancel, (tuning,)))
     wait_until(lambda: value(conn, "SELECT count(*) > 0 FROM tensile.trials WHERE state = 'running'"))
     assert value(other, "SELECT count(*) FROM tensile.trials") == 0
     assert value(conn, "SELECT owner FROM tensile.jobs") == name

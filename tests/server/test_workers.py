@@ -98,11 +98,12 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.order(process, sql)
     for call in (
-        *("_process()", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
-        *("_grants()", "_device_memory()", "_inference_memory('cpu', 1, 1, 1)"),
+        *("worker._process()", "worker._my_job()", "internal._launch_worker(1, 10)", "internal._job_slots()"),
+        *("internal._publish_plan(1, '', 1, 1, 1)", "internal._grants()", "internal._device_memory()"),
+        "internal._inference_memory('cpu', 1, 1, 1)",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            stage.conn.execute(f"SELECT tensile.{call}")
+            stage.conn.execute(f"SELECT tensile_{call}")
 
 
 def test_a_wait_reports_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> None:

@@ -37,6 +37,7 @@ static const char *const public_functions[] = {
 };
 
 static const char *const owner_functions[] = {"release_database", "resume_database"};
+static const char superuser_function[] = "calibrate_device";
 
 /* The schemas that members of tensile_user may use, and that of the tables, which they may not. */
 static const char *const schemas[] = {"tensile", "tensile_worker"};
@@ -84,6 +85,8 @@ hint_of_privilege(const ErrorData *error)
 
 	if (routine && has_any_word(error->message, owner_functions, lengthof(owner_functions)))
 		return "It is for the owner of the database, and superusers.";
+	if (routine && has_word(error->message, superuser_function))
+		return "It is for superusers: GRANT EXECUTE ON FUNCTION lets another role call it.";
 	if ((routine && has_any_word(error->message, public_functions, lengthof(public_functions))) ||
 		(schema && has_any_word(error->message, schemas, lengthof(schemas))))
 		return "pg_tensile is for members of the role tensile_user: GRANT tensile_user TO the role. "

@@ -1,7 +1,7 @@
 """Histograms of features and predictions: of the rows that a version was trained on, and of rows that it predicts.
 
 A `Reference` has the bins of each column and the counts of the training rows; it is stored with the version. A
-`Counter` counts other rows into the same bins. The server compares both (sql/parts/16_drift.sql).
+`Counter` counts other rows into the same bins. The server compares both (sql/drift/drift.sql).
 
     number      quantiles of the training rows are the edges of bins; a value that is many of them has a bin of its
                 own; nulls and non-finite numbers have one as well

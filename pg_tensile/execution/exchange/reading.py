@@ -1,4 +1,4 @@
-"""Model files as `export_model` writes them; sql/parts/18_model_files.sql has their layout.
+"""Model files as `export_model` writes them; sql/files/description.sql has their layout.
 
 Needs the standard library only.
 """

@@ -10,9 +10,11 @@ SELECT register_model('late', '{"type": "mlp"}');
 SELECT predict('late', ARRAY[1.0]);
 SELECT count(*) FROM tensile.models;
 
+-- Members do not use the tables behind the views
 SET ROLE regress_tensile_owner;
+SELECT count(*) FROM tensile_internal.models;
 SELECT register_model('late', '{"type": "mlp", "hidden": [8]}', 'late arrivals') AS late \gset
-SELECT name, owner_name, architecture, description, deployed_version FROM tensile.models;
+SELECT model, owner, architecture, description, deployed_version FROM tensile.models;
 SELECT register_model('late', '{"type": "mlp"}');
 SELECT register_model('late', '{"type": "mlp"}', replace => true) = :late AS same_model;
 SELECT register_model('', '{"type": "mlp"}');
@@ -38,9 +40,9 @@ SET ROLE regress_tensile_owner;
 SELECT grant_model('late', 'regress_tensile_user');
 SELECT grant_model('late', 'regress_tensile_user', 'trian');
 SELECT grant_model('late', 'regress_tensile_anybody');
-SELECT grantee_name, privilege, grantor_name FROM tensile.model_grants;
+SELECT model, grantee, privilege, grantor FROM tensile.model_grants;
 SET ROLE regress_tensile_user;
-SELECT name FROM tensile.models;
+SELECT model FROM tensile.models;
 SELECT predict('late', ARRAY[1.0]);
 SELECT drop_model('late');
 SET ROLE regress_tensile_owner;
@@ -49,7 +51,7 @@ SELECT set_model_owner('late', 'regress_tensile_user');
 RESET ROLE;
 SELECT set_model_owner('late', NULL);
 SELECT set_model_owner('late', 'regress_tensile_user');
-SELECT name, owner_name FROM tensile.models;
+SELECT model, owner FROM tensile.models;
 SET ROLE regress_tensile_user;
 SELECT drop_model('late');
 SELECT count(*) FROM tensile.models;

@@ -33,9 +33,9 @@ SELECT count(*) FROM tensile.jobs;
 
 BEGIN;
 SELECT train_model('late', 'SELECT distance, legs, late FROM flights', 'late', memory_budget => '8GB', priority => 3) AS job \gset
-SELECT model_name, query, target, epochs, batch_size, optimizer, learning_rate, validation, seed, policy, memory_budget,
+SELECT model, query, target, epochs, batch_size, optimizer, learning_rate, validation, seed, policy, memory_budget,
        priority, options, state, attempts, settings->'search_path' AS search_path
-FROM tensile.jobs WHERE id = :job;
+FROM tensile.jobs WHERE job = :job;
 SAVEPOINT s;
 \set VERBOSITY sqlstate
 SELECT train_model('late', 'SELECT distance, late FROM flights', 'late');
@@ -44,14 +44,14 @@ SELECT wait_for_job(:job);
 ROLLBACK TO s;
 \set VERBOSITY default
 SELECT cancel_job(:job), cancel_job(:job) AS again;
-SELECT state, reason FROM tensile.jobs WHERE id = :job;
+SELECT state, reason FROM tensile.jobs WHERE job = :job;
 SELECT state FROM tensile.job_history WHERE job = :job;
 ROLLBACK;
 
 -- A name that is not registered
 BEGIN;
 SELECT train_model('unknown', 'SELECT distance, late FROM flights', 'late') IS NOT NULL AS submitted;
-SELECT name, architecture, architecture_reason FROM tensile.models WHERE name = 'unknown';
+SELECT model, architecture, architecture_reason FROM tensile.models WHERE model = 'unknown';
 ROLLBACK;
 
 SELECT wait_for_job(987654321);
@@ -64,4 +64,4 @@ DROP TABLE flights;
 SELECT count(*) FROM tensile.jobs;
 SET client_min_messages = warning;
 DROP EXTENSION pg_tensile CASCADE;
-SELECT count(*) FROM pg_namespace WHERE nspname = 'tensile';
+SELECT count(*) FROM pg_namespace WHERE nspname ~ '^tensile';
