@@ -32,7 +32,7 @@ MUTANTS = [
            SERVER + "test_packing.py", "every_type"),
     Mutant("order-in-which-jobs-take-memory-back", C + "banker.c",
            "keys[0] = taking ? -(a->more_bytes + a->given_bytes) : a->more_bytes;", "keys[0] = a->more_bytes;",
-           UNIT + "planning/waterwave/test_banker.py", "take_memory_back"),
+           UNIT + "planning/memory_flow/test_banker.py", "take_memory_back"),
     # ---- SQL
     Mutant("view-with-its-owners-rights", SQL + "19_views.sql",
            "CREATE VIEW tensile.footprint WITH (security_invoker = true) AS", "CREATE VIEW tensile.footprint AS",

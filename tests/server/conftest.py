@@ -51,7 +51,7 @@ def shared_server(request: pytest.FixtureRequest, cluster: Any, wait_until: Wait
 def shared_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
     cluster = new_cluster(
         {"pg_tensile.memory_flow": "off"}
-    )  # jobs have constant grants; test_flowing_jobs.py has others
+    )  # jobs have constant grants; test_memory_flow_jobs.py has others
     lab = Lab(cluster, wait_until)
     yield lab
     lab.conn.close()

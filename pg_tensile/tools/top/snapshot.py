@@ -75,7 +75,7 @@ class Device:
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
     utilisation: float | None  # load by other programs, 0 to 1
-    flowing_jobs: int = 0  # that share memory as they go
+    flowing_jobs: int = 0  # whose memory flows
     flowing_bytes: int = 0  # which they hold now; a part of granted_bytes
 
 

@@ -1,7 +1,7 @@
 """Memory that flows between jobs: who may take it, who has to wait, and what becomes of a job that breaks the rules.
 
 On a stage, workers and scheduler are real but execute SQL of the tests, and the test is the executors' end of their
-sockets (flowing.py). The last tests have executors that are processes, and real workers.
+sockets (memory_flow.py). The last tests have executors that are processes, and real workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scripts.cluster import child_python
-from tests.server.flowing import CONNECT, CONSTANT, REST, WHOLE, Player, flow_call, group_rows, request, wave
+from tests.server.memory_flow import CONNECT, CONSTANT, REST, WHOLE, Player, flow_call, group_rows, request, wave
 from tests.server.stage import Stage, publish, restart_processes, set_the_stage, use_device
 from tests.server.support import Connection, Wait, register, value
 
@@ -434,15 +434,15 @@ def test_groups_that_make_no_sense_are_refused(stage: Stage, planned: int) -> No
 
 
 class Theatre:
-    """A cluster with real workers, executors that are flowing.py, and a scheduler that publishes for the test."""
+    """A cluster with real workers, executors that are memory_flow.py, and a scheduler that publishes for the test."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         self.cluster, self.wait_until = cluster, wait_until
-        self.folder = cluster.folder / "flowing"
+        self.folder = cluster.folder / "memory_flow"
         self.folder.mkdir()
-        shutil.copy(Path(__file__).parent / "flowing.py", self.folder)
+        shutil.copy(Path(__file__).parent / "memory_flow.py", self.folder)
         script = self.folder / "python"
-        script.write_text(f'#!/bin/sh\nexec "{child_python()}" "{self.folder}/flowing.py" "{self.folder}"\n')
+        script.write_text(f'#!/bin/sh\nexec "{child_python()}" "{self.folder}/memory_flow.py" "{self.folder}"\n')
         script.chmod(0o755)
         shutil.chown(self.folder, cluster.os_user)
         cluster.configure({"pg_tensile.python": script})

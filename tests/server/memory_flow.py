@@ -1,8 +1,8 @@
 """Jobs whose memory flows: their plans, and the executor's end of the socket on which they ask for memory.
 
-`Player` is that end in the test, of a worker on a stage. Run as `flowing.py FOLDER`, this is an executor itself, in the
-place of the real one (`pg_tensile.python` points to a script that does so): it sends a trace, waits for its plan, and
-asks for what the file FOLDER/<job> says. What it was granted stands in FOLDER/<job>.granted.
+`Player` is that end in the test, of a worker on a stage. Run as `memory_flow.py FOLDER`, this is an executor itself, in
+the place of the real one (`pg_tensile.python` points to a script that does so): it sends a trace, waits for its plan,
+and asks for what the file FOLDER/<job> says. What it was granted stands in FOLDER/<job>.granted.
 """
 
 from __future__ import annotations
