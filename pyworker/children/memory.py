@@ -1,4 +1,4 @@
-"""An executor's side of the memory scheduling: obtains device memory and keeps within it (docs/internals.md, "Memory").
+"""A trainer's side of the memory scheduling: obtains device memory and keeps within it (docs/internals.md, "Memory").
 
 Phases. Before training: the job's graphs, with predicted latencies, are sent as TRACE; the process waits for its first
 PLAN, then executes each operator once to measure its workspace, and requests another plan (TRACE with a higher

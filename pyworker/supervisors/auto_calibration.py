@@ -95,7 +95,7 @@ class AutoCalibration:
         return self._server.rows("SELECT * FROM tensile._automatic_calibration_times()")[0]
 
     def _sessions(self) -> bool:
-        """Return whether executors run in sessions, or that of a job has not quite ended."""
+        """Return whether trainers run in sessions, or that of a job has not quite ended."""
         return bool(self._server.call("tensile._free_slots()") < self._server.number("pg_tensile.max_jobs"))
 
     def _stop(self, job: int, reason: str) -> None:

@@ -60,8 +60,8 @@ class JobState:
     """A job that has a trace or, if executed eagerly, a claim (`least_bytes`).
 
     `rank` is its priority among waiting jobs, raised by the time that it has waited. `given` is its grant, None if it
-    is not yet admitted. A `stuck` job's executor pauses until it receives another plan. A `pinned` job keeps its grant,
-    because its executor rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
+    is not yet admitted. A `stuck` job's trainer pauses until it receives another plan. A `pinned` job keeps its grant,
+    because its trainer rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
     those of the tensors whose zeros have been counted. A `choosing` job may return with a smaller batch, so it is
     refused rather than kept waiting for others to end. `swap_share` limits the swaps of policy tensile (its `Limits`).
     """

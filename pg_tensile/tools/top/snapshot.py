@@ -81,7 +81,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Job:
-    """An open job. Live numbers are None until its executor has reported them; moments are in seconds since 1970."""
+    """An open job. Live numbers are None until its trainer has reported them; moments are in seconds since 1970."""
 
     job: int
     model: str
@@ -116,7 +116,7 @@ class Job:
     planned_bytes: int | None
     granted_bytes: int | None
     vanilla_bytes: int | None  # peak without a plan
-    bytes_swapped: int | None  # both ways, since its executor started, as the next two
+    bytes_swapped: int | None  # both ways, since its trainer started, as the next two
     stall_s: float | None
     passive_swap_ins: int | None
     plan_generation: int | None

@@ -57,7 +57,7 @@ def _rows_file(name: str) -> dict[str, Any]:
 
 
 def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the header for an executor in a session (session_run.py), without those of its buffers."""
+    """Return the header for a trainer in a session (session_run.py), without those of its buffers."""
     return {
         **request,
         **_settings(server, threads),
