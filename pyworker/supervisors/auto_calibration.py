@@ -127,7 +127,9 @@ class AutoCalibration:
             self._settings = self._all_settings()
         job = self._server.call(
             "tensile._calibrate_automatically(text,text,int4)",
-            *(chosen["device"], chosen["cause"], times["device_seconds"]),
+            chosen["device"],
+            chosen["cause"],
+            times["device_seconds"],
         )
         self._server.commit()
         self._running = {"id": job, "device": chosen["device"]}

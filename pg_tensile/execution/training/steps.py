@@ -181,7 +181,10 @@ class PlannedSteps:
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
         self._executor = Executor(
-            *(graphs.train, model, device, grant.plan),
+            graphs.train,
+            model,
+            device,
+            grant.plan,
             device_graphs=device_graphs,
             groups=grant.groups,
             requests=requests,

@@ -27,9 +27,9 @@ FOOTPRINT = (
     "bytea,bytea)"
 )
 FOOTPRINT_FIELDS = (
-    *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
-    *("stall_us", "recomputes"),
-)
+    "iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes", "stall_us",
+    "recomputes",
+)  # fmt: skip
 
 
 class Publisher:
