@@ -209,7 +209,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def clip_gradients(parameters: Iterable[Tensor], most: float) -> None:
-    """Scale the gradients of the parameters down to a norm of `most`, one after the other, as captured steps have to."""
+    """Scale the gradients of the parameters down to a norm of `most`, one after the other as captured steps have to."""
     nn.utils.clip_grad_norm_(parameters, most, foreach=False)
 
 
