@@ -44,6 +44,7 @@ RESULTS = FOLDER / "db-host.json"
 ROUNDS = 3
 SAMPLE_S = 0.2
 OTHERS = ("bench_feed", "bench_predict", "bench_training", "bench_jobs")
+TRAINER = ("trainer", "executor")  # a job's child process; results of before have the second name
 ONE_TO_FOUR = {1: ("ResNet-20",), 2: MIXES["2 mixed"], 3: MIXES["3 mixed"], 4: MIXES["4 mixed"]}
 
 Connection = psycopg.Connection[Any]
@@ -178,7 +179,7 @@ def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def kind_of(command: str) -> str:
-    """Return the kind of a process: "executor", "planner", …; for pg_tensile's background workers their kind with
+    """Return the kind of a process: "trainer", "planner", …; for pg_tensile's background workers their kind with
     "(server)", for PostgreSQL's own processes "server"."""
     child = re.search(r"-m pyworker (\w+)", command)
     if child:
@@ -282,7 +283,7 @@ def goal_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def job_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        executors = next(process for process in row["processes"] if process["process"] == "executor")
+        executors = next(process for process in row["processes"] if process["process"] in TRAINER)
         pss_bytes = sum(process["pss_bytes"] for process in row["processes"])
         memory = pss_bytes, executors["pss_bytes"], executors["rss_bytes"]
         rates = (f"{row['jobs']}", f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}")

@@ -39,11 +39,11 @@ from benchmarks.together.rounds import STAGGER, common_profile
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.memory_flow.grants import Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import Group, counted_groups, groups_of, step_bytes
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import Group, counted_groups, groups_of, step_bytes
 from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.report import machine, versions
@@ -145,7 +145,7 @@ def planned(planners: Sequence[JobPlanner], name: str, limits: Sequence[int], fl
 def can_flow(entrant: Entrant) -> bool:
     """Return whether each job's most fits beside what the others keep between two iterations."""
     budget_bytes = entrant.budget_bytes
-    return budget_bytes is None or Grants(budget_bytes).fits(FlowingJob(work.groups) for work in entrant.works)
+    return budget_bytes is None or Grants(budget_bytes).fits(GroupedJob(work.groups) for work in entrant.works)
 
 
 def take_turn(

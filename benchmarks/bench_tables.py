@@ -210,7 +210,7 @@ class Peak:
 
     def look(self) -> None:
         for pid, command in self._cluster.processes().items():
-            if kind_of(command) == "executor":
+            if kind_of(command) == "trainer":
                 with contextlib.suppress(OSError, KeyError):  # it has ended
                     for key, size in process_sample(pid)[0].items():
                         self.sizes[key] = max(size, self.sizes.get(key, 0))

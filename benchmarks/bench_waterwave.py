@@ -1,9 +1,9 @@
 """`make bench-waterwave`: jobs that are each nearly as large as the device, whose memory flows; simulated.
 
-For each network, with the memory of the paper's V100: the batch of each of two equal jobs over that of one job
-alone, if the paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its
-next group as soon as its memory is free (planning/waterwave/grants.py). Beside it, `joint` with half of the memory and
-of the link for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing.
+For each network, with the memory of the paper's V100: the batch of each of two equal jobs over that of one job alone,
+if the paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its next
+group as soon as its memory is free (planning/memory_flow/grants.py). Beside it, `joint` with half of the memory and of
+the link for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing.
 How much jobs slow each other down when they compute at once depends on the device, so each speed is given for none, for
 half and for all of it.
 
@@ -35,12 +35,12 @@ from pg_tensile.planning.device.profile import GIB, RTX_A6000
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.memory_flow.groups import Group, counted_groups, step_bytes
+from pg_tensile.planning.memory_flow.simulation import simulate_memory_flow
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import Group, counted_groups, step_bytes
-from pg_tensile.planning.waterwave.simulation import simulate_flow
 from pg_tensile.tools.bench.report import machine, versions
 from pg_tensile.tools.bench.simulated import captured
 from pg_tensile.tools.cli.bench import parse
@@ -128,7 +128,7 @@ def speeds(jobs: Sequence[Sequence[Group]], alone_us: Sequence[float]) -> list[f
     """
     found: list[float] = []
     for contention in CONTENTIONS:
-        flow = simulate_flow(dict(enumerate(jobs)), MEMORY_BYTES, contention)
+        flow = simulate_memory_flow(dict(enumerate(jobs)), MEMORY_BYTES, contention)
         if flow is None:
             return None
         found.append(sum(us / flow.iteration_us[job] for job, us in enumerate(alone_us)))

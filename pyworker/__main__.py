@@ -1,4 +1,4 @@
-"""Entry point of a child process: `<pg_tensile.python> -m pyworker executor`, or another module of children/.
+"""Entry point of a child process: `<pg_tensile.python> -m pyworker trainer`, or another module of children/.
 
 A further argument, the supervisor's process ID, only shows in the list of processes.
 

@@ -53,7 +53,7 @@ PRELOADS = (
     "pg_tensile.planning.latency.model_bytes",
     "pg_tensile.queries.prediction",
     "pyworker.children.evaluate",
-    "pyworker.children.executor",
+    "pyworker.children.trainer",
     "scipy.optimize",  # imported by the first validation of a classifier
     "sqlglot.dialects.postgres",
     "torch.fx.experimental.symbolic_shapes",  # imported by the first fake tensor

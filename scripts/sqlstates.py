@@ -10,7 +10,7 @@ import psycopg
 ERRORS = {
     "08000": ("The predictor cannot be reached.", "The message ends with the operating system's reason."),
     "08006": (
-        "The predictor, or a job's executor, ended during a request, or a job has lost the Ray cluster or one of its"
+        "The predictor, or a job's trainer, ended during a request, or a job has lost the Ray cluster or one of its"
         " ranks.",
         "Try again: it is restarted, and such a job is tried again. The server's log says why it ended.",
     ),
@@ -150,7 +150,7 @@ ERRORS = {
         "Wait longer, or raise `pg_tensile.predict_timeout`; the job continues in any case.",
     ),
     "58000": (
-        "The executor died, hung or lost its device more often than `pg_tensile.max_retries` allows.",
+        "The trainer died, hung or lost its device more often than `pg_tensile.max_retries` allows.",
         "See the traceback in the job's row and the server's log, or the kernel's log if it was killed.",
     ),
     "58P01": (

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from pg_tensile.execution.runtime.memory_flow import REPLY, REQUEST, REST, WHOLE
-from pg_tensile.planning.waterwave.grants import Grants
-from pg_tensile.planning.waterwave.groups import Group
+from pg_tensile.planning.memory_flow.grants import Grants
+from pg_tensile.planning.memory_flow.groups import Group
 
 
 class Arbiter:

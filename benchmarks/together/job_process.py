@@ -27,9 +27,9 @@ from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.memory_flow import GroupSocket
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
-from pg_tensile.planning.waterwave.groups import Group
 from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, take_turn
 from pg_tensile.tools.bench.measured import MeasuredBench
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice

@@ -35,12 +35,12 @@ VERSIONS = """
 """
 NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order", "groups")
 # The jobs of a device whose memory flows, and the memory that they share
-FLOWING = """
+FLOW_JOBS = """
     SELECT job, j.model
     FROM tensile.plans f JOIN tensile.jobs j USING (job) JOIN tensile.traces t USING (job)
     WHERE t.device = %s AND f.groups <> '' AND j.ended_at IS NULL ORDER BY job
 """
-SHARED = """
+FLOW_BYTES = """
     SELECT budget_bytes - inference_bytes - granted_bytes + flowing_bytes AS shared_bytes, flowing_jobs
     FROM tensile.devices WHERE name = %s AND flowing_jobs > 1
 """
@@ -79,7 +79,7 @@ class Planned:
         return simulate([SimulatedJob(self.trace)], self.profile)[0]
 
 
-class FlowingPlan(NamedTuple):
+class MemoryFlowPlan(NamedTuple):
     """The plan of a job whose memory flows."""
 
     job: int
@@ -87,11 +87,11 @@ class FlowingPlan(NamedTuple):
     planned: Planned
 
 
-class SharedMemory(NamedTuple):
-    """Jobs that share memory as they go: those that the role may see, and the number of the others."""
+class MemoryFlowRecord(NamedTuple):
+    """Jobs whose memory flows between them: those that the role may see, and the number of the others."""
 
     nbytes: int
-    jobs: list[FlowingPlan]
+    jobs: list[MemoryFlowPlan]
     hidden_jobs: int = 0
 
 
@@ -114,7 +114,7 @@ class JobRecord:
     settings: dict[str, str]  # pg_tensile.*, as the connection has them now
     versions: dict[str, str]
     evaluation: Evaluation | None = None  # None if no rows were given
-    shared: SharedMemory | None = None  # with other jobs; None if the job's memory does not flow now
+    memory_flow: MemoryFlowRecord | None = None  # with other jobs; None if the job's memory does not flow now
 
 
 def read_job(connection: Connection, job: int, query: str | None = None) -> JobRecord:
@@ -149,26 +149,26 @@ def read_job(connection: Connection, job: int, query: str | None = None) -> JobR
             settings={row["name"]: row["value"] for row in connection.execute(SETTINGS)},
             versions={row["name"]: row["version"] for row in connection.execute(VERSIONS)},
             evaluation=None if query is None else evaluate(connection, jobs[0], query),
-            shared=_shared(connection, jobs[0]),
+            memory_flow=_memory_flow(connection, jobs[0]),
         )
 
 
-def _shared(connection: Connection, job: Row) -> SharedMemory | None:
-    """Return the jobs that share memory with this one as they go, itself among them; None if there are none."""
+def _memory_flow(connection: Connection, job: Row) -> MemoryFlowRecord | None:
+    """Return the jobs between which memory flows, this one among them; None if its grant is constant."""
     if job["ended_at"] is not None or not job["device"]:
         return None
-    sizes = connection.execute(SHARED, (job["device"],)).fetchall()
-    listed = connection.execute(FLOWING, (job["device"],)).fetchall()
+    sizes = connection.execute(FLOW_BYTES, (job["device"],)).fetchall()
+    listed = connection.execute(FLOW_JOBS, (job["device"],)).fetchall()
     if not sizes or job["job"] not in [row["job"] for row in listed]:
         return None
     log = "SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id"
     plans = [
-        FlowingPlan(row["job"], row["model"], planned)
+        MemoryFlowPlan(row["job"], row["model"], planned)
         for row in listed
         if (planned := _planned(connection, row["job"], connection.execute(log, (row["job"],)).fetchall())) is not None
     ]
     hidden = max(0, sizes[0]["flowing_jobs"] - len(listed))
-    return SharedMemory(sizes[0]["shared_bytes"], plans, hidden)
+    return MemoryFlowRecord(sizes[0]["shared_bytes"], plans, hidden)
 
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:

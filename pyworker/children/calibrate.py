@@ -1,4 +1,4 @@
-"""The executor of `calibrate_device`: measures the device, then operators on it, and trains its latency models.
+"""The trainer of `calibrate_device`: measures the device, then operators on it, and trains its latency models.
 
 Phases: the device's profile; capturing training steps to measure (those of registered models, and a standard set of the
 built-in architectures, so that a fresh database is calibrated as well; calibration_workloads.py); device memory,

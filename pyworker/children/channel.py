@@ -1,4 +1,4 @@
-"""The executor's end of the connection to its supervisor: its job's frames, and signs of life during lengthy work.
+"""The trainer's end of the connection to its supervisor: its job's frames, and signs of life during lengthy work.
 
 A STOP is honoured wherever a frame is awaited or polled for: it raises `Stopped`. Only the main thread reads and writes
 the socket. While rows arrive, sending must never block: the feed on the other side writes and does not read.

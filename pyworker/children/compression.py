@@ -1,4 +1,4 @@
-"""The executor's part in compressing swaps (CSWAP, sections IV-A and IV-C; docs/internals.md, "Memory").
+"""The trainer's part in compressing swaps (CSWAP, sections IV-A and IV-C; docs/internals.md, "Memory").
 
 Before training it measures the device's codecs for a few seconds, unless that has been done already. During training,
 zeros are counted in the tensors that are swapped: in the first step, soon after, in the first of each epoch, and after

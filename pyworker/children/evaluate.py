@@ -1,4 +1,4 @@
-"""The executor of `evaluate_model` and `feature_importance`: applies a version of a model to the rows of a query.
+"""The trainer of `evaluate_model` and `feature_importance`: applies a version of a model to the rows of a query.
 
 Phases: the weights, as for a prediction (loaded_models.py), on the CPU; then COLUMNS (the target and the groups) and,
 for each chunk of rows, a PREDICT frame with the features and a ROWS frame with the target. Chunks are those of

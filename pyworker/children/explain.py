@@ -1,4 +1,4 @@
-"""The executor of `explain_training`: reads the job's rows, captures its graphs, plans them, and trains nothing.
+"""The trainer of `explain_training`: reads the job's rows, captures its graphs, plans them, and trains nothing.
 
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make

@@ -1,4 +1,4 @@
-"""The executor of `export_model` for formats that need PyTorch: a version as an ONNX graph.
+"""The trainer of `export_model` for formats that need PyTorch: a version as an ONNX graph.
 
 Phases: JOB with architecture and preprocessing, and the weights; the graph is made, and checked against the model on
 rows like those of the training. RESULT frames with the file's bytes, in base64, end it.

@@ -1,4 +1,4 @@
-"""The executor of `import_model`: checks that a version from a model file is one that can predict.
+"""The trainer of `import_model`: checks that a version from a model file is one that can predict.
 
 Phases: JOB with architecture and preprocessing, and the weights; the model is built as far as the weights justify it,
 the weights are loaded, and it predicts for rows of nulls. A RESULT frame with the number of the version ends it.

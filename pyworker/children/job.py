@@ -1,4 +1,4 @@
-"""The job of an executor as the library takes it: settings from its spec, model, sizes and device.
+"""The job of a trainer as the library takes it: settings from its spec, model, sizes and device.
 
 Imports PyTorch only when it is called, as the rows arrive while a thread imports it.
 """

@@ -1,4 +1,4 @@
-"""An executor's side of the memory scheduling: obtains device memory and keeps within it (docs/internals.md, "Memory").
+"""A trainer's side of the memory scheduling: obtains device memory and keeps within it (docs/internals.md, "Memory").
 
 Phases. Before training: the job's graphs, with predicted latencies, are sent as TRACE; the process waits for its first
 PLAN, then executes each operator once to measure its workspace, and requests another plan (TRACE with a higher
@@ -37,10 +37,10 @@ from pg_tensile.execution.training.steps import DeviceGraphs, Grant, PlannedStep
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
+from pg_tensile.planning.memory_flow.groups import bytes_to_groups
 from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pyworker.child import group_socket
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.compression import CompressionClient

@@ -190,7 +190,7 @@ class Planner:
     def _keep_models(self, device: str, models: Buffer) -> None:
         try:
             self._current_loads[device] = CurrentLoad(model_bytes.decode(bytes(models)))
-        except MeasurementError:  # damaged: executors, which predict with them, report it
+        except MeasurementError:  # damaged: trainers, which predict with them, report it
             self._current_loads.pop(device, None)
 
     def _trace_now(self, job: int, device: dict[str, Any], load: float | None) -> Trace:

@@ -1,4 +1,4 @@
-"""The jobs that run on a device, as an executor in a session is sent them: descriptions, traces, latencies."""
+"""The jobs that run on a device, as a trainer in a session is sent them: descriptions, traces, latencies."""
 
 from __future__ import annotations
 

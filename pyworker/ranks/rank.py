@@ -1,6 +1,6 @@
 """A rank of a job: an actor on a node of the Ray cluster, which trains as a job's process on the server's machine does.
 
-It trains as an executor does, with frames of the driver in place of a supervisor's, and with the rows and the spec that
+It trains as a trainer does, with frames of the driver in place of a supervisor's, and with the rows and the spec that
 the driver has stored in the cluster. torch.distributed connects it to the other ranks.
 
 Ray calls the methods in threads of the actor, and training has one of its own.

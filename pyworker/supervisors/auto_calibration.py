@@ -96,7 +96,7 @@ class AutoCalibration:
         return self._server.rows("SELECT * FROM tensile_internal._automatic_calibration_times()")[0]
 
     def _sessions(self) -> bool:
-        """Return whether executors run in sessions, or that of a job has not quite ended."""
+        """Return whether trainers run in sessions, or that of a job has not quite ended."""
         return bool(self._server.call("tensile_internal._free_slots()") < self._server.number("pg_tensile.max_jobs"))
 
     def _stop(self, job: int, reason: str) -> None:
@@ -128,7 +128,9 @@ class AutoCalibration:
             self._settings = self._all_settings()
         job = self._server.call(
             "tensile_internal._calibrate_automatically(text,text,int4)",
-            *(chosen["device"], chosen["cause"], times["device_seconds"]),
+            chosen["device"],
+            chosen["cause"],
+            times["device_seconds"],
         )
         self._server.commit()
         self._running = {"id": job, "device": chosen["device"]}

@@ -69,14 +69,13 @@ class Child:
         environment: Mapping[str, str] | None = None,
         nice: int | None = None,
         forked: bool = False,
-        flows: bool = False,
+        memory_flow: bool = False,
     ) -> None:
         """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
         has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
-        start it, if there is one. `flows` gives it a socket on which it may ask for memory
-        (csrc/processes/memory_flow_socket.c).
+        start it, if there is one. `memory_flow` gives it a socket on which it may ask for memory (csrc/flow_socket.c).
         """
         self._server = server
         self._name = name
@@ -90,7 +89,7 @@ class Child:
         self._timeout = timeout
         self._python = server.setting("pg_tensile.python")
         self._forked = forked
-        self._flows = flows
+        self._memory_flow = memory_flow
         self._groups: socket.socket | None = None  # on which it asks for memory
         self._process: Process | None = None
         self._connection: Connection | None = None
@@ -111,7 +110,7 @@ class Child:
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, even after it was truncated
         with theirs, contextlib.ExitStack() as stack:
             sockets = [theirs.fileno()]
-            if self._flows:
+            if self._memory_flow:
                 sockets.append(stack.enter_context(self._open_groups()).fileno())
             if self._forked:
                 descriptors = sockets[0], self._log, *sockets[1:]

@@ -1,4 +1,4 @@
-"""Executors that evaluate a version of a model: its weights to them, and their results. Standard library only."""
+"""Trainers that evaluate a version of a model: its weights to them, and their results. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TICK = 1.0  # seconds between two checks of the job
 
 
 class Result:
-    """Rows of an executor's result, from its frames."""
+    """Rows of a trainer's result, from its frames."""
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
         self.complete = False
 
     def add(self, frame: Frame | None) -> None:
-        """Take a frame, or None if none came. Raises what the executor raised."""
+        """Take a frame, or None if none came. Raises what the trainer raised."""
         if frame is None or frame.type == FrameType.PROGRESS:
             return
         if frame.type == FrameType.ERROR:
@@ -65,8 +65,8 @@ async def send_version(server: Server, child: Child, spec: dict[str, Any], weigh
         seq += 1
 
 
-class Executors:
-    """Executors of a worker, each of which evaluates a version on the same rows."""
+class Trainers:
+    """Trainers of a worker, each of which evaluates a version on the same rows."""
 
     def __init__(self, server: Server, threads: int, timeout: float) -> None:
         self._server = server
@@ -86,7 +86,7 @@ class Executors:
         `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError, Stopped."""
         server = self._server
         runs = [
-            (Child(server, "executor", threads=self._threads, timeout=self._timeout, forked=True), Result())
+            (Child(server, "trainer", threads=self._threads, timeout=self._timeout, forked=True), Result())
             for _ in specs
         ]
         try:
@@ -108,7 +108,7 @@ class Executors:
         return [result for _, result in runs]
 
     async def _feed(self, feed: Callable[[list[int]], None], runs: list[tuple[Child, Result]]) -> None:
-        """Send the rows of the query to all executors.
+        """Send the rows of the query to all trainers.
 
         If one dies meanwhile, its error or death is raised, not the broken connection that the query saw."""
         plpy = self._server.plpy

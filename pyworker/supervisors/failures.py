@@ -88,8 +88,8 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
     return Failure(sqlstate, str(header.get("message") or "the child gave no message"), **text)
 
 
-def end_of_executor(header: Mapping[str, Any]) -> Failure | ChildDied:
-    """Return what the ERROR frame of a job's executor means.
+def end_of_trainer(header: Mapping[str, Any]) -> Failure | ChildDied:
+    """Return what the ERROR frame of a job's trainer means.
 
     After a fault of its device, or the loss of a connection, the process is as good as dead, and the job goes on in
     another one.
@@ -97,7 +97,7 @@ def end_of_executor(header: Mapping[str, Any]) -> Failure | ChildDied:
     failure = failure_of_frame(header)
     reason = failure.message.partition("\n")[0]
     if failure.sqlstate == DEVICE_FAULT:
-        return ChildDied(f"executor has lost its device: {reason}", failure.traceback)
+        return ChildDied(f"trainer has lost its device: {reason}", failure.traceback)
     if failure.sqlstate.startswith(CONNECTION) and failure.sqlstate != PROTOCOL:
         return ChildDied(reason, failure.traceback or failure.detail)
     return failure

@@ -99,9 +99,17 @@ class Scheduler:
                     continue
                 budget = max(memory_bucket(plan.fields["room_bytes"]), plan.fields["planned_bytes"])
                 tasks[job] = PlanSearchTask(
-                    *(job, view.name, row["captured"], budget, plan.link_share),
-                    *(view.situation.host_bytes, plan.fields["iteration_us"], plan.rows, plan.order),
-                    *(row["search_time"] or seconds, row["policy"]),
+                    job=job,
+                    device=view.name,
+                    captured=row["captured"],
+                    budget_bytes=budget,
+                    link_share=plan.link_share,
+                    host_bytes=view.situation.host_bytes,
+                    iteration_us=plan.fields["iteration_us"],
+                    rows=plan.rows,
+                    order=plan.order,
+                    seconds=row["search_time"] or seconds,
+                    policy=row["policy"],
                 )
         return tasks
 

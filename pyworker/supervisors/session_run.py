@@ -1,12 +1,11 @@
-"""The supervisor of functions that run an executor inside the caller's session, most of them on the rows of a query.
+"""The supervisor of functions that run a trainer inside the caller's session, most of them on the rows of a query.
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
 snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
-tensile_worker._session_wait. The query's rows are read with the caller's rights (tensile_worker._session_feed has the
-query already). Cancel and time-out are raised by a wait or by the query; in every case, the executor is gone when
-`run` returns.
+tensile_worker._session_wait. The query's rows are read with the caller's rights (tensile_worker._session_feed has the query already).
+Cancel and time-out are raised by a wait or by the query; in every case, the trainer is gone when `run` returns.
 
-The kind of executor decides what it needs before the rows (`OPENINGS`). Its RESULT frames have the rows of the public
+The kind of trainer decides what it needs before the rows (`OPENINGS`). Its RESULT frames have the rows of the public
 function's result. Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the
 message.
 
@@ -71,14 +70,14 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
     """Return the columns of `tensile_internal._session_run(spec, folder)`."""
     server = Session(plpy)
     try:
-        rows = server.drive(_run_executor(server, json.loads(spec)))
+        rows = server.drive(_run_trainer(server, json.loads(spec)))
     except ChildDied as death:
         hint = "The server's log may say more."
         return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
     except Failure as failure:
         return _error(server, failure)
     except ProtocolError as error:
-        return _error(server, Failure("08P01", f"the executor broke the protocol: {error}"))
+        return _error(server, Failure("08P01", f"the trainer broke the protocol: {error}"))
     except plpy.SPIError as error:
         return _error(server, failure_of_sql(error))
     except Exception as error:
@@ -98,12 +97,11 @@ def _error(server: Server, failure: Failure) -> dict[str, Any]:
     return {"result": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
 
 
-async def _run_executor(server: Server, request: dict[str, Any]) -> list[list[Any]]:
-    """Run an executor for the request, which a function such as tensile_internal._explain_training has made; return
-    the rows."""
+async def _run_trainer(server: Server, request: dict[str, Any]) -> list[list[Any]]:
+    """Run a trainer for the request, which a function such as tensile_internal._explain_training has made; return the rows."""
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
-    child = Child(server, "executor", threads=threads, timeout=timeout, forked=True)
+    child = Child(server, "trainer", threads=threads, timeout=timeout, forked=True)
     result = Result()
     try:
         server.check_version()
@@ -164,9 +162,9 @@ OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, Result], Await
 
 
 async def _feed(server: Server, child: Child, result: Result) -> None:
-    """Send the query's rows to the executor.
+    """Send the query's rows to the trainer.
 
-    If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
+    If the trainer dies meanwhile, its error or death is raised, not the broken connection that the query saw.
     """
     try:
         server.call("tensile_worker._session_feed(int4)", child.fd)
@@ -175,7 +173,7 @@ async def _feed(server: Server, child: Child, result: Result) -> None:
     except server.plpy.SPIError as error:
         failure = failure_of_sql(error)
         if failure.sqlstate.startswith(CONNECTION_ERRORS):
-            while (frame := await child.receive(TICK)) is not None:  # one of those left may have the executor's error
+            while (frame := await child.receive(TICK)) is not None:  # one of those left may have the trainer's error
                 result.add(frame)
         raise failure from None
     child.restart_timeout()

@@ -1,9 +1,9 @@
-"""The supervisor of one job: feeds the executor, keeps the job's state in the catalogue, and decides how the job ends.
+"""The supervisor of one job: feeds the trainer, keeps the job's state in the catalogue, and decides how the job ends.
 
-Phases, each in transactions of its own: begin (`running` is committed before anything starts), executor and handshake,
+Phases, each in transactions of its own: begin (`running` is committed before anything starts), trainer and handshake,
 the job's spec (job/spec.py) and the checkpoint that it resumes from, the data (one transaction, committed at once),
 then listening: the trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler
-makes for it to the executor (job/memory.py), progress to shared memory (job/progress.py), metrics and checkpoints to
+makes for it to the trainer (job/memory.py), progress to shared memory (job/progress.py), metrics and checkpoints to
 the catalogue, and at the end the weights, chunk by chunk, to a version of the model that becomes complete together with
 `finished` (job/results.py, job/end.py). A calibration is a job without data: its result is a device's latency models.
 An evaluation trains nothing (job/evaluation.py).
@@ -21,14 +21,14 @@ import traceback
 from typing import Any
 
 from pyworker.supervisors.child_process import Child
-from pyworker.supervisors.evaluation import Executors
+from pyworker.supervisors.evaluation import Trainers
 from pyworker.supervisors.failures import (
     CancelRequest,
     ChildDied,
     Failure,
     Gone,
     Stopped,
-    end_of_executor,
+    end_of_trainer,
     failure_of_sql,
 )
 from pyworker.supervisors.job.end import CANCELLED, JobEnd
@@ -45,7 +45,7 @@ from pyworker.wire import Frame, FrameType, ProtocolError
 
 TICK = 1.0  # seconds between two checks for cancel_job and of the model
 LOWEST_PRIORITY = 19  # nice value of automatic calibrations
-STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
+STOP_GRACE = 2.0  # seconds that the trainer has for its last checkpoint
 
 
 class Cancelled(Exception):
@@ -71,22 +71,28 @@ class Worker:
         self._server = server
         self._job = job
         self._row = row
-        self._has_data = False  # the executor has
+        self._has_data = False  # True once the trainer holds all rows
         self._rows_file: dict[str, Any] | None = None  # of the job's tuning
         self._last_check = time.monotonic()
         self._threads = choose_threads(server, row["options"], row["running"])
         timeout = float(server.number("pg_tensile.executor_timeout"))
         nice = LOWEST_PRIORITY if row["automatic"] else None
         self._child = Child(
-            *(server, "executor"), threads=self._threads, timeout=timeout, nice=nice, forked=True, flows=True
+            server,
+            "trainer",
+            threads=self._threads,
+            timeout=timeout,
+            nice=nice,
+            forked=True,
+            memory_flow=True,
         )
         waiting = Waiting(server)
         self._memory = JobMemory(server, self._child, waiting, job, row["options"], timeout)
         self._ranks = JobRanks(server, waiting, row["options"])
         self._results = JobResults(server, self._child, job, row)
-        executors = Executors(server, self._threads, timeout)
-        self._gate = Gate(server, row, executors)
-        self._evaluation = Evaluation(server, row, executors)
+        trainers = Trainers(server, self._threads, timeout)
+        self._gate = Gate(server, row, trainers)
+        self._evaluation = Evaluation(server, row, trainers)
         self._done: dict[str, Any] | None = None  # header of DONE, once only the comparison at the gate is left
         self._end = JobEnd(server)
 
@@ -109,7 +115,7 @@ class Worker:
         except Failure as failure:
             end.fail(failure)
         except ProtocolError as error:
-            message = f"the executor broke the protocol: {error}"
+            message = f"the trainer broke the protocol: {error}"
             end.fail(Failure("08P01", message, traceback=self._child.output()))
         except plpy.SPIError as error:
             end.end_after_sql_error(failure_of_sql(error))
@@ -123,7 +129,7 @@ class Worker:
     async def _train(self) -> None:
         """Run the job, starting over after an interrupt that turns out to be needless.
 
-        Such an interrupt of the query costs the executor its data, so another executor is started.
+        Such an interrupt of the query costs the trainer its data, so another trainer is started.
         """
         while True:
             try:
@@ -223,9 +229,9 @@ class Worker:
             self._handle(frame)
 
     async def _feed(self) -> None:
-        """Send the query's results to the executor, in one transaction; nothing if it has them in its tuning's file.
+        """Send the query's results to the trainer, in one transaction; nothing if it has them in its tuning's file.
 
-        If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
+        If the trainer dies meanwhile, its error or death is raised, not the broken connection that the query saw.
         Cancelling the job, or dropping what it needs, interrupts the query.
         """
         self._report({"phase": "loading"})
@@ -269,7 +275,7 @@ class Worker:
         self._results.sources = json.loads(sources)
 
     async def _await_rows(self) -> None:
-        """Wait until the executor has all rows, and has written the file of its tuning, for which other trials wait."""
+        """Wait until the trainer has all rows, and has written the file of its tuning, for which other trials wait."""
         while True:
             frame = await self._child.receive(TICK)
             if frame is not None:
@@ -281,16 +287,16 @@ class Worker:
             self._check_job()
 
     async def _handle_remaining_frames(self, seconds: float) -> None:
-        """Handle the frames that are left, so that an error of the executor is raised; wait `seconds` for each."""
+        """Handle the frames that are left, so that an error of the trainer is raised; wait `seconds` for each."""
         frame = await self._child.receive(seconds)
         while frame is not None:
             self._handle(frame)
             frame = await self._child.receive(seconds)
 
     async def _listen(self) -> None:
-        """Handle frames until the executor is done.
+        """Handle frames until the trainer is done.
 
-        On SIGTERM the executor is sent STOP with a request for a checkpoint, and has STOP_GRACE seconds; if the worker
+        On SIGTERM the trainer is sent STOP with a request for a checkpoint, and has STOP_GRACE seconds; if the worker
         alone was terminated, Stopped is raised at once.
         """
         self._has_data = True
@@ -326,7 +332,7 @@ class Worker:
         if status is None:
             raise Gone  # the job's row was deleted
         if self._done is not None:
-            return  # the executor is gone
+            return  # the trainer is gone
         if status == "refused":
             self._memory.forward_refusal()
         self._memory.check_refused()
@@ -344,7 +350,7 @@ class Worker:
             case FrameType.STATE:
                 results.keep_chunk(frame)
             case FrameType.ERROR:
-                raise end_of_executor(frame.header)
+                raise end_of_trainer(frame.header)
             case FrameType.DONE if frame.header.get("stopped"):
                 raise Stopped
             case FrameType.DONE:

@@ -32,7 +32,7 @@ MUTANTS = [
            SERVER + "test_packing.py", "every_type"),
     Mutant("order-in-which-jobs-take-memory-back", C + "state/banker.c",
            "keys[0] = taking ? -(a->more_bytes + a->given_bytes) : a->more_bytes;", "keys[0] = a->more_bytes;",
-           UNIT + "planning/waterwave/test_banker.py", "take_memory_back"),
+           UNIT + "planning/memory_flow/test_banker.py", "take_memory_back"),
     # ---- SQL
     Mutant("view-with-its-owners-rights", SQL + "memory/views.sql",
            "CREATE VIEW tensile.footprint WITH (security_invoker = true) AS", "CREATE VIEW tensile.footprint AS",
@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant("death-that-is-no-retry", WORKER + "supervisors/worker.py",
            "end.interrupt(death.reason, retry=True, traceback=death.traceback)",
            "end.interrupt(death.reason, retry=False, traceback=death.traceback)",
-           SERVER + "test_faults.py", "executor_dies"),
+           SERVER + "test_faults.py", "trainer_dies"),
     Mutant("stop-that-is-a-fault", WORKER + "supervisors/job/end.py",
            "self.interrupt(INTERRUPTED[cause], retry=False)", "self.interrupt(INTERRUPTED[cause], retry=True)",
            SERVER + "test_warm_start.py", "goes_on"),
@@ -72,7 +72,7 @@ MUTANTS = [
            UNIT + "pyworker/children/test_predictor.py", "room"),
     Mutant("seed-ignored", WORKER + "children/training_run.py",
            "ckpt.seed_generators(settings.seed)", "ckpt.seed_generators(0)",
-           UNIT + "pyworker/children/test_executor.py", "seed"),
+           UNIT + "pyworker/children/test_trainer.py", "seed"),
     # ---- planning
     Mutant("released-tensors-stay", PLANNING + "plan/residency.py",
            "Item.OUT_END, Item.RELEASE]] =", "Item.OUT_END]] =",

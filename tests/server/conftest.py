@@ -51,7 +51,7 @@ def shared_server(request: pytest.FixtureRequest, cluster: Any, wait_until: Wait
 def shared_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
     cluster = new_cluster(
         {"pg_tensile.memory_flow": "off"}
-    )  # jobs have constant grants; test_flowing_jobs.py has others
+    )  # jobs have constant grants; test_memory_flow_jobs.py has others
     lab = Lab(cluster, wait_until)
     yield lab
     lab.conn.close()
@@ -67,7 +67,7 @@ def lab(shared_lab: Lab) -> Lab:
 
 @pytest.fixture
 def impatient_db(db: Connection, cluster: Any, alter: Callable[..., None]) -> Iterator[Connection]:
-    """A connection to the shared cluster, which retries no job; the test must leave no worker, slot, executor or
+    """A connection to the shared cluster, which retries no job; the test must leave no worker, slot, trainer or
     file."""
     alter({"pg_tensile.max_retries": 0})
     before = set(cluster.processes())
@@ -75,7 +75,7 @@ def impatient_db(db: Connection, cluster: Any, alter: Callable[..., None]) -> It
     assert value(db, "SELECT count(*) FROM tensile_worker._progress()") == 0
     assert no_workers(db)
     processes = {pid: command for pid, command in cluster.processes().items() if pid not in before}
-    assert not any("pyworker executor" in command for command in processes.values()), processes
+    assert not any("pyworker trainer" in command for command in processes.values()), processes
     assert cluster.leftovers(sockets=False) == []
 
 
@@ -187,7 +187,7 @@ def nothing_left(db: Connection) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def recorder(new_cluster: Callable[..., Any]) -> Iterator[Recorder]:
-    """A cluster whose executors are recorder.py."""
+    """A cluster whose trainers are recorder.py."""
     cluster = new_cluster()
     folder = cluster.folder / "recorded"
     try:

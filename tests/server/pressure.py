@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tests.server.support import Connection, Wait, digest, executor_pid, finish, phase, register, steps, value
+from tests.server.support import Connection, Wait, digest, finish, phase, register, steps, trainer_pid, value
 
 ROWS, BATCH_SIZE, EPOCHS = 4096, 256, 45  # whole batches: every step is the same graph
 STEPS = ROWS // BATCH_SIZE
@@ -47,7 +47,7 @@ class Size(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The last report of a job's executor, with the generation of its plan."""
+    """The last report of a job's trainer, with the generation of its plan."""
 
     steps: int
     bytes_swapped: int
@@ -161,7 +161,7 @@ class Lab:
 
         def together() -> Any:
             for job in jobs:
-                pid = executor_pid(self.conn, job)
+                pid = trainer_pid(self.conn, job)
                 ahead = steps(self.conn, job) > STEPS and self.used_generation(job) == self.newest_generation(job)
                 if pid is not None and ahead != (pid in stopped):
                     os.kill(pid, signal.SIGSTOP if ahead else signal.SIGCONT)

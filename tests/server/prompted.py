@@ -1,6 +1,6 @@
-"""An executor that trains nothing: it sends the frames that a test writes down.
+"""A trainer that trains nothing: it sends the frames that a test writes down.
 
-Run as `prompted.py FOLDER` in the executor's place (`pg_tensile.python` points to a script that does so). The header of
+Run as `prompted.py FOLDER` in the trainer's place (`pg_tensile.python` points to a script that does so). The header of
 its JOB frame is in FOLDER/<job>.<attempt>.spec once it has all rows. Then it sends the frames in the files
 FOLDER/<job>.<attempt>.1, .2, …, as they come, each JSON: [type, header, number of buffers, which are empty].
 """
@@ -30,14 +30,14 @@ TRACE |= {"least_bytes": 32 * GIGABYTE, "vanilla_bytes": None, "fingerprint": No
 SCRIPT = """#!/bin/sh
 case "$3" in
     planner) exec "{python}" "$@" ;;
-    executor) exec "{python}" "{folder}/prompted.py" "{folder}" ;;
+    trainer) exec "{python}" "{folder}/prompted.py" "{folder}" ;;
 esac
 exit 1
 """
 
 
 class Prompter:
-    """The test's side, in a cluster whose executors are these."""
+    """The test's side, in a cluster whose trainers are these."""
 
     def __init__(self, cluster: Any, wait_until: Any, python: str) -> None:
         self.cluster = cluster
@@ -54,14 +54,14 @@ class Prompter:
         self._sent: dict[str, int] = {}
 
     def spec(self, job: int, attempt: int = 1) -> dict[str, Any]:
-        """Wait for the executor of the attempt, and return the header of its JOB frame."""
+        """Wait for the trainer of the attempt, and return the header of its JOB frame."""
         file = self._folder / f"{job}.{attempt}.spec"
         self._wait_until(file.exists, what=f"attempt {attempt} at job {job}")
         spec: dict[str, Any] = json.loads(file.read_text())
         return spec
 
     def send(self, job: int, type: FrameType, header: dict[str, Any], attempt: int = 1, buffers: int = 0) -> None:
-        """Have the executor of the attempt send a frame."""
+        """Have the trainer of the attempt send a frame."""
         self.spec(job, attempt)
         prefix = f"{job}.{attempt}"
         self._sent[prefix] = self._sent.get(prefix, 0) + 1

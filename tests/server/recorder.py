@@ -1,8 +1,8 @@
-"""An executor that stores what it is fed instead of training, for test_packing.py and test_feed.py.
+"""A trainer that stores what it is fed instead of training, for test_packing.py and test_feed.py.
 
 The worker, the feed and the frames are the real ones.
 
-Run as `recorder.py FOLDER` in the executor's place (`pg_tensile.python` points to a script that does so). It receives
+Run as `recorder.py FOLDER` in the trainer's place (`pg_tensile.python` points to a script that does so). It receives
 frames until ROWS_END, stores them in FOLDER/<job>.pickle, and ends its job with an error that says "recorded".
 """
 

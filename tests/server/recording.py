@@ -1,6 +1,6 @@
-"""Record the frames that a worker sends for a query, and decode them as the executor does (execution.data.columns).
+"""Record the frames that a worker sends for a query, and decode them as the trainer does (execution.data.columns).
 
-The executor is recorder.py.
+The trainer is recorder.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """Feed queries to the recording executor."""
+    """Feed queries to the recording trainer."""
 
     def __init__(self, cluster: Any, conn: Connection, folder: Path) -> None:
         self.cluster = cluster

@@ -163,7 +163,7 @@ def phase(conn: Connection, job: int) -> str | None:
 
 
 def steps(conn: Connection, job: int) -> int:
-    """Return the number of steps that the job's executor has reported."""
+    """Return the number of steps that the job's trainer has reported."""
     return int(value(conn, "SELECT (epoch - 1) * steps + step FROM tensile.progress WHERE job = %s", job) or 0)
 
 
@@ -194,7 +194,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def executor_pid(conn: Connection, job: int) -> int | None:
+def trainer_pid(conn: Connection, job: int) -> int | None:
     """Return the child of the job's worker, None without one."""
     worker = worker_pid(conn, job)
     return next(iter(children(worker)), None) if worker is not None else None

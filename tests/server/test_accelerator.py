@@ -32,10 +32,10 @@ from tests.server.support import (
     Connection,
     Row,
     Wait,
-    executor_pid,
     finish,
     python_model,
     submit,
+    trainer_pid,
     value,
 )
 
@@ -218,7 +218,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker' AND wait_event = 'advisory'"
     )
     emulated.wait_until(lambda: value(emulated.conn, waiting) == 1, what=emulated.told)
-    pid = executor_pid(emulated.conn, job)
+    pid = trainer_pid(emulated.conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     held.execute("SELECT pg_advisory_unlock_all()")
@@ -246,7 +246,7 @@ def test_what_fails_on_the_device_ends_one_process(emulated: Lab, job_row: Row) 
             row = job_row(conn, job)
             assert row["attempts"] == 2
             log = emulated.cluster.log()
-            assert re.search(f'job {job} interrupted: .* reason="executor has lost its device: ', log)
+            assert re.search(f'job {job} interrupted: .* reason="trainer has lost its device: ', log)
         else:
             with pytest.raises(psycopg.Error, match="memory") as error:
                 finish(conn, job)

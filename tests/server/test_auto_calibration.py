@@ -18,7 +18,6 @@ from tests.server.support import (
     Connection,
     Wait,
     alive,
-    executor_pid,
     finish,
     no_workers,
     phase,
@@ -26,6 +25,7 @@ from tests.server.support import (
     settle,
     state,
     submit,
+    trainer_pid,
     value,
     worker_pid,
 )
@@ -122,9 +122,9 @@ def test_a_new_server_calibrates_itself(fresh_cluster: Callable[..., Any], wait_
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
             hurry(conn, 1)
         job = measuring(conn, wait_until)
-        executor, worker = executor_pid(conn, job), worker_pid(conn, job)
-        assert executor is not None and worker is not None
-        assert nice(executor) == 19
+        trainer, worker = trainer_pid(conn, job), worker_pid(conn, job)
+        assert trainer is not None and worker is not None
+        assert nice(trainer) == 19
         assert value(conn, "SELECT xact_start IS NULL FROM pg_stat_activity WHERE pid = %s", worker)
         finish(conn, job, "5 min")
         device, by, version, kinds = (
@@ -145,11 +145,11 @@ def test_a_new_server_calibrates_itself(fresh_cluster: Callable[..., Any], wait_
 def test_a_job_stops_it_and_it_begins_again(conn: Connection, wait_until: Wait) -> None:
     """The job takes the only slot. Long: two calibrations start."""
     calibration = measuring(conn, wait_until)
-    executor = executor_pid(conn, calibration)
-    assert executor is not None
+    trainer = trainer_pid(conn, calibration)
+    assert trainer is not None
     job = submit(conn, "m", SMALL_MLP.obj)
     finish(conn, job)
-    assert not alive(executor)
+    assert not alive(trainer)
     again = measuring(conn, wait_until, after=job)
     assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE job = %s", calibration) == 0, "it had no result"
     manual = int(value(conn, "SELECT calibrate_device(600)"))
@@ -166,12 +166,12 @@ def test_whoever_ends_it_nothing_is_left(conn: Connection, wait_until: Wait) -> 
     second = measuring(conn, wait_until, after=first)
     conn.execute("SELECT cancel_job(%s)", (second,))
     third = measuring(conn, wait_until, after=second)
-    executor = executor_pid(conn, third)
-    assert executor is not None
+    trainer = trainer_pid(conn, third)
+    assert trainer is not None
     switch(conn, "auto_calibrate", "off")
     settle(conn, wait_until, third)
     assert (state(conn, third), reason(conn, third)) == ("cancelled", "pg_tensile.auto_calibrate was switched off")
-    assert not alive(executor)
+    assert not alive(trainer)
     for _ in range(2):  # the first turn may have begun before
         await_turn(conn, wait_until, third)
     assert value(conn, AUTOMATIC) == third
@@ -223,10 +223,10 @@ def test_the_extension_can_be_dropped_and_the_server_stopped(
     cluster.start()
     with cluster.connect() as conn:
         again = measuring(conn, wait_until, after=job)
-        executor = executor_pid(conn, again)
-        assert executor is not None
+        trainer = trainer_pid(conn, again)
+        assert trainer is not None
         conn.execute("DROP EXTENSION pg_tensile")
-        wait_until(lambda: not alive(executor))
+        wait_until(lambda: not alive(trainer))
 
 
 @pytest.mark.long
@@ -332,7 +332,7 @@ def test_the_default_device_is_to_be_calibrated(
         wait_until(lambda: value(db, "SHOW pg_tensile.device") == "cpu")
 
 
-def test_server_and_executor_agree_on_the_kinds_of_operators(db: Connection) -> None:
+def test_server_and_trainer_agree_on_the_kinds_of_operators(db: Connection) -> None:
     for workload in list(standard_workloads())[:8:2]:
         trace = capture_workload(workload, torch.device("cpu")).trace
         columns = [

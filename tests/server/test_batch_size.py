@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.explaining import explain, explained
 from tests.server.refusals import refused
-from tests.server.support import Connection, Row, Wait, executor_pid, finish, register, submit, value
+from tests.server.support import Connection, Row, Wait, finish, register, submit, trainer_pid, value
 
 ROWS = 2000
 QUERY = f"""
@@ -78,7 +78,7 @@ def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job
     wait_until(lambda: value(db, saved, job), what="a checkpoint")
     chosen = job_row(db, job)["chosen_batch_size"]
     assert value(db, "SELECT batch_size FROM tensile.progress WHERE job = %s", job) == chosen
-    pid = executor_pid(db, job)
+    pid = trainer_pid(db, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     finish(db, job)

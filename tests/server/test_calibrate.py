@@ -13,7 +13,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from tests.server.refusals import refused
-from tests.server.support import Connection, Wait, executor_pid, finish, python_model, register, state, submit, value
+from tests.server.support import Connection, Wait, finish, python_model, register, state, submit, trainer_pid, value
 
 MIXED = """
     SELECT i AS number, nullif(i, 3) AS sometimes, i % 2 = 0 AS flag, 'c' || i % 7 AS category, 'd' || i AS wide,
@@ -147,8 +147,8 @@ def test_only_one_calibration_runs_at_a_time(db: Connection) -> None:
 
 def test_cancel_ends_a_calibration(db: Connection, wait_until: Wait) -> None:
     job = calibrate(db, 600)
-    executor = wait_until(lambda: executor_pid(db, job))
-    assert executor
+    trainer = wait_until(lambda: trainer_pid(db, job))
+    assert trainer
     db.execute("SELECT cancel_job(%s)", (job,))
     assert value(db, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
     assert value(db, "SELECT count(*) FROM tensile.latency_models") == 0

@@ -21,7 +21,6 @@ from tests.server.support import (
     Wait,
     alive,
     ended,
-    executor_pid,
     no_workers,
     phase,
     python_model,
@@ -29,17 +28,18 @@ from tests.server.support import (
     state,
     steps,
     submit,
+    trainer_pid,
     value,
     worker_pid,
 )
 
 
 def cancels(db: Connection, job: int, wait_until: Wait) -> None:
-    """Cancel the job and check that it, its worker and its executor end."""
-    pids = [pid for pid in (worker_pid(db, job), executor_pid(db, job)) if pid is not None]
+    """Cancel the job and check that it, its worker and its trainer end."""
+    pids = [pid for pid in (worker_pid(db, job), trainer_pid(db, job)) if pid is not None]
     assert value(db, "SELECT cancel_job(%s)", job) is True
     wait_until(lambda: state(db, job) == "cancelled" and no_workers(db), what=lambda: f"still {state(db, job)}")
-    wait_until(lambda: not any(alive(pid) for pid in pids), what="worker and executor end")
+    wait_until(lambda: not any(alive(pid) for pid in pids), what="worker and trainer end")
     assert reason(db, job) == BY_CANCEL_JOB
 
 
@@ -47,7 +47,7 @@ def cancels(db: Connection, job: int, wait_until: Wait) -> None:
     ("arguments", "when"),
     [
         pytest.param({}, lambda db, job: state(db, job) != "queued", id="starting"),
-        pytest.param({}, lambda db, job: executor_pid(db, job) is not None, id="importing"),
+        pytest.param({}, lambda db, job: trainer_pid(db, job) is not None, id="importing"),
         pytest.param({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading", id="loading"),
         pytest.param(
             {"query": ENDLESS_ROWS},
@@ -114,13 +114,13 @@ def test_a_terminated_worker_ends_its_job(db: Connection, wait_until: Wait, job_
     """A worker that loads runs the query and cannot react: PostgreSQL ends it, and the controller ends the job."""
     job = submit(db, "m", MLP, epochs=FOREVER, query=SLOW_ROWS if moment == "loading" else ROWS)
     if moment == "importing":
-        wait_until(lambda: executor_pid(db, job) is not None)
+        wait_until(lambda: trainer_pid(db, job) is not None)
     else:
         wait_until(lambda: phase(db, job) == moment)
-    first, executor = worker_pid(db, job), executor_pid(db, job)
-    assert first is not None and executor is not None
+    first, trainer = worker_pid(db, job), trainer_pid(db, job)
+    assert first is not None and trainer is not None
     db.execute("SELECT pg_terminate_backend(%s)", (first,))
-    wait_until(lambda: not alive(first) and not alive(executor), what="worker and executor end")
+    wait_until(lambda: not alive(first) and not alive(trainer), what="worker and trainer end")
     wait_until(lambda: ended(db, job))
     row = job_row(db, job)
     assert (row["state"], row["reason"], row["attempts"]) == ("cancelled", TERMINATED, 1)

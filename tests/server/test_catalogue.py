@@ -217,7 +217,7 @@ def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: N
         " VALUES (%s, 1, %s, 'binary', '{}', '{}')",
         (model, job),
     )
-    call(tx, "_interrupt_job", job, "its executor died", retry)
+    call(tx, "_interrupt_job", job, "its trainer died", retry)
     assert columns(tx, job, "state", "version") == ("interrupted", None)
     assert scalar(tx, "SELECT array_agg(generation) FROM tensile_internal.checkpoints") == [1]
     assert scalar(tx, "SELECT count(*) FROM tensile.model_versions") == 0

@@ -17,13 +17,13 @@ from tests.server.support import (
     ROWS,
     Connection,
     Wait,
-    executor_pid,
     finish,
     python_model,
     register,
     state,
     steps,
     submit,
+    trainer_pid,
     value,
 )
 
@@ -110,7 +110,7 @@ def refusal(conn: Connection, sql: str) -> str:
 def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     db: Connection, held: Connection, wait_until: Wait, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
-    """An executor that dies while it sends weights leaves none; the next attempt stores the version."""
+    """A trainer that dies while it sends weights leaves none; the next attempt stores the version."""
     owner = connect(user=roles("owner"))
     register(owner, "m", WIDE)
     job = submit(owner, "m", epochs=1)
@@ -123,7 +123,7 @@ def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     assert 'model "m" has no version 1' in refusal(owner, "SELECT drop_model_version('m', 1)")
     assert 'model "m" has no version to predict with' in refusal(owner, "SELECT predict('m', ARRAY[1.0, 2.0, 3.0])")
     assert value(owner, "SELECT version FROM tensile.jobs WHERE job = %s", job) is None
-    pid = executor_pid(db, job)
+    pid = trainer_pid(db, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     held.execute("SELECT pg_advisory_unlock_all()")
@@ -158,7 +158,7 @@ def test_a_job_that_stores_more_than_allowed_fails(
 ) -> None:
     alter({"pg_tensile.max_state_size": "1MB"})
     job = submit(db, "m", {"type": "mlp", "hidden": [600, 600]}, epochs=2, options=options)  # 1.4 MB
-    with pytest.raises(psycopg.Error, match=f"the executor sent more than 1 MB of {kind}"):
+    with pytest.raises(psycopg.Error, match=f"the trainer sent more than 1 MB of {kind}"):
         finish(db, job)
     row = job_row(db, job)
     assert (row["state"], row["sqlstate"]) == ("failed", "54000") and "max_state_size" in row["hint"]

@@ -30,7 +30,7 @@ from pg_tensile.client import (
     connect,
 )
 from pg_tensile.client.frames import PLAN, frame
-from tests.server.support import FOREVER, MLP, ROWS, Wait, executor_pid, value
+from tests.server.support import FOREVER, MLP, ROWS, Wait, trainer_pid, value
 from tests.unit.records import facts_in
 
 SCHEMA = "Odd %s; schema - (1)"
@@ -64,7 +64,7 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             for row in admin.connection.execute("SELECT job FROM tensile.progress").fetchall():
                 job = admin.job(row["job"])
                 with cluster.connect() as conn:
-                    pid = executor_pid(conn, job.number)
+                    pid = trainer_pid(conn, job.number)
                 if pid is not None:
                     os.kill(pid, signal.SIGCONT)
                 job.cancel()
@@ -111,12 +111,12 @@ def endless(server: Any, client: Client, budget: int, wait_until: Wait) -> Itera
             "endless", LONG_QUERY, TARGET, epochs=FOREVER, memory_budget=budget, options=LAST, **SETTINGS
         )
     with server.connect() as conn:
-        pid = executor_pid(conn, job.number)
+        pid = trainer_pid(conn, job.number)
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: phase(client, job) == "training", what=lambda: job.state)
         yield job
-        pid = executor_pid(conn, job.number)
+        pid = trainer_pid(conn, job.number)
         if pid is not None:
             os.kill(pid, signal.SIGSTOP)
 

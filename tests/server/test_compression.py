@@ -14,7 +14,7 @@ import pytest
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.plan import CODECS
 from tests.server.pressure import Wait
-from tests.server.support import FOREVER, Connection, executor_pid, register, value
+from tests.server.support import FOREVER, Connection, register, trainer_pid, value
 
 ROWS, BUDGET = 4096, "16MB"
 WIDE = {"type": "mlp", "hidden": [256] * 6}  # the output of each layer is 4 MB, of all of them 36 MB with gradients
@@ -99,7 +99,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
 
 @pytest.mark.long
 def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
-    """This includes a job whose executor is killed.
+    """This includes a job whose trainer is killed.
 
     Takes seconds: codecs are measured, and the job is killed and trained again without plans.
     """
@@ -120,7 +120,7 @@ def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
     assert value(lab.conn, counted, job), lab.told(job)
     reasons = "SELECT string_agg(reason, '; ') FROM tensile.scheduler_log WHERE job = %s AND event = 'planned'"
     assert "zeros in tensors" in value(lab.conn, reasons, job)
-    pid = executor_pid(lab.conn, job)
+    pid = trainer_pid(lab.conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     lab.wait_until(lambda: value(lab.conn, "SELECT attempts FROM tensile.jobs WHERE job = %s", job) == 2)

@@ -18,7 +18,6 @@ from tests.server.support import (
     Wait,
     alive,
     children,
-    executor_pid,
     inference_pid,
     phase,
     python_model,
@@ -26,6 +25,7 @@ from tests.server.support import (
     state,
     steps,
     submit,
+    trainer_pid,
     value,
     worker_pid,
 )
@@ -61,20 +61,20 @@ def test_dropping_the_extension_database_or_role_ends_a_running_job(
         job = submit(alice, "m", MLP, epochs=FOREVER, query=query, policy=None)
     with cluster.connect("lab") as db:
         wait_until(lambda: phase(db, job) == moment and (moment == "loading" or steps(db, job) > 3))
-        worker, executor = worker_pid(db, job), executor_pid(db, job)
-        assert worker is not None and executor is not None
+        worker, trainer = worker_pid(db, job), trainer_pid(db, job)
+        assert worker is not None and trainer is not None
         if drop == "extension":
             db.execute("DROP EXTENSION pg_tensile")
         elif drop == "role":
             admin.execute("DROP ROLE alice")
     if drop == "database":
         admin.execute("DROP DATABASE lab WITH (FORCE)")
-    wait_until(lambda: not alive(worker) and not alive(executor), what="worker and executor end")
+    wait_until(lambda: not alive(worker) and not alive(trainer), what="worker and trainer end")
     if drop == "role":
         with cluster.connect("lab") as db:
             wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE job = %s", job)
-    command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
+    command_line = "pyworker trainer" if drop == "role" else "pyworker"  # the scheduler's planner may stay
     wait_until(
         lambda: not any(command_line in command for command in cluster.processes().values()),
         what=lambda: str(cluster.processes()),
@@ -127,9 +127,9 @@ def nice(pid: int) -> int:
 def test_training_gives_way_to_the_server(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", MLP, epochs=FOREVER)
     wait_until(lambda: steps(db, job) > 0)
-    worker, executor = worker_pid(db, job), executor_pid(db, job)
-    assert worker is not None and executor is not None
-    assert nice(executor) == nice(worker) + 10, "the default of pg_tensile.nice"
+    worker, trainer = worker_pid(db, job), trainer_pid(db, job)
+    assert worker is not None and trainer is not None
+    assert nice(trainer) == nice(worker) + 10, "the default of pg_tensile.nice"
     db.execute("SELECT cancel_job(%s)", (job,))
     job = submit(db, "quick", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
@@ -163,10 +163,10 @@ def test_a_child_that_takes_too_much_memory_fails_its_job(
 
 
 @pytest.mark.long
-def test_an_executor_that_ignores_a_refusal_is_killed(
+def test_a_trainer_that_ignores_a_refusal_is_killed(
     db: Connection, alter: Alter, wait_until: Wait, job_row: Row
 ) -> None:
-    """Takes seconds: the time-out of the executor passes."""
+    """Takes seconds: the time-out of the trainer passes."""
     alter({"pg_tensile.executor_timeout": "8s"})
     deaf = """
         from pyworker.children import memory
@@ -175,16 +175,16 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
         memory.MemoryClient._handle = lambda self, frame: None if frame.type == FrameType.REFUSE else usual(self, frame)
     """
     job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")
-    executor = wait_until(lambda: executor_pid(db, job))
+    trainer = wait_until(lambda: trainer_pid(db, job))
     settle(db, wait_until, job, 120)
     row = job_row(db, job)
     assert (row["state"], row["sqlstate"]) == ("failed", "53200")
-    assert row["error"] == "the executor goes on although there is no device memory for it"
-    assert not alive(executor)
+    assert row["error"] == "the trainer goes on although there is no device memory for it"
+    assert not alive(trainer)
 
 
 @pytest.mark.long
-def test_absurd_numbers_of_an_executor_fail_its_own_job_only(db: Connection, wait_until: Wait, job_row: Row) -> None:
+def test_absurd_numbers_of_a_trainer_fail_its_own_job_only(db: Connection, wait_until: Wait, job_row: Row) -> None:
     db.execute("DELETE FROM tensile_internal.device_profiles")
     absurd = """
         from pyworker.children import memory
@@ -209,15 +209,13 @@ def test_absurd_numbers_of_an_executor_fail_its_own_job_only(db: Connection, wai
     [
         pytest.param("/nowhere/python3", 'cannot start "/nowhere/python3": No such file', id="missing"),
         pytest.param("/etc/passwd", 'cannot start "/etc/passwd": Permission denied', id="not executable"),
+        pytest.param("/bin/false", '"/bin/false" cannot run the trainer: trainer exited with status 1', id="no Python"),
         pytest.param(
-            "/bin/false", '"/bin/false" cannot run the executor: executor exited with status 1', id="no Python"
-        ),
-        pytest.param(
-            "/usr/bin/python3", 'the Python of the executor, "/usr/bin/python3", has no PyTorch', id="no torch"
+            "/usr/bin/python3", 'the Python of the trainer, "/usr/bin/python3", has no PyTorch', id="no torch"
         ),
     ],
 )
-def test_a_python_that_cannot_run_the_executor(
+def test_a_python_that_cannot_run_the_trainer(
     impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row, python: str, message: str
 ) -> None:
     alter({"pg_tensile.python": python})

@@ -202,7 +202,7 @@ def test_an_error_of_the_query_itself_has_the_query_only(line: Connection) -> No
 
 
 def test_a_time_out_has_no_context(line: Connection) -> None:
-    """It may come while the executor starts, or in the query."""
+    """It may come while the trainer starts, or in the query."""
     slow = "SELECT id, x, y FROM points WHERE pg_sleep(60) IS NOT NULL"
     line.execute("SET statement_timeout = '500 ms'")
     try:

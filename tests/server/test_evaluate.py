@@ -1,4 +1,4 @@
-"""evaluate_model and feature_importance: results, groups, refusals, privileges and the end of their executor.
+"""evaluate_model and feature_importance: results, groups, refusals, privileges and the end of their trainer.
 
 Small models are trained once for the file; metrics are compared with those of scikit-learn on what predict_rows
 returns.
@@ -369,7 +369,7 @@ def test_the_query_cannot_read_the_weights(conn: Connection) -> None:
         )
 
 
-def test_a_timeout_ends_the_executor(conn: Connection, wait_until: Wait) -> None:
+def test_a_timeout_ends_the_trainer(conn: Connection, wait_until: Wait) -> None:
     conn.execute("SET statement_timeout = '2s'")
     with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
         evaluated(conn, "delay", "SELECT *, pg_sleep(1) FROM flights")

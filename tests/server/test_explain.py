@@ -303,9 +303,9 @@ def test_an_unknown_format(db: Connection) -> None:
     assert error_of(db, "train_model", arguments)[0] == "22023"
 
 
-def test_an_executor_that_dies(db: Connection, cluster: Any) -> None:
+def test_a_trainer_that_dies(db: Connection, cluster: Any) -> None:
     register(db, "m", python_model(on_build="os.kill(os.getpid(), signal.SIGSEGV)"))
-    error = refused("58000", "executor was killed by signal 11 (SIGSEGV)", "log", lambda: explain(db))
+    error = refused("58000", "trainer was killed by signal 11 (SIGSEGV)", "log", lambda: explain(db))
     assert "Fatal Python error" in (error.diag.context or "")
     assert not children(backend(db))
 

@@ -37,7 +37,7 @@ SLOW_QUERY = f"SELECT q.*, pg_sleep(1) IS NULL AS slow FROM ({ROWS}) q"
 
 
 @pytest.mark.parametrize("busy_with", ["query", "model"])
-def test_cancel_ends_the_executor_at_once(
+def test_cancel_ends_the_trainer_at_once(
     db: Connection, cluster: Any, connect: Callable[..., Connection], wait_until: Wait, busy_with: str
 ) -> None:
     marker = cluster.folder / f"building-{time.monotonic_ns()}"
@@ -46,14 +46,14 @@ def test_cancel_ends_the_executor_at_once(
     conn.execute(f"SET search_path = {value(db, 'SELECT current_schema()')}, public")
     pid = backend(conn)
     with explaining(conn, query=SLOW_QUERY if busy_with == "query" else ROWS) as errors:
-        executor = wait_until(lambda: next(iter(children(pid)), None))
+        trainer = wait_until(lambda: next(iter(children(pid)), None))
         event = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
         wait_until(lambda: value(db, event, pid) if busy_with == "query" else marker.exists())
         db.execute("SELECT pg_cancel_backend(%s)", (pid,))
     (error,) = errors
     assert isinstance(error, psycopg.errors.QueryCanceled)
     assert "user request" in str(error)
-    wait_until(lambda: not alive(executor))
+    wait_until(lambda: not alive(trainer))
     assert value(conn, "SELECT 1") == 1
 
 
@@ -66,17 +66,17 @@ def test_statement_timeout(db: Connection) -> None:
     assert not children(backend(db))
 
 
-def test_the_executor_ends_with_its_session(
+def test_the_trainer_ends_with_its_session(
     db: Connection, connect: Callable[..., Connection], wait_until: Wait
 ) -> None:
     register(db, "m", python_model(on_build="time.sleep(1000)"))
     conn = connect()
     pid = backend(conn)
     with explaining(conn) as errors:
-        executor = wait_until(lambda: next(iter(children(pid)), None))
+        trainer = wait_until(lambda: next(iter(children(pid)), None))
         db.execute("SELECT pg_terminate_backend(%s)", (pid,))
     assert len(errors) == 1
-    wait_until(lambda: not alive(executor))
+    wait_until(lambda: not alive(trainer))
 
 
 @pytest.mark.long
@@ -134,7 +134,7 @@ def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callab
 # -- attacks ----------------------------------------------------------------------------------------------------------
 
 
-def test_sessions_cannot_start_an_executor_with_their_own_spec(db: Connection, grantee: Connection) -> None:
+def test_sessions_cannot_start_a_trainer_with_their_own_spec(db: Connection, grantee: Connection) -> None:
     spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
     run = sql.SQL("SELECT tensile_internal._session_run({}, '/tmp')").format(spec)
     explain = """SELECT tensile_internal._explain_training(0, '{"model": "m"}', '', '{}')"""

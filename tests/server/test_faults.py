@@ -23,7 +23,6 @@ from tests.server.support import (
     alive,
     children,
     ended,
-    executor_pid,
     inference_pid,
     phase,
     python_model,
@@ -31,6 +30,7 @@ from tests.server.support import (
     state,
     steps,
     submit,
+    trainer_pid,
     undisturbed,
     value,
     worker_pid,
@@ -38,15 +38,15 @@ from tests.server.support import (
 
 Alter = Callable[[dict[str, object]], None]  # fixture alter
 
-# -- deaths of the executor by its own code ---------------------------------------------------------------------------
+# -- deaths of the trainer by its own code ---------------------------------------------------------------------------
 
 
 DEATHS = {
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "executor was killed by signal 9 (SIGKILL)"),
-    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "executor was killed by signal 11 (SIGSEGV)"),
-    "SIGABRT": ("os.abort()", "executor was killed by signal 6 (SIGABRT)"),
-    "sys.exit": ("sys.exit(3)", "executor exited with status 3"),
-    "os._exit": ("os._exit(0)", "executor exited with status 0"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "trainer was killed by signal 9 (SIGKILL)"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "trainer was killed by signal 11 (SIGSEGV)"),
+    "SIGABRT": ("os.abort()", "trainer was killed by signal 6 (SIGABRT)"),
+    "sys.exit": ("sys.exit(3)", "trainer exited with status 3"),
+    "os._exit": ("os._exit(0)", "trainer exited with status 0"),
 }
 
 
@@ -56,7 +56,7 @@ DEATHS = {
     ("death", "moment"),
     [*product(DEATHS, ["training"]), ("SIGKILL", "building"), ("SIGKILL", "validating"), ("sys.exit", "validating")],
 )
-def test_the_executor_dies(
+def test_the_trainer_dies(
     impatient_db: Connection, bystander: Connection, wait_until: Wait, job_row: Row, death: str, moment: str
 ) -> None:
     code, message = DEATHS[death]
@@ -82,14 +82,14 @@ def test_a_slow_exit_is_reported_as_an_exit(impatient_db: Connection, wait_until
     job = submit(impatient_db, "m", python_model(on_forward=f"if not self.training: exec({slowly!r})"))
     settle(impatient_db, wait_until, job)
     row = job_row(impatient_db, job)
-    assert (row["state"], row["error"]) == ("failed", "executor exited with status 3")
+    assert (row["state"], row["error"]) == ("failed", "trainer exited with status 3")
 
 
-# -- deaths of the executor by signals --------------------------------------------------------------------------------
+# -- deaths of the trainer by signals --------------------------------------------------------------------------------
 
 
 MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
-    "starting": ({}, lambda db, job: executor_pid(db, job) is not None),
+    "starting": ({}, lambda db, job: trainer_pid(db, job) is not None),
     "loading": (
         {"query": f"SELECT r.* FROM ({ROWS}) r, pg_advisory_xact_lock_shared(7)"},
         lambda db, job: phase(db, job) == "loading",
@@ -114,7 +114,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
         (signal.SIGINT, "starting", "off"),
     ],
 )
-def test_the_executor_is_killed(
+def test_the_trainer_is_killed(
     impatient_db: Connection,
     bystander: Connection,
     alter: Alter,
@@ -131,17 +131,17 @@ def test_the_executor_is_killed(
         impatient_db.execute("SELECT pg_advisory_lock(7)")
         job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.2)"), **arguments)
         wait_until(lambda: when(impatient_db, job))
-        pid = wait_until(lambda: executor_pid(impatient_db, job))
+        pid = wait_until(lambda: trainer_pid(impatient_db, job))
         os.kill(pid, number)
         impatient_db.execute("SELECT pg_advisory_unlock(7)")
         settle(impatient_db, wait_until, job)
     row = job_row(impatient_db, job)
-    died = f"executor was killed by signal {number:d} ({number.name})"
+    died = f"trainer was killed by signal {number:d} ({number.name})"
     assert (row["state"], row["sqlstate"], row["error"]) == ("failed", "58000", died)
     assert not alive(pid)
 
 
-def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
+def test_children_of_the_trainer_die_with_it(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
     """The grandchild also keeps the connection open."""
     model = python_model(on_build="if os.fork() == 0: time.sleep(600)\nos.kill(os.getpid(), signal.SIGKILL)")
     job = submit(impatient_db, "m", model)
@@ -150,12 +150,12 @@ def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_unt
 
 
 @pytest.mark.long
-def test_a_hanging_executor_is_killed(impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row) -> None:
-    """Takes seconds: the time-out of the executor passes."""
+def test_a_hanging_trainer_is_killed(impatient_db: Connection, alter: Alter, wait_until: Wait, job_row: Row) -> None:
+    """Takes seconds: the time-out of the trainer passes."""
     alter({"pg_tensile.executor_timeout": "6s"})
     job = submit(impatient_db, "m", MLP, epochs=FOREVER)
     wait_until(lambda: steps(impatient_db, job) > 3)
-    pid = executor_pid(impatient_db, job)
+    pid = trainer_pid(impatient_db, job)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     settle(impatient_db, wait_until, job)
@@ -174,7 +174,7 @@ def test_a_hanging_executor_is_killed(impatient_db: Connection, alter: Alter, wa
         pytest.param("time.sleep(600)", "failed", "sent nothing for 3 s (pg_tensile.executor_timeout)", id="a lock"),
     ],
 )
-def test_a_silent_executor_is_killed_unless_it_computes(
+def test_a_silent_trainer_is_killed_unless_it_computes(
     impatient_db: Connection,
     alter: Alter,
     wait_until: Wait,
@@ -183,7 +183,7 @@ def test_a_silent_executor_is_killed_unless_it_computes(
     end: str,
     message: str | None,
 ) -> None:
-    """Long: the executor is silent for seconds, until the time-out or beyond it."""
+    """Long: the trainer is silent for seconds, until the time-out or beyond it."""
     alter({"pg_tensile.executor_timeout": "3s"})
     model = python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}")
     job = submit(impatient_db, "m", model, epochs=1)
@@ -247,7 +247,7 @@ def test_a_job_resumes_from_its_checkpoint_after_a_fault(
 # -- death of the supervisor ------------------------------------------------------------------------------------------
 
 
-def test_a_killed_supervisor_ends_its_executor_and_the_job_resumes(
+def test_a_killed_supervisor_ends_its_trainer_and_the_job_resumes(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
     """The job waits in its fifth epoch until then."""
@@ -256,11 +256,11 @@ def test_a_killed_supervisor_ends_its_executor_and_the_job_resumes(
     job = submit(db, "m", model, epochs=8, batch_size=40, options={"checkpoint_interval": 0})
     epoch = "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s"
     wait_until(lambda: (value(db, epoch, job) or 0) >= 2)
-    worker, executor = worker_pid(db, job), executor_pid(db, job)
-    assert worker is not None and executor is not None
+    worker, trainer = worker_pid(db, job), trainer_pid(db, job)
+    assert worker is not None and trainer is not None
     cluster.expect(rf"\(PID {worker}\) was terminated by signal 9")
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: not alive(executor), what="the executor dies")
+    wait_until(lambda: not alive(trainer), what="the trainer dies")
     marker.touch()
     with after_restart(cluster, db, wait_until) as conn:
         wait_until(lambda: ended(conn, job))

@@ -1,4 +1,4 @@
-"""The feed: frames, hashes, errors and settings of the session that runs the query (executor: recorder.py)."""
+"""The feed: frames, hashes, errors and settings of the session that runs the query (trainer: recorder.py)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_date_that_no_timestamp_reaches_is_the_last_day_of_timestamps(recorder
     assert days == [0, 106_751_982, 106_751_982]
 
 
-def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_until: Callable[..., Any]) -> None:
+def test_a_trainer_that_takes_no_data_is_given_up(recorder: Recorder, wait_until: Callable[..., Any]) -> None:
     conn, cluster = recorder.conn, recorder.cluster
     conn.execute("ALTER SYSTEM SET pg_tensile.executor_timeout = '1 s'")
     conn.execute("ALTER SYSTEM SET pg_tensile.max_retries = 0")
@@ -140,10 +140,10 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
             "SELECT i AS x, j % 2 AS y FROM generate_series(1, 10000) i, generate_series(1, 10000) j", "y"
         )
 
-        def executor() -> int | None:
+        def trainer() -> int | None:
             return next((pid for pid, command in cluster.processes().items() if "recorder.py" in command), None)
 
-        pid = wait_until(executor, what="the executor")
+        pid = wait_until(trainer, what="the trainer")
         phase = "SELECT count(*) FROM tensile_worker._progress() WHERE job = %s AND phase = 'loading'"
         wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), what="rows in the socket")
         os.kill(pid, signal.SIGSTOP)
@@ -154,7 +154,7 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
         cluster.reload()
     assert sqlstate == "58000"
     assert message == "the executor took no data for 1 s"
-    wait_until(lambda: pid not in cluster.processes(), what="the executor's end")
+    wait_until(lambda: pid not in cluster.processes(), what="the trainer's end")
 
 
 def test_the_query_cannot_feed_again(recorder: Recorder) -> None:

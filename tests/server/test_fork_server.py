@@ -23,7 +23,6 @@ from tests.server.support import (
     alive,
     children,
     ended,
-    executor_pid,
     phase,
     python_model,
     reason,
@@ -31,6 +30,7 @@ from tests.server.support import (
     settle,
     state,
     submit,
+    trainer_pid,
     value,
     worker_pid,
 )
@@ -55,9 +55,9 @@ def fork_server(conn: Connection) -> int:
 
 
 def training(conn: Connection, wait_until: Wait, *jobs: int) -> list[int]:
-    """Wait until the jobs train, and return their executors."""
+    """Wait until the jobs train, and return their trainers."""
     wait_until(lambda: all(phase(conn, job) == "training" for job in jobs), what="training")
-    pids = [executor_pid(conn, job) for job in jobs]
+    pids = [trainer_pid(conn, job) for job in jobs]
     assert None not in pids
     return [pid for pid in pids if pid is not None]
 
@@ -74,21 +74,21 @@ def test_jobs_and_sessions_fork_as_long_as_the_setting_says_so(
 ) -> None:
     session = connect()
     jobs = [submit(db, f"m{k}", **LASTING) for k in range(2)]
-    executors = training(db, wait_until, *jobs)
+    trainers = training(db, wait_until, *jobs)
     server = fork_server(db)
-    assert [parent(pid) for pid in executors] == [server, server]
+    assert [parent(pid) for pid in trainers] == [server, server]
     register(db, "slow", python_model(on_build="time.sleep(1000)"))
     pid = backend(session)
     with explaining(session, model="slow") as errors:
-        executor = wait_until(lambda: next(iter(children(pid)), None))
-        assert parent(executor) == server
+        trainer = wait_until(lambda: next(iter(children(pid)), None))
+        assert parent(trainer) == server
         db.execute("SELECT pg_cancel_backend(%s)", (pid,))
     assert len(errors) == 1
     alter({"pg_tensile.fork_server": "off"})
     jobs.append(submit(db, "m2", **LASTING))
-    (executor,) = training(db, wait_until, jobs[2])
-    assert parent(executor) == worker_pid(db, jobs[2])
-    assert alive(server) and all(map(alive, executors))
+    (trainer,) = training(db, wait_until, jobs[2])
+    assert parent(trainer) == worker_pid(db, jobs[2])
+    assert alive(server) and all(map(alive, trainers))
     cancel(db, *jobs)
     wait_until(lambda: not alive(server), what="the end of the fork server with its last child")
 
@@ -101,25 +101,25 @@ def test_another_interpreter_is_tried_at_once_after_one_that_failed(
     settle(db, wait_until, failed)
     alter({"pg_tensile.python": None})
     job = submit(db, "m2", **LASTING)
-    (executor,) = training(db, wait_until, job)
-    assert parent(executor) == fork_server(db)
+    (trainer,) = training(db, wait_until, job)
+    assert parent(trainer) == fork_server(db)
     cancel(db, job)
 
 
 def test_jobs_are_retried_when_the_fork_server_is_killed(db: Connection, wait_until: Wait, job_row: Row) -> None:
     """Their processes die with it; another one is started for them."""
     job = submit(db, "m", **LASTING)
-    (executor,) = training(db, wait_until, job)
+    (trainer,) = training(db, wait_until, job)
     server = fork_server(db)
     os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not alive(executor))
+    wait_until(lambda: not alive(trainer))
     wait_until(lambda: job_row(db, job)["attempts"] == 2)
-    (executor,) = training(db, wait_until, job)
-    assert parent(executor) == fork_server(db) != server
+    (trainer,) = training(db, wait_until, job)
+    assert parent(trainer) == fork_server(db) != server
     cancel(db, job)
 
 
-def test_a_job_that_is_stopped_before_it_has_its_executor_runs_no_query(db: Connection, wait_until: Wait) -> None:
+def test_a_job_that_is_stopped_before_it_has_its_trainer_runs_no_query(db: Connection, wait_until: Wait) -> None:
     """Its worker has seen the signal by then, so nothing would end the query."""
     other = submit(db, "m", **LASTING)
     training(db, wait_until, other)
@@ -143,12 +143,12 @@ def test_a_job_that_is_stopped_before_it_has_its_executor_runs_no_query(db: Conn
 def test_a_new_controller_has_a_fork_server_of_its_own(db: Connection, wait_until: Wait) -> None:
     """A job that runs is not disturbed. Long: the launcher takes its time to start another controller."""
     old = submit(db, "m", **LASTING)
-    (executor,) = training(db, wait_until, old)
+    (trainer,) = training(db, wait_until, old)
     server, controller = fork_server(db), terminate(db, CONTROLLER)
     wait_until(lambda: processes(db).get(CONTROLLER, (controller,))[0] != controller, what="a controller")
     new = submit(db, "m2", **LASTING)
     training(db, wait_until, new)
-    assert fork_server(db) != server and executor_pid(db, old) == executor and parent(executor) == server
+    assert fork_server(db) != server and trainer_pid(db, old) == trainer and parent(trainer) == server
     cancel(db, old)
     wait_until(lambda: not alive(server), what="the end of the first fork server")
     cancel(db, new)
@@ -157,10 +157,10 @@ def test_a_new_controller_has_a_fork_server_of_its_own(db: Connection, wait_unti
 def test_a_hanging_fork_server_outlives_neither_its_children_nor_the_server(db: Connection, wait_until: Wait) -> None:
     """The supervisor kills its child itself; the leftovers that a test's cluster looks for are none."""
     job = submit(db, "m", **LASTING)
-    (executor,) = training(db, wait_until, job)
+    (trainer,) = training(db, wait_until, job)
     server = fork_server(db)
     os.kill(server, signal.SIGSTOP)
     db.execute("SELECT cancel_job(%s)", (job,))
-    wait_until(lambda: not alive(executor))
+    wait_until(lambda: not alive(trainer))
     os.kill(server, signal.SIGCONT)
     assert value(db, "SELECT wait_for_job(%s, '60 s')", job) == "cancelled"

@@ -273,7 +273,7 @@ def test_a_job_that_is_cancelled_while_it_compares_deploys_nothing(beaten: Conne
     assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 1
 
 
-def test_an_executor_that_dies_is_replaced(beaten: Connection, wait_until: Wait) -> None:
+def test_a_trainer_that_dies_is_replaced(beaten: Connection, wait_until: Wait) -> None:
     conn = beaten
     job = compare(conn, wait_until, 1)
     worker = worker_pid(conn, job)

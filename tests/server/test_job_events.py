@@ -53,7 +53,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
         wait_until(lambda: steps(db, told) > 0)
         db.execute("SELECT cancel_job(%s)", (told,))
         wait_until(lambda: ended(db, told))
-        died = "executor exited with status 3"
+        died = "trainer exited with status 3"
         assert lines(cluster) == [
             f'job {good} submitted: model="m" {owner}',
             f'job {good} started: model="m" {owner} attempt=1',

@@ -121,7 +121,7 @@ def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until:
 
 @pytest.mark.long
 def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> None:
-    """Neither the controller nor a worker whose executor is in a long step. Long: the step takes seconds."""
+    """Neither the controller nor a worker whose trainer is in a long step. Long: the step takes seconds."""
     job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(3)"), epochs=5)
     wait_until(lambda: phase(db, job) == "training")
     pids = [row[0] for row in db.execute("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %'")]

@@ -111,7 +111,7 @@ def test_a_grant_that_does_not_fit_is_not_published(stage: Stage, job: int, seco
 
 
 def test_memory_of_a_shrinking_job_is_free_after_its_acknowledgement(stage: Stage, job: int, second: int) -> None:
-    """The memory of the larger plan is not free until the executor has done an iteration under the smaller one."""
+    """The memory of the larger plan is not free until the trainer has done an iteration under the smaller one."""
     for number in (job, second):
         use_device(stage, number, "cuda:0", 1000)
     assert publish(stage, job, [], 700) == 1

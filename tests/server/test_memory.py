@@ -134,7 +134,7 @@ def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
 
 
 def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] | None:
-    """Return two reports of the executor, at least two epochs apart, and rows of the views in between; None if
+    """Return two reports of the trainer, at least two epochs apart, and rows of the views in between; None if
     the plan changed meanwhile, or has no events."""
     names = ("planned_bytes", "out_bytes", "in_bytes")
     first = lab.wait_until(lambda: lab.sample(job), what=lab.told)

@@ -13,7 +13,7 @@ import pytest
 from pg_tensile.planning.scheduling.keeping import GAIN
 from tests.server.pressure import STEPS, Lab
 from tests.server.stage import SCHEDULER, processes, terminate
-from tests.server.support import FOREVER, alive, children, executor_pid, steps, value
+from tests.server.support import FOREVER, alive, children, steps, trainer_pid, value
 
 
 @pytest.mark.long
@@ -33,7 +33,7 @@ def test_memory_of_a_killed_job_goes_to_a_waiting_one_and_weights_stay_the_same(
         waiting, killed = lab.bring_together(
             *jobs, until=lambda: (w := value(lab.conn, sql, jobs)) and (k := value(lab.conn, swapping, jobs)) and (w, k)
         )
-        pid = executor_pid(lab.conn, killed)
+        pid = trainer_pid(lab.conn, killed)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         lab.wait_until(lambda: lab.is_training(waiting) or lab.column(waiting, "ended_at"), what=lab.told)

@@ -1,6 +1,6 @@
 """The feed sends the values that the query returns: every type, in real frames from a real worker.
 
-The executor of these tests is recorder.py; its frames are decoded as the executor decodes them
+The trainer of these tests is recorder.py; its frames are decoded as the trainer decodes them
 (pg_tensile.execution.data.columns) and compared with the values that went into the table.
 """
 

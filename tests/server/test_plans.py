@@ -117,7 +117,7 @@ def test_a_plan_without_events_is_a_plan(stage: Stage, planned: int) -> None:
     assert value(stage.alice, "SELECT count(*) FROM tensile_worker._plan()") == 0
 
 
-def test_progress_shows_the_generation_that_the_executor_uses(stage: Stage, planned: int) -> None:
+def test_progress_shows_the_generation_that_the_trainer_uses(stage: Stage, planned: int) -> None:
     generation = "SELECT plan_generation FROM tensile.progress WHERE job = %s"
     publish(stage, planned, [])
     publish(stage, planned, [])

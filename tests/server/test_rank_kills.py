@@ -16,10 +16,10 @@ from tests.server.support import (
     after_restart,
     digest,
     ended,
-    executor_pid,
     finish,
     state,
     steps,
+    trainer_pid,
     value,
     worker_pid,
 )
@@ -44,7 +44,7 @@ def kill_rank(site: Site, job: int, dice: random.Random) -> bool:
 
 
 def kill_driver(site: Site, job: int, dice: random.Random) -> bool:
-    return _killed(executor_pid(site.conn, job))
+    return _killed(trainer_pid(site.conn, job))
 
 
 def kill_worker(site: Site, job: int, dice: random.Random) -> bool:

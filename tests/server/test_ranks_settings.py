@@ -1,6 +1,6 @@
-"""Jobs with ranks as the server sees them: option, settings, their device, and what their executor reports.
+"""Jobs with ranks as the server sees them: option, settings, their device, and what their trainer reports.
 
-There is no Ray here: executors are prompted.py, which send what the tests write down.
+There is no Ray here: trainers are prompted.py, which send what the tests write down.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def failed(conn: Connection, wait_until: Wait, job_row: Row, job: int) -> dict[s
 
 
 @pytest.mark.parametrize(("given", "expected"), [(3, [3, 3]), ([2, 4], [2, 4]), (None, None)])
-def test_the_executor_learns_of_ranks_and_cluster(
+def test_the_trainer_learns_of_ranks_and_cluster(
     prompter: Prompter, alice: Connection, given: object, expected: object
 ) -> None:
     """The role that submits the job may not read all of the settings."""
@@ -257,7 +257,7 @@ def test_impossible_reports_fail_the_job(
     job = train(alice, given)
     prompter.progress(job, **header)
     row = failed(alice, wait_until, job_row, job)
-    assert row["sqlstate"] == "08P01" and row["error"].startswith("the executor broke the protocol")
+    assert row["sqlstate"] == "08P01" and row["error"].startswith("the trainer broke the protocol")
 
 
 # -- the device of a job with ranks -----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def release(server: Any, database: str = "src") -> None:
 
 @pytest.mark.long
 def test_a_released_database_is_copied_and_its_job_continues(server: Any, admin: Connection, wait_until: Wait) -> None:
-    """Takes long because an executor starts twice."""
+    """Takes long because a trainer starts twice."""
     with server.connect("src") as src:
         job = submit(src, "m", MLP, epochs=FOREVER)
         wait_until(lambda: value(src, "SELECT count(*) > 0 FROM tensile_internal.epochs WHERE job = %s", job))

@@ -1,7 +1,7 @@
 """The scheduler and its planner in a real server.
 
 Workers execute SQL of the tests (stage.py): a job has sent the trace of a small network, and reads and acknowledges
-plans as an executor does.
+plans as a trainer does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def profile() -> dict[str, Any]:
 
 
 class Job:
-    """A job whose executor is played by the test."""
+    """A job whose trainer is played by the test."""
 
     def __init__(self, play: Play, number: int) -> None:
         self.play = play
@@ -79,7 +79,7 @@ class Job:
         self.order(f"SELECT tensile_worker._job_latency('{header}', {array}, {array}, {array})")
 
     def report_load(self, load: float) -> None:
-        """Report the load of the device by others, as an executor does."""
+        """Report the load of the device by others, as a trainer does."""
         self.order(f"SELECT tensile_worker._report('waiting', {'NULL, ' * 11} {load})")
 
     def plan(self, after: int = 0) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def test_a_lower_budget_makes_running_jobs_smaller(play):
     assert "the budget has changed" in play.await_log("planned", 2)[2]
 
 
-def test_an_executor_that_measured_more_gets_another_plan(play):
+def test_a_trainer_that_measured_more_gets_another_plan(play):
     play.set("device_memory", f"{(LEAST + MOST) // 2048}kB")
     job = play.job()
     job.send_trace()
@@ -439,7 +439,7 @@ def test_a_scheduler_that_dies_continues_with_its_plans(play):
 
 
 def reject(job: Job, generation: int) -> dict[str, Any]:
-    """Refuse a plan as the worker does when the executor cannot use it; return the next plan."""
+    """Refuse a plan as the worker does when the trainer cannot use it; return the next plan."""
     job.order(f"SELECT tensile_worker._job_log('rejected', 'it cannot be used', {generation})")
     return job.follow(generation)
 

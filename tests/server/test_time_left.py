@@ -186,7 +186,7 @@ def test_progress_has_the_time_left_while_the_job_trains(stage: Stage, job: int)
 
 
 def capture(stage: Stage, job: int, fingerprint: str, alone_us: float | None, device: str = "cpu") -> None:
-    """Store a graph of the job's, and the latencies that its executor has reported."""
+    """Store a graph of the job's, and the latencies that its trainer has reported."""
     stage.conn.execute(
         "INSERT INTO tensile_internal.traces (job, device, revision, policy, fingerprint, overhead_bytes,"
         " least_bytes, graphs,"

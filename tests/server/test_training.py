@@ -17,7 +17,7 @@ import torch
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from tests.server.support import MLP, Connection, Row, Wait, executor_pid, finish, python_model, steps, submit, value
+from tests.server.support import MLP, Connection, Row, Wait, finish, python_model, steps, submit, trainer_pid, value
 
 # The class and the quantity are functions of every kind of feature; a twentieth of the values is null
 EVERYTHING = """
@@ -276,7 +276,7 @@ def test_rows_without_a_target_are_skipped_and_reported(tables: Connection, job_
     assert job_row(tables, job)["warnings"] == [f"100 of 800 rows were skipped: {reason}"]
 
 
-# ---- mistakes found by the executor -------------
+# ---- mistakes found by the trainer -------------
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ LONG: dict[str, Any] = {"batch_size": 8, "epochs": 25, "seed": 3, "options": {"c
 def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None:
     saved = "SELECT count(*) FROM tensile_internal.checkpoints WHERE job = %s AND meta IS NOT NULL"
     wait_until(lambda: steps(conn, job) > after_steps and value(conn, saved, job), what="steps and a checkpoint")
-    pid = executor_pid(conn, job)
+    pid = trainer_pid(conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
 
@@ -456,7 +456,7 @@ def test_spooled_data_trains_to_the_same_bits_and_leaves_nothing(
         wait_until(lambda: value(conn, "SHOW pg_tensile.dataset_cache") == "1MB")
         spooled = submit(conn, "m", **arguments, epochs=100)
         wait_until(lambda: steps(conn, spooled) > 0)
-        pid = executor_pid(conn, spooled)
+        pid = trainer_pid(conn, spooled)
         folder = str(cluster.data / "base" / "pgsql_tmp")
         mapped = {line.split(maxsplit=5)[5].strip() for line in maps(pid) if folder in line}
         assert len(mapped) == 2 and all(name.endswith("(deleted)") for name in mapped)

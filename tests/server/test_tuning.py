@@ -24,12 +24,12 @@ from tests.server.support import (
     Wait,
     after_restart,
     children,
-    executor_pid,
     finish,
     no_workers,
     python_model,
     register,
     submit,
+    trainer_pid,
     value,
 )
 from tests.server.tuning import ENDED, SPACE, finished, trials, tune
@@ -294,9 +294,9 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
     over = "SELECT ended_at IS NOT NULL FROM tensile_internal.tunings WHERE id = %s"
     running = "SELECT job FROM tensile.trials WHERE tuning = %s AND state = 'running' ORDER BY number DESC LIMIT 1"
 
-    def executor() -> int | None:
+    def trainer() -> int | None:
         job = value(conn, running, second)
-        return None if job is None else executor_pid(conn, job)
+        return None if job is None else trainer_pid(conn, job)
 
     def tuner() -> int | None:
         controller = value(conn, CONTROLLER)
@@ -322,7 +322,7 @@ def test_kills_lose_no_trial_and_the_same_seed_gives_the_same_trials(
 
         wait_until(killed)
 
-    kill(executor)
+    kill(trainer)
     kill(tuner)
     wait_until(lambda: value(conn, "SELECT count(*) >= 2 FROM tensile.trials WHERE tuning = %s"
                                    " AND ended_at IS NOT NULL", second))  # fmt: skip

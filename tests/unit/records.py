@@ -92,7 +92,7 @@ def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
         "settings": {"pg_tensile.device_memory": "1GB"},
         "versions": {"PostgreSQL": "15.4", "pg_tensile": "0.1.0"},
         "evaluation": None,
-        "shared": None,
+        "memory_flow": None,
     }
     fields |= {name: changes.pop(name) for name in list(changes) if name in fields}
     unknown = changes.keys() - JOB.keys()

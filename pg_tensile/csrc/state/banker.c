@@ -5,7 +5,7 @@
  * memory is free and the state stays safe, as in Dijkstra's banker's
  * algorithm: there is an order in which each job can end its iteration while
  * those after it rest where they are.  So no job waits for memory that cannot
- * become free.  pg_tensile/planning/waterwave/grants.py says more; a test
+ * become free.  pg_tensile/planning/memory_flow/grants.py says more; a test
  * drives both with the same requests.
  *
  * The state can become unsafe all the same, by facts: an overhead, or a lower

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY, average, average_states, make_state
 from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
-from pg_tensile.execution.capture.training_step import forward_loss, micro_batches, output_of
+from pg_tensile.execution.capture.training_step import clip_gradients, forward_loss, micro_batches, output_of
 from pg_tensile.execution.distributed.all_reduce import arrivals, buckets
 from pg_tensile.execution.distributed.eager_exchange import EagerExchange
 from pg_tensile.execution.distributed.group import check_alike
@@ -92,7 +92,7 @@ class EagerStep:
         if self._exchange is not None:
             self._exchange.end()
         if self.spec.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
+            clip_gradients(self.model.parameters(), self.spec.clip)
         self.optimizer.step()
         self._average()
         assert total is not None

@@ -6,7 +6,7 @@ A training step is forward, loss, backward, clipping and update; an evaluation i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -208,6 +208,11 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def clip_gradients(parameters: Iterable[Tensor], most: float) -> None:
+    """Scale the gradients of the parameters down to a norm of `most`, one after the other as captured steps have to."""
+    nn.utils.clip_grad_norm_(parameters, most, foreach=False)
+
+
 def _clip(trainable: dict[str, nn.Parameter], gradients: dict[str, Tensor], spec: StepSpec) -> None:
     if spec.clip is None:
         return
@@ -215,7 +220,7 @@ def _clip(trainable: dict[str, nn.Parameter], gradients: dict[str, Tensor], spec
     try:
         for parameter, gradient in zip(parameters, gradients.values(), strict=True):
             parameter.grad = gradient
-        nn.utils.clip_grad_norm_(parameters, spec.clip, foreach=False)
+        clip_gradients(parameters, spec.clip)
     finally:
         for parameter in parameters:
             parameter.grad = None

@@ -1,6 +1,6 @@
 """Training columns as numpy arrays, decoded from the frames of one pass over a query's rows.
 
-A `Chunk` holds some rows of all columns, with a 64-bit hash of each row's content; the executor decodes one from every
+A `Chunk` holds some rows of all columns, with a 64-bit hash of each row's content; the trainer decodes one from every
 frame without copying or visiting single values. docs/internals.md, "Training columns", lists the element types and the
 order of the buffers. A column of arrays holds all its elements in one flat array, and the offset of each row in it.
 

@@ -2,7 +2,7 @@
 
 It is fitted once on the training rows (fitting.py) and applied in the same way in training and prediction.
 `Preprocessing` holds the fitted values and is stored as JSON with the model's version. Its `apply` is the only way from
-`Inputs` to `Features`: the executor and the predictor both call it with the same float64 inputs, so a model gets the
+`Inputs` to `Features`: the trainer and the predictor both call it with the same float64 inputs, so a model gets the
 same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds); only the result is float32.
 
     numeric     limited (`Feature.limits`) and standardised; nulls and non-finite numbers become the mean, plus an

@@ -16,12 +16,12 @@ from pg_tensile.errors import InvalidPlanError
 from pg_tensile.execution.runtime.functions import Functions
 from pg_tensile.execution.runtime.program import ALLOCATE, BEGIN_GROUP, Instruction, Program, Work
 from pg_tensile.planning.latency.collectives import exchanges
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import Action, ActionKind
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
-from pg_tensile.planning.waterwave.groups import Group
 
 _ALLOCATING = (ActionKind.COPY_IN, ALLOCATE)
 _COPIES = (ActionKind.COPY_OUT, ActionKind.COPY_IN)

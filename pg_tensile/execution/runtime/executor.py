@@ -52,9 +52,9 @@ from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import Group
 
 
 class StepResult(NamedTuple):

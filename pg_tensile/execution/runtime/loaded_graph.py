@@ -13,12 +13,11 @@ from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.metering import Meters
 from pg_tensile.execution.runtime.program import Program
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.following import transient_events
-from pg_tensile.planning.plan.memory import host_arena
+from pg_tensile.planning.plan.memory import transient_arena
 from pg_tensile.planning.plan.plan import Boundary, Plan
 from pg_tensile.planning.trace.trace import Mode, Trace
-from pg_tensile.planning.waterwave.groups import Group
 
 
 class Compiled(NamedTuple):
@@ -93,8 +92,7 @@ class Graph:
         captured = self.captured
         sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
-        arena = host_arena(captured.trace, transient_events(captured.trace, plan))
-        program = compile_program(self.functions, sequence, arena, self._device.runs_ahead, groups)
+        program = compile_program(self.functions, sequence, transient_arena(sequence), self._device.runs_ahead, groups)
         return Compiled(captured, program, {}, follows)
 
     def compile_again(self, compiled: Compiled) -> Compiled:

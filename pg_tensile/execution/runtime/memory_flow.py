@@ -1,7 +1,7 @@
-"""Memory that flows: an executor asks before each group of an iteration (docs/waterwave.md).
+"""Memory that flows: an executor asks before each group of an iteration (docs/memory-flow.md).
 
 What is asked of whom is a `Requests`; `GroupSocket` asks the process at the other end of a socket, which grants groups
-as `planning/waterwave/grants.py` does. An iteration that is not cut into groups (another graph, the first iteration
+as `planning/memory_flow/grants.py` does. An iteration that is not cut into groups (another graph, the first iteration
 under a plan) is asked for as a whole.
 """
 

@@ -26,11 +26,11 @@ from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State
 from pg_tensile.execution.runtime.swapper import Swapper
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Int64s
-from pg_tensile.planning.waterwave.groups import Group
 
 
 class Change(NamedTuple):

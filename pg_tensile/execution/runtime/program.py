@@ -13,13 +13,13 @@ import numpy as np
 
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.runtime.functions import Function
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.codecs import staging_bytes
 from pg_tensile.planning.plan.following import swapped_persistents
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.trace.trace import Int64s
-from pg_tensile.planning.waterwave.groups import Group
 
 # Codes besides the kinds of actions
 ALLOCATE = len(ActionKind)  # device memory for a COPY_IN that follows later

@@ -215,7 +215,10 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
         loss = with_quantiles(loss, settings.quantiles)
     autocast = "bf16" if settings.precision == "bfloat16" else None
     return StepSpec(
-        *(loss, optimizer, settings.clip, autocast),
+        loss,
+        optimizer,
+        clip=settings.clip,
+        autocast=autocast,
         accumulation=settings.accumulate,
         returns_outputs=True,
         ranks=RankSpec(settings.ranks) if settings.ranks > 1 else None,

@@ -37,12 +37,12 @@ from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import device_bytes, plan_bytes
 from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import Group
 
 
 class EagerSteps:
@@ -181,7 +181,10 @@ class PlannedSteps:
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
         self._executor = Executor(
-            *(graphs.train, model, device, grant.plan),
+            graphs.train,
+            model,
+            device,
+            grant.plan,
             device_graphs=device_graphs,
             groups=grant.groups,
             requests=requests,

@@ -17,8 +17,8 @@ from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 
 
 @dataclass(frozen=True)
-class Flowing:
-    """Memory that flows between the job and running ones (scheduling/flowing.py).
+class MemoryFlowSpeeds:
+    """Memory that flows between the job and running ones (scheduling/memory_flow.py).
 
     The speed of a job is the time of its step without a plan over that with memory that flows; `others` has those of
     the running ones, by number."""
@@ -49,7 +49,7 @@ class Beside:
     link_share: float
     planned_us: float | None = None
     slowdown: float | None = None
-    flow: Flowing | None = None
+    flow: MemoryFlowSpeeds | None = None
 
 
 class Outlook(NamedTuple):
@@ -93,7 +93,7 @@ def outlook(
     if decision.groups:
         flowing = [number for number, each in decisions.items() if isinstance(each, Planned) and each.groups]
         speeds = {number: 1 / (slowdowns[number] or 1.0) for number in flowing}
-        flow = Flowing(speeds.pop(job.job), {str(number): speed for number, speed in speeds.items()})
+        flow = MemoryFlowSpeeds(speeds.pop(job.job), {str(number): speed for number, speed in speeds.items()})
     slowdown = slowdowns[job.job]
     beside = Beside(decision.planned_bytes, decision.link_share, decision.iteration_us, slowdown, flow)
     return Outlook(admission, beside)

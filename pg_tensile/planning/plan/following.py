@@ -12,7 +12,7 @@ import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.memory import host_arena
+from pg_tensile.planning.plan.memory import transient_arena
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
@@ -53,17 +53,6 @@ def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
     return plan
 
 
-def transient_events(trace: Trace, plan: Plan) -> Plan:
-    """Return the plan without the swaps of persistent tensors; it stays valid and has the same steps.
-
-    The copies of these swaps are all that an executor's arena holds, because each swapped persistent tensor has host
-    memory of its own.
-    """
-    rows = plan.rows
-    chosen = (rows["kind"] == EventKind.RECOMPUTE.value) | ~trace.persistent[rows["tensor"]]
-    return Plan(rows[chosen], plan.generation, plan.order)
-
-
 def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:
     """Return the persistent tensors that the plan swaps, in ascending order."""
     rows = plan.rows
@@ -86,7 +75,7 @@ def host_bytes(graphs: Iterable[tuple[Trace, Plan]]) -> int:
             homes[int(trace.tensor_kind[tensor]), trace.tensor_name[tensor]] = home_bytes(
                 int(trace.tensor_bytes[tensor])
             )
-        arena = max(arena, host_arena(trace, transient_events(trace, plan)).bytes)
+        arena = max(arena, transient_arena(AccessSequence(trace, plan)).bytes)
     return sum(homes.values()) + arena
 
 

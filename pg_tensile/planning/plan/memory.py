@@ -86,8 +86,21 @@ def host_arena(trace: Trace, plan: Plan) -> Arena:
 
 def host_arena_of(sequence: AccessSequence) -> Arena:
     """Return the arena of an existing sequence that starts from the boundary state."""
-    copies, trace = sequence.host_copies, sequence.trace
-    steps = len(sequence.steps)
+    return _arena(sequence, sequence.host_copies)
+
+
+def transient_arena(sequence: AccessSequence) -> Arena:
+    """Return the arena of such a sequence for the copies of tensors that are not persistent.
+
+    It is all that an executor's arena holds: each persistent tensor that is swapped has host memory of its own.
+    """
+    copies = sequence.host_copies
+    transient = ~sequence.trace.persistent[copies.tensor]
+    return _arena(sequence, HostCopies(*(column[transient] for column in copies)))
+
+
+def _arena(sequence: AccessSequence, copies: HostCopies) -> Arena:
+    trace, steps = sequence.trace, len(sequence.steps)
     align = ALIGNMENT[trace.device]
     size = -(-trace.tensor_bytes[copies.tensor] // align) * align
     cut = _cut(copies, size, steps)

@@ -84,7 +84,7 @@ def admit(state: RoundState) -> list[JobState]:
         needs, waits, claimed = state.needs(job.job), None, state.claimed_before(job)
         if needs > free - claimed:
             waits = Waits(_reason(state, job, free - claimed, running, len(admitted) - running))
-        flowing = None if waits is None else state.flowing_bytes([*admitted, job])
+        flowing = None if waits is None else state.flow_least_bytes([*admitted, job])
         if waits is not None and not claimed:
             state.lacking[job.job] = needs - free if flowing is None else min(needs - free, max(1, flowing - budget))
         if waits is None or (flowing is not None and flowing <= budget - claimed):

@@ -24,7 +24,7 @@ class DeviceState:
     occupy `ending_bytes`. A prediction that waits needs `wanted_bytes` for all models, and one that has waited in vain,
     for the first time `claimed_s` ago, `claimed_bytes`: no job that came later starts before it. `host_bytes` limits
     the host memory for the copies of all jobs of the device. With `memory_flow`, memory may flow between jobs
-    (flowing.py) instead of being divided among them.
+    (memory_flow.py) instead of being divided among them.
     """
 
     name: str
@@ -46,7 +46,7 @@ class DeviceState:
 class Given:
     """The published grant of a job. `plan` is None if it is unknown or was made for another trace.
 
-    `groups` are those of a job whose memory flows, rows of `waterwave.groups.GROUP_ROW`; empty for a constant grant.
+    `groups` are those of a job whose memory flows, rows of `memory_flow.groups.GROUP_ROW`; empty for a constant grant.
     `granted_bytes` of a flowing job is the most that it may take at any time."""
 
     plan: Plan | None
@@ -60,8 +60,8 @@ class JobState:
     """A job that has a trace or, if executed eagerly, a claim (`least_bytes`).
 
     `rank` is its priority among waiting jobs, raised by the time that it has waited. `given` is its grant, None if it
-    is not yet admitted. A `stuck` job's executor pauses until it receives another plan. A `pinned` job keeps its grant,
-    because its executor rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
+    is not yet admitted. A `stuck` job's trainer pauses until it receives another plan. A `pinned` job keeps its grant,
+    because its trainer rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
     those of the tensors whose zeros have been counted. A `choosing` job may return with a smaller batch, so it is
     refused rather than kept waiting for others to end. `swap_share` limits the swaps of policy tensile (its `Limits`).
     """
@@ -97,7 +97,7 @@ class Planned(NamedTuple):
 
     `footprint` and `vanilla` are bytes at each executed operator, workspaces included, with the plan and without any.
     Times are in µs; None for a job that is executed eagerly. A job whose memory flows has `groups`, rows of
-    `waterwave.groups.GROUP_ROW`; `granted_bytes` is the most that it takes at any time, `iteration_us` includes the
+    `memory_flow.groups.GROUP_ROW`; `granted_bytes` is the most that it takes at any time, `iteration_us` includes the
     requests for its groups, and `stall_us` the time that it waits for memory.
     """
 

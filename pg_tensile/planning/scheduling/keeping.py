@@ -12,12 +12,12 @@ import numpy as np
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.job_planner.candidate import EXACT
+from pg_tensile.planning.memory_flow.groups import groups_to_bytes
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Planned
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
-from pg_tensile.planning.waterwave.groups import groups_to_bytes
 
 SLACK = 50  # a job is granted 1 / SLACK more memory than its plan needs, where there is room
 GAIN = 0.02  # fraction of the time of all jobs that new plans must save to replace plans that can stay

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.job_planner.planner import JobPlanner, identity
+from pg_tensile.planning.memory_flow.groups import Group, bytes_to_groups, counted_groups, cut_alike
+from pg_tensile.planning.memory_flow.simulation import SimulatedFlow, simulate_memory_flow, with_requests
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.tensile import rounds
@@ -14,8 +16,6 @@ from pg_tensile.planning.policies.tensile.rounds import Limits
 from pg_tensile.planning.scheduling.decisions import DeviceState
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import Group, bytes_to_groups, counted_groups, cut_alike
-from pg_tensile.planning.waterwave.simulation import Flow, simulate_flow, with_requests
 
 MOST_TENSILE_RESULTS = 16  # cached results of the policy tensile
 MOST_FLOWS = 256  # cached groups of plans, and simulations of memory that flows
@@ -34,7 +34,7 @@ class PlanCaches:
         self._planners: dict[Hashable, JobPlanner] = {}
         self._tensile: dict[Hashable, dict[int, Plan]] = {}
         self._groups: dict[Hashable, tuple[Group, ...]] = {}
-        self._flows: dict[Hashable, Flow | None] = {}
+        self._flows: dict[Hashable, SimulatedFlow | None] = {}
         self._used: set[Hashable] = set()
         self._over = _never
 
@@ -82,13 +82,15 @@ class PlanCaches:
 
     def flow(
         self, jobs: Mapping[int, Sequence[Group]], budget_bytes: int, contention: float, beside: int
-    ) -> Flow | None:
+    ) -> SimulatedFlow | None:
         """Return how long jobs take whose memory flows within the budget; None if they cannot all run."""
         key = tuple((job, tuple(groups)) for job, groups in jobs.items()), budget_bytes, contention, beside
         if key not in self._flows:
             if len(self._flows) >= MOST_FLOWS:
                 self._flows.clear()
-            self._flows[key] = simulate_flow(jobs, budget_bytes, contention, ITERATIONS, beside, MOST_GROUPS_SIMULATED)
+            self._flows[key] = simulate_memory_flow(
+                jobs, budget_bytes, contention, ITERATIONS, beside, MOST_GROUPS_SIMULATED
+            )
         return self._flows[key]
 
     def begin_round(self, over: Callable[[], bool] = _never) -> None:

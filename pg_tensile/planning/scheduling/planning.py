@@ -6,7 +6,7 @@ jobs together within what joint gave them, and plans that searches have found ta
 whose swaps may be compressed is planned as usual, then again with the compressed times of those plans' swaps where
 compression pays (CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows from
 trace and sparsity, not from the job's present plan. Last, plans under which memory flows take the place of all these if
-they are better, or if constant grants are impossible (flowing.py).
+they are better, or if constant grants are impossible (memory_flow.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pg_tensile.planning.policies.compression.advisor import choose
 from pg_tensile.planning.policies.joint.part import SlowdownError, Terms, UnplannableError
 from pg_tensile.planning.policies.joint.share_out import share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Waits
-from pg_tensile.planning.scheduling.flowing import flow_bytes, flow_plans, flowing_jobs
+from pg_tensile.planning.scheduling.memory_flow import flow_bytes, flow_jobs, flow_plans
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.scheduling.tensile_plans import plan_together, use_tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -116,7 +116,7 @@ def _with_flow(state: RoundState, admitted: Sequence[JobState], constant: Plans 
     """Return plans under which memory flows if there are any and they are better than `constant`, else None.
 
     `constant`: the plans with constant grants, which the jobs keep whose memory cannot flow; None if there are none."""
-    jobs = flowing_jobs(state, admitted)
+    jobs = flow_jobs(state, admitted)
     if not jobs:
         return None
     others = [job for job in admitted if not state.can_flow(job)]

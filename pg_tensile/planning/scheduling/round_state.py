@@ -1,4 +1,4 @@
-"""State of one round of decisions for all jobs of a device, shared by admission, planning, flowing and keeping."""
+"""State of one round of decisions for all jobs of a device, shared by admission, planning, memory flow and keeping."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.memory_flow.grants import Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import Group
+from pg_tensile.planning.memory_flow.simulation import SimulatedFlow
 from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.policies.compression.advisor import TensorCoding
 from pg_tensile.planning.policies.joint.contention import times_us
@@ -23,15 +26,13 @@ from pg_tensile.planning.scheduling.decisions import (
 )
 from pg_tensile.planning.scheduling.plan_caches import PlanCaches
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import Group
-from pg_tensile.planning.waterwave.simulation import Flow
 
 PRIORITY_STEP = 10.0
 HEAVIEST = 16.0
 # Other devices' allocators do not give memory back to the device between two operators yet.
-FLOWING_KINDS = ("host",)
-FLOWING_POLICIES = ("joint", "swapadvisor")  # the plans of `tensile` are made for constant grants of all jobs together
+MEMORY_FLOW_KINDS = ("host",)
+# The plans of `tensile` are made for constant grants of all jobs together.
+MEMORY_FLOW_POLICIES = ("joint", "swapadvisor")
 # How much two jobs slow each other down that compute at once. On the host each has threads of its own; with a core for
 # each thread it is nothing (docs/benchmarks.md, "In processes of their own"), and where cores are fewer the measured
 # latencies are longer. An accelerator gives jobs time slices.
@@ -168,7 +169,7 @@ class RoundState:
         """True if memory may flow between jobs.
 
         Where it does already, and constant grants would not fit, it goes on whatever the setting is by now."""
-        if self.device.profile.kind not in FLOWING_KINDS:
+        if self.device.profile.kind not in MEMORY_FLOW_KINDS:
             return False
         return self.device.memory_flow or self._has_to_flow()
 
@@ -182,7 +183,7 @@ class RoundState:
         return (
             self.memory_flow
             and job.trace is not None
-            and job.policy in FLOWING_POLICIES
+            and job.policy in MEMORY_FLOW_POLICIES
             and job.compression == "none"
             and not (job.pinned or job.choosing)
         )
@@ -199,10 +200,10 @@ class RoundState:
 
     def could_flow(self, jobs: Sequence[JobState]) -> bool:
         """Return whether the least that these jobs need fits, if the memory of those that can share it flows."""
-        needed = self.flowing_bytes(jobs)
+        needed = self.flow_least_bytes(jobs)
         return needed is not None and needed <= self.budget_bytes()
 
-    def flowing_bytes(self, jobs: Sequence[JobState]) -> int | None:
+    def flow_least_bytes(self, jobs: Sequence[JobState]) -> int | None:
         """Return the least that these jobs need if memory flows; None if it cannot."""
         flowing = {job.job: self.needs(job.job) for job in jobs if self.can_flow(job)}
         if len(flowing) < 2:
@@ -218,7 +219,7 @@ class RoundState:
         kept = sum(rests.values())
         return (
             all(kept - rests[job] + whole <= plans.flow_bytes for job, whole in wholes.items())
-            and Grants(plans.flow_bytes).fits(FlowingJob(groups) for groups in plans.groups.values())
+            and Grants(plans.flow_bytes).fits(GroupedJob(groups) for groups in plans.groups.values())
             and self.host_bytes(plans) <= self.device.host_bytes
         )
 
@@ -232,7 +233,7 @@ class RoundState:
             us[job] = sum(group.us for group in groups) + (math.inf if flow is None else flow.waiting_us[job])
         return us
 
-    def flow(self, plans: Plans) -> Flow | None:
+    def flow(self, plans: Plans) -> SimulatedFlow | None:
         """Return how long the jobs take whose memory flows; None if they cannot all run."""
         beside = self.computing - len(plans.groups)
         return self.caches.flow(plans.groups, plans.flow_bytes, self._contention, max(0, beside))

@@ -23,8 +23,8 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.memory_flow import Requests, claimed
 from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState, training_state
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.waterwave.groups import Group
 from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
 
 NO_STATE = TrainingState({}, {})

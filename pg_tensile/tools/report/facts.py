@@ -25,8 +25,8 @@ from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.simulator.simulator import Transfer
 from pg_tensile.tools.report.evaluation import Evaluation, evaluation_of
 from pg_tensile.tools.report.iteration import Iteration
+from pg_tensile.tools.report.memory_flow import MemoryFlowFacts, memory_flow_of
 from pg_tensile.tools.report.ranks import Ranks, ranks_of
-from pg_tensile.tools.report.shared_memory import Interlock, interlock_of
 
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord, Planned, Row
@@ -192,7 +192,7 @@ class Facts:
     settings: Row
     versions: Row
     evaluation: Evaluation | None
-    interlock: Interlock | None  # with jobs that share memory as they go
+    interlock: MemoryFlowFacts | None
     ranks: Ranks | None  # None if the job trains in one process
 
     def as_json(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         settings=json_value(record.settings),
         versions=json_value(record.versions | _own_versions()),
         evaluation=None if record.evaluation is None else evaluation_of(record.evaluation),
-        interlock=interlock_of(record),
+        interlock=memory_flow_of(record),
         ranks=ranks_of(record),
     )
 

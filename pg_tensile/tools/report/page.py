@@ -21,8 +21,8 @@ from pg_tensile.tools.report.figures import SPLITS, embedded, latency_charts, le
 from pg_tensile.tools.report.iteration import Iteration, NoIterationError, is_eager, iteration_of
 from pg_tensile.tools.report.iteration_charts import Limit, iteration_charts
 from pg_tensile.tools.report.markup import clean, script_json
+from pg_tensile.tools.report.memory_flow import legend_of, memory_flow_chart
 from pg_tensile.tools.report.ranks import about_ranks, ranks_note
-from pg_tensile.tools.report.shared_memory import interlock_chart, legend_of
 from pg_tensile.tools.report.submission import submission_of
 from pg_tensile.tools.report.tables import importance_table, log_table, metric_table, moment, score_table, tensor_table
 
@@ -72,7 +72,7 @@ def render(record: JobRecord) -> str:
             **curves,
             **evaluation_charts(facts.evaluation),
             **plan_charts(facts),
-            **interlock_chart(facts.interlock),
+            **memory_flow_chart(facts.interlock),
         }
     )
     epochs = sorted({row["epoch"] for row in facts.metrics})
@@ -175,7 +175,7 @@ def _legends(facts: Facts) -> dict[str, Iterable[tuple[str, str]]]:
         "lanes": lanes,
         "phases": PHASES.items(),
         "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits],
-        "interlock": [] if facts.interlock is None else legend_of(facts.interlock),
+        "memory_flow": [] if facts.interlock is None else legend_of(facts.interlock),
         "plans": [("planned", BLUE), ("granted", RED), ("without a plan", GREY)],
     }
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.latency.collectives import exchanges, rank_count, reduced_bytes
+from pg_tensile.planning.memory_flow.groups import bytes_to_groups
 from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
-from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pg_tensile.text import NONE
 from pg_tensile.tools.report.facts import json_value
 from pg_tensile.tools.report.iteration import Instruction, Iteration, iteration_of, short, tensor_name

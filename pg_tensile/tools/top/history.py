@@ -34,7 +34,7 @@ class Course:
 
     def add(self, job: Job, now: float) -> None:
         """Add the job as a snapshot at `now` has it; without a new heartbeat no sample is added."""
-        if job.attempts != self._attempt:  # the counters of a new executor start from zero
+        if job.attempts != self._attempt:  # the counters of a new trainer start from zero
             self._attempt = job.attempts
             self._samples.clear()
         self._silent_s = 0.0 if job.heartbeat_at is None else now - job.heartbeat_at

@@ -75,13 +75,13 @@ class Device:
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
     utilisation: float | None  # load by other programs, 0 to 1
-    flowing_jobs: int = 0  # that share memory as they go
+    flowing_jobs: int = 0  # whose memory flows
     flowing_bytes: int = 0  # which they hold now; a part of granted_bytes
 
 
 @dataclass(frozen=True)
 class Job:
-    """An open job. Live numbers are None until its executor has reported them; moments are in seconds since 1970."""
+    """An open job. Live numbers are None until its trainer has reported them; moments are in seconds since 1970."""
 
     job: int
     model: str
@@ -116,7 +116,7 @@ class Job:
     planned_bytes: int | None
     granted_bytes: int | None
     vanilla_bytes: int | None  # peak without a plan
-    bytes_swapped: int | None  # both ways, since its executor started, as the next two
+    bytes_swapped: int | None  # both ways, since its trainer started, as the next two
     stall_s: float | None
     passive_swap_ins: int | None
     plan_generation: int | None

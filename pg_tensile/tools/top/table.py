@@ -73,7 +73,7 @@ def line(chosen: Chosen, job: Job, selected: bool) -> Text:
 
 
 def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[Column]:
-    """Return the columns of the jobs that have an executor."""
+    """Return the columns of the jobs that have a trainer."""
     epochs = [_epoch(job) for job in jobs]
     owners, devices = {job.owner for job in jobs}, {job.device for job in jobs} - {None}
     of = history.of

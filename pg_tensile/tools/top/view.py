@@ -3,7 +3,7 @@
     header      the server, numbers of jobs, the server's time; below it an alarm, and models that have drifted
     devices     memory granted, the link, the load by others
     tunings     a line for each: trials, and the best one so far
-    running     a line for each job with an executor
+    running     a line for each job with a trainer
     queue       the waiting jobs, the next one first, with reasons
     strip       pace, memory and costs of the selected job
     footer      keys, a question or an answer
@@ -40,10 +40,10 @@ SLOWER         a step now, as a multiple of one when nothing else ran
 COURSE         the loss over the epochs, from its lowest to its highest
 MEMORY         of the device, for a step: by its plan, or without one at most
 PEAK, KEPT     measured: at most so far, and between two steps
-SWAPPED STALL  moved over the link, and waited for it, since its executor began
+SWAPPED STALL  moved over the link, and waited for it, since its trainer began
 PLAN           generation of the plan in use
 PRIO           priority; the queue is in the order of priority and waiting time
-PHASE          silent: nothing was heard of its executor for so long
+PHASE          silent: nothing was heard of its trainer for so long
 
 You see your own jobs; members of pg_read_all_stats see all of them."""
 

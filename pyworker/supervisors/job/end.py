@@ -3,8 +3,8 @@
 DONE                                   finished
 ERROR, a wrong query, model dropped    failed, with the error's own SQLSTATE
 cancel_job, pg_cancel_backend          cancelled, and so is a job whose worker pg_terminate_backend stops
-the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
-the executor's device has failed       the same
+the trainer dies or hangs              interrupted, tried again after a pause, failed after pg_tensile.max_retries
+the trainer's device has failed        the same
 it has lost its Ray cluster or a rank  the same (an ERROR of class 08)
 server stop, release_database, another pg_tensile.database   interrupted, with a checkpoint if there is time
 role or extension dropped              nothing is written; the controller does the rest

@@ -1,7 +1,7 @@
-"""The evaluation of a deployed version for a schedule: a job without an executor of its own that trains.
+"""The evaluation of a deployed version for a schedule: a job without a trainer of its own that trains.
 
-An executor evaluates the rows of the query, which runs once, as the role that has made the schedule
-(csrc/training/gate.c). Standard library only.
+A trainer evaluates the rows of the query, which runs once, as the role that has made the schedule (csrc/gate.c).
+Standard library only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pyworker.supervisors.evaluation import Executors, metrics
+from pyworker.supervisors.evaluation import Trainers, metrics
 from pyworker.supervisors.failures import Failure
 from pyworker.supervisors.server import Server
 
@@ -18,10 +18,10 @@ from pyworker.supervisors.server import Server
 class Evaluation:
     """Evaluates for this process's job; `row` is what `_job_begin` returned."""
 
-    def __init__(self, server: Server, row: dict[str, Any], executors: Executors) -> None:
+    def __init__(self, server: Server, row: dict[str, Any], trainers: Trainers) -> None:
         self._server = server
         self._row = row
-        self._executors = executors
+        self._trainers = trainers
 
     async def run(self, check_job: Callable[[], None]) -> None:
         """Store the values, in a transaction that the caller ends by finishing the job.
@@ -40,5 +40,5 @@ class Evaluation:
             values = (fds[0], spec["version"], row["query"], row["settings"])
             rows = server.call("tensile_worker._evaluation_feed(int4,int8,text,jsonb)", *values)
 
-        (result,) = await self._executors.run([spec], "tensile_worker._job_evaluation_weights", feed, check_job)
+        (result,) = await self._trainers.run([spec], "tensile_worker._job_evaluation_weights", feed, check_job)
         server.call("tensile_worker._job_evaluated(int8,int8,jsonb)", spec["version"], rows, metrics(result))

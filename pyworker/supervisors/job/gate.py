@@ -1,9 +1,9 @@
 """The comparison of a job's version with the deployed one, for a job that deploys its version only if it is better.
 
-Two executors, one for each version, evaluate the same rows: those of one run of the gate query, as the role that has
-submitted the job (csrc/training/gate.c). Whatever goes wrong with the comparison keeps the deployed version; an
-executor that dies is replaced, as often as a job's would be. The decision, the deployment and the end of the job are
-one transaction, so that an attempt that ends earlier decides nothing, and the next one compares again.
+Two trainers, one for each version, evaluate the same rows: those of one run of the gate query, as the role that has
+submitted the job (csrc/gate.c). Whatever goes wrong with the comparison keeps the deployed version; a trainer that
+dies is replaced, as often as a job's would be. The decision, the deployment and the end of the job are one transaction,
+so that an attempt that ends earlier decides nothing, and the next one compares again.
 
 Standard library only.
 """
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyworker.supervisors.evaluation import Executors, Result, metrics
+from pyworker.supervisors.evaluation import Result, Trainers, metrics
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped
 from pyworker.supervisors.server import Server
 from pyworker.wire import ProtocolError
@@ -35,11 +35,11 @@ class _Compared(NamedTuple):
 class Gate:
     """Decides whether the version of this process's job is deployed; `row` is what `_job_begin` returned."""
 
-    def __init__(self, server: Server, row: dict[str, Any], executors: Executors) -> None:
+    def __init__(self, server: Server, row: dict[str, Any], trainers: Trainers) -> None:
         self.closed = row["options"].get("deploy") == "if_better"  # until a comparison opens it
         self._server = server
         self._settings = row["settings"]
-        self._executors = executors
+        self._trainers = trainers
 
     async def decide(self, check_job: Callable[[], None]) -> str | None:
         """Decide, in a transaction that the caller ends by finishing the job.
@@ -79,7 +79,7 @@ class Gate:
             except Failure as failure:
                 return _Compared(failure=failure)
             except ProtocolError as error:
-                return _Compared(failure=Failure("08P01", f"an executor broke the protocol: {error}"))
+                return _Compared(failure=Failure("08P01", f"a trainer broke the protocol: {error}"))
             except ChildDied as death:
                 if self._server.stopping:
                     raise Stopped from None
@@ -95,7 +95,7 @@ class Gate:
             self._server.call(FEED, *fds, *versions, gate["query"], self._settings)
 
         specs = (gate["version"], gate["previous"])
-        results = await self._executors.run(specs, "tensile_worker._job_gate_weights", feed, check_job)
+        results = await self._trainers.run(specs, "tensile_worker._job_gate_weights", feed, check_job)
         value, previous_value = (_value(gate["metric"], result) for result in results)
         return _Compared(value, previous_value)
 

@@ -1,4 +1,4 @@
-"""A job's memory: its traces go to the catalogue, the scheduler's plans and refusals to the executor.
+"""A job's memory: its traces go to the catalogue, the scheduler's plans and refusals to the trainer.
 
 Standard library only.
 """
@@ -17,12 +17,12 @@ from pyworker.supervisors.job.waiting import Waiting
 from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError
 
-REFUSAL_TIMEOUT = 300.0  # seconds that an executor may take to answer REFUSE if pg_tensile.executor_timeout is 0
-MOST_REFUSALS = 1000  # in a row: the executor follows each with the trace of a smaller batch
+REFUSAL_TIMEOUT = 300.0  # seconds that a trainer may take to answer REFUSE if pg_tensile.executor_timeout is 0
+MOST_REFUSALS = 1000  # in a row: the trainer follows each with the trace of a smaller batch
 
 
 class JobMemory:
-    """Memory scheduling of one attempt at a job, between the catalogue and the executor."""
+    """Memory scheduling of one attempt at a job, between the catalogue and the trainer."""
 
     def __init__(
         self, server: Server, child: Child, waiting: Waiting, job: int, options: dict[str, Any], timeout: float
@@ -33,14 +33,14 @@ class JobMemory:
         self._job = job
         self._cluster_device = None if asked_ranks(options) is None else cluster_device(job)
         self._refusal_timeout = timeout or REFUSAL_TIMEOUT
-        self._generation_sent = 0  # of the newest plan sent to the executor
+        self._generation_sent = 0  # of the newest plan sent to the trainer
         self._generation_used = 0
         self._refused = False
         self._refusals = 0  # since the last plan
         self._refused_at = 0.0
 
     def forward_plans(self) -> None:
-        """Send newer plans to the executor; the first one ends the job's waiting."""
+        """Send newer plans to the trainer; the first one ends the job's waiting."""
         plans = self._server.rows("SELECT * FROM tensile_worker._fetch_plan($1)", ["int8"], self._generation_sent)
         self._server.commit()
         for plan in plans:
@@ -51,7 +51,7 @@ class JobMemory:
             self._waiting.end_for_memory()
 
     def forward_refusal(self) -> None:
-        """Tell the executor that its trace has been refused memory, unless it has been told."""
+        """Tell the trainer that its trace has been refused memory, unless it has been told."""
         if self._refused:
             return
         self._refused = True
@@ -61,10 +61,10 @@ class JobMemory:
         self._refused_at = time.monotonic()
 
     def check_refused(self) -> None:
-        """Raise Failure if an executor that was refused memory goes on: it must not keep memory of others."""
+        """Raise Failure if a trainer that was refused memory goes on: it must not keep memory of others."""
         silent = self._refused and time.monotonic() - self._refused_at > self._refusal_timeout
         if silent or self._refusals > MOST_REFUSALS:
-            message = "the executor goes on although there is no device memory for it"
+            message = "the trainer goes on although there is no device memory for it"
             raise Failure("53200", message, hint="The code of the model may keep it from stopping.")
 
     def keep_trace(self, frame: Frame) -> None:

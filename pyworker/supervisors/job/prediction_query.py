@@ -1,6 +1,6 @@
-"""The choice among the queries for predictions that the executor has derived from the training query.
+"""The choice among the queries for predictions that the trainer has derived from the training query.
 
-The server's own parser decides, as the role that has submitted the job and with its settings: whether the executor has
+The server's own parser decides, as the role that has submitted the job and with its settings: whether the trainer has
 understood the training query, whether a derived query is valid and returns the features, and whether columns are a
 unique key (csrc/predicting/prediction_query.c). Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Results that a job's executor sends: checkpoints, weights, measurements, a calibration. Standard library only."""
+"""Results that a job's trainer sends: checkpoints, weights, measurements, a calibration. Standard library only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JobResults:
         chunk = self._states.chunk(frame)
         most = MOST_LATENCY_BYTES if self._calibrates else self._most_bytes
         if self._states.bytes > most:
-            message = f"the executor sent more than {most >> 20} MB of {chunk.kind}"
+            message = f"the trainer sent more than {most >> 20} MB of {chunk.kind}"
             hint = "Raise pg_tensile.max_state_size, or train a smaller model."
             raise Failure("54000", message, hint=None if self._calibrates else hint)
         if chunk.kind == "latency_models" and self._calibrates:
@@ -60,7 +60,7 @@ class JobResults:
     def _keep_checkpoint(self, chunk: StateChunk) -> None:
         """Store a chunk of a checkpoint in the catalogue; the checkpoint before is valid until this one is complete.
 
-        SAVED gives the executor the time of the commit, by the monotonic clock that the machine's processes share, so
+        SAVED gives the trainer the time of the commit, by the monotonic clock that the machine's processes share, so
         that it can determine the cost of its checkpoints.
         """
         generation = self._generation
@@ -104,7 +104,7 @@ class JobResults:
         self._server.commit()
 
     def keep_architecture(self, frame: Frame) -> None:
-        """Store the architecture that the executor has chosen."""
+        """Store the architecture that the trainer has chosen."""
         choice = frame.header
         self._server.call("tensile_worker._job_architecture(jsonb,text)", choice["architecture"], choice["reason"])
         self._server.commit()
@@ -115,7 +115,7 @@ class JobResults:
         self._server.commit()
 
     def keep_choice(self, frame: Frame) -> None:
-        """Store the batch size that the executor has chosen."""
+        """Store the batch size that the trainer has chosen."""
         self._server.call("tensile_worker._job_choice(jsonb)", frame.header)
         self._server.commit()
 

@@ -13,9 +13,9 @@ MOST_QUERY = 1 << 18  # characters of a training query from which a query for pr
 
 # Columns of the job's row that the header has unchanged
 COPIED = (
-    *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
-    *("policy", "memory_budget", "options", "split_by", "max_time_s"),
-)
+    "attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed",
+    "policy", "memory_budget", "options", "split_by", "max_time_s",
+)  # fmt: skip
 
 
 def choose_threads(server: Server, options: dict[str, Any], running: int = 1) -> int:
@@ -57,7 +57,7 @@ def _rows_file(name: str) -> dict[str, Any]:
 
 
 def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the header for an executor in a session (session_run.py), without those of its buffers."""
+    """Return the header for a trainer in a session (session_run.py), without those of its buffers."""
     return {
         **request,
         **_settings(server, threads),

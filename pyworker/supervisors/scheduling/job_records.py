@@ -59,8 +59,8 @@ class JobRecord:
     planned_us: float | None = None  # sum of the latencies that the planner plans with
     generation: int = 0  # of the plan that was published last; 0 if that is of no use
     published: Plan | None = None
-    in_force: Plan | None = None  # the plan under which the executor has run an iteration
-    pinned: bool = False  # its executor has rejected a plan since jobs came or went: it keeps its plan
+    in_force: Plan | None = None  # the plan under which the trainer has run an iteration
+    pinned: bool = False  # its trainer has rejected a plan since jobs came or went: it keeps its plan
     answered: bool = False  # a planner that had this trace has answered
     deaths: int = 0  # in a row, of planners that had this trace
     set_aside: bool = False

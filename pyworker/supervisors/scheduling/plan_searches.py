@@ -231,8 +231,14 @@ class PlanSearches:
         task, search.state = search.task, "finished"
         self._server.call(
             "tensile_internal._search_result(int8,int8,int8,bytea,bytea,float8,float8,int4)",
-            *(task.job, task.budget_bytes, peak_bytes, rows, order),
-            *(search.best_us, task.seconds, search.generation),
+            task.job,
+            task.budget_bytes,
+            peak_bytes,
+            rows,
+            order,
+            search.best_us,
+            task.seconds,
+            search.generation,
         )
         details = {"first_us": task.iteration_us, "best_us": search.best_us, "generation": search.generation}
         details |= {"evaluations": search.evaluations, "budget_bytes": task.budget_bytes, "seconds": task.seconds}
@@ -244,8 +250,15 @@ class PlanSearches:
         task = search.task
         self._server.call(
             "tensile_internal._search(int8,text,int8,float8,bool,float8,float8,int4,int8)",
-            *(task.job, search.state, task.budget_bytes, task.seconds, search.cached, task.iteration_us),
-            *(search.best_us, search.generation, search.evaluations),
+            task.job,
+            search.state,
+            task.budget_bytes,
+            task.seconds,
+            search.cached,
+            task.iteration_us,
+            search.best_us,
+            search.generation,
+            search.evaluations,
         )
         self._server.commit()
 

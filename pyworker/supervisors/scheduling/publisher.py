@@ -27,9 +27,9 @@ FOOTPRINT = (
     "bytea,bytea)"
 )
 FOOTPRINT_FIELDS = (
-    *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
-    *("stall_us", "recomputes"),
-)
+    "iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes", "stall_us",
+    "recomputes",
+)  # fmt: skip
 
 
 class Publisher:
@@ -123,9 +123,9 @@ class Publisher:
         self._tried_ledger = ledger
 
     def withdraw_rejected(self, views: dict[str, DeviceView]) -> bool:
-        """Publish the previous plan for each job whose executor has rejected one; return whether any has.
+        """Publish the previous plan for each job whose trainer has rejected one; return whether any has.
 
-        The executor stays with the previous plan, so the ledger and the plan table must have that one. The same plan
+        The trainer stays with the previous plan, so the ledger and the plan table must have that one. The same plan
         would be rejected again, so the job is pinned until its trace or the set of jobs changes.
         """
         withdrawn = False
@@ -136,7 +136,7 @@ class Publisher:
                     continue
                 withdrawn = True
                 record.generation, record.pinned = 0, True
-                reason = f"its executor has rejected the plan of generation {row['rejected']}: it keeps the one before"
+                reason = f"its trainer has rejected the plan of generation {row['rejected']}: it keeps the one before"
                 if record.in_force is None or record.published is record.in_force:
                     log_event(self._server, "failed", job, view.name, reason)
                     self._server.commit()

@@ -24,7 +24,7 @@ WINGS = (
 )
 # The packages and modules of planning, in the same manner.
 PLANNING = (
-    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "waterwave",
+    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "memory_flow",
     "building_blocks", "job_planner", "policies", "batchsize", "scheduling", "explain",
 )  # fmt: skip
 # Those of execution.

@@ -62,17 +62,17 @@ def controller(plpy: Settings) -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def executor(plpy: Settings, controller: ForkServer) -> Iterator[Child]:
-    """An executor that waits for its job."""
-    started = Child(Server(plpy), "executor", threads=2, nice=3, forked=True)
+def trainer(plpy: Settings, controller: ForkServer) -> Iterator[Child]:
+    """A trainer that waits for its job."""
+    started = Child(Server(plpy), "trainer", threads=2, nice=3, forked=True)
     drive(started.start())
     yield started
     drive(started.close())
 
 
 def start(plpy: Settings) -> type:
-    """Start and end an executor; return the kind of its process."""
-    child = Child(Server(plpy), "executor", threads=1, forked=True)
+    """Start and end a trainer; return the kind of its process."""
+    child = Child(Server(plpy), "trainer", threads=1, forked=True)
     try:
         drive(child.start())
         return type(child._process)
@@ -93,14 +93,14 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(executor: Child, controller: ForkServer) -> None:
-    pid = executor.pid
+def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(trainer: Child, controller: ForkServer) -> None:
+    pid = trainer.pid
     assert parent(pid) == process_of(controller).pid
     assert os.getsid(pid) == os.getpgid(pid) == pid
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
-    assert arguments == [sys.executable, "-m", "pyworker", "executor", str(os.getpid())]
+    assert arguments == [sys.executable, "-m", "pyworker", "trainer", str(os.getpid())]
     assert os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0) == 3
-    assert executor.torch
+    assert trainer.torch
     files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
     assert not any("eventpoll" in file for file in files), files  # those of the fork server are closed
     assert sum("socket" in file for file in files) == 1, files  # the connection's, though it has two descriptors
@@ -117,7 +117,7 @@ def test_a_child_that_a_signal_ends_in_its_first_moment_has_been_killed_and_not_
 ) -> None:
     if forked:
         start(plpy)  # the fork server has imported what takes a while
-    child = Child(Server(plpy), "executor", threads=1, forked=forked)
+    child = Child(Server(plpy), "trainer", threads=1, forked=forked)
     receive_first = child._first_frame
 
     async def end_and_receive_first() -> Frame:
@@ -126,7 +126,7 @@ def test_a_child_that_a_signal_ends_in_its_first_moment_has_been_killed_and_not_
 
     monkeypatch.setattr(child, "_first_frame", end_and_receive_first)
     try:
-        with pytest.raises(ChildDied, match=f"executor was killed by signal {number:d} "):
+        with pytest.raises(ChildDied, match=f"trainer was killed by signal {number:d} "):
             drive(child.start())
             while True:  # it has sent its first frame before
                 drive(child.receive(1))
@@ -137,7 +137,7 @@ def test_a_child_that_a_signal_ends_in_its_first_moment_has_been_killed_and_not_
 @pytest.mark.parametrize("forked", [True, False])
 def test_a_job_has_a_socket_on_which_it_asks_for_memory(plpy: Settings, controller: ForkServer, forked: bool) -> None:
     """Its other end stays open until the child is gone, and no descriptor is inherited by what the child starts."""
-    child = Child(Server(plpy), "executor", threads=1, forked=forked, flows=True)
+    child = Child(Server(plpy), "trainer", threads=1, forked=forked, memory_flow=True)
     try:
         drive(child.start())
         assert type(child._process) is (ForkedProcess if forked else SpawnedProcess)
@@ -155,26 +155,26 @@ def test_a_job_has_a_socket_on_which_it_asks_for_memory(plpy: Settings, controll
     assert child._groups is None
 
 
-def test_a_forked_child_that_is_killed_is_reaped_and_described(executor: Child) -> None:
-    pid = executor.pid
+def test_a_forked_child_that_is_killed_is_reaped_and_described(trainer: Child) -> None:
+    pid = trainer.pid
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ChildDied, match="executor was killed by signal 9"):
+    with pytest.raises(ChildDied, match="trainer was killed by signal 9"):
         while True:
-            drive(executor.receive(1))
+            drive(trainer.receive(1))
     until(lambda: is_gone(pid))
 
 
-def test_the_output_of_a_forked_child_is_its_supervisors(executor: Child) -> None:
-    os.kill(executor.pid, signal.SIGABRT)
+def test_the_output_of_a_forked_child_is_its_supervisors(trainer: Child) -> None:
+    os.kill(trainer.pid, signal.SIGABRT)
     with pytest.raises(ChildDied, match="signal 6") as death:
         while True:
-            drive(executor.receive(1))
+            drive(trainer.receive(1))
     assert "Fatal Python error: Aborted" in str(death.value.traceback)
 
 
-def test_a_forked_child_ends_when_it_is_closed(executor: Child) -> None:
-    pid = executor.pid
-    drive(executor.close())
+def test_a_forked_child_ends_when_it_is_closed(trainer: Child) -> None:
+    pid = trainer.pid
+    drive(trainer.close())
     until(lambda: is_gone(pid))
 
 
@@ -184,7 +184,7 @@ from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.server import Server
 from tests.unit.pyworker.supervisors.test_child_process import drive
 from tests.unit.pyworker.test_fork_server import Settings
-child = Child(Server(Settings()), "executor", threads=1, forked=True)
+child = Child(Server(Settings()), "trainer", threads=1, forked=True)
 drive(child.start())
 print(child.pid, flush=True)
 time.sleep(600)
@@ -207,24 +207,24 @@ def test_a_forked_child_dies_with_its_supervisor(controller: ForkServer, stopped
 
 
 def test_children_die_with_the_fork_server_and_the_next_one_starts_without(
-    executor: Child, controller: ForkServer, plpy: Settings
+    trainer: Child, controller: ForkServer, plpy: Settings
 ) -> None:
-    pid = executor.pid
+    pid = trainer.pid
     process_of(controller).kill()
-    with pytest.raises(ChildDied, match="executor was killed by signal 9"):
+    with pytest.raises(ChildDied, match="trainer was killed by signal 9"):
         while True:
-            drive(executor.receive(1))
+            drive(trainer.receive(1))
     until(lambda: is_gone(pid))
     assert start(plpy) is SpawnedProcess
 
 
-def test_a_closed_fork_server_ends_with_its_last_child(executor: Child, controller: ForkServer, plpy: Settings) -> None:
+def test_a_closed_fork_server_ends_with_its_last_child(trainer: Child, controller: ForkServer, plpy: Settings) -> None:
     process = process_of(controller)
     controller.close()
     assert not list(Path("base/pgsql_tmp").iterdir())
     assert start(plpy) is SpawnedProcess  # it takes no more requests
-    assert process.poll() is None and not is_gone(executor.pid)
-    drive(executor.close())
+    assert process.poll() is None and not is_gone(trainer.pid)
+    drive(trainer.close())
     assert process.wait(60) == 0
 
 

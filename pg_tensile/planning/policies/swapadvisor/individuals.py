@@ -37,9 +37,9 @@ DISTANCES = (0.0, 1.0, 2.0)  # how long ago a tensor was used, in times of its o
 REPLANNED = 0.02  # fraction of the time without stalls: if an iteration waits longer, its transfers are timed again
 # the first greedy schedules: capacity as a fraction of the budget, `thrift` and `waiting` (see `schedules.greedy`)
 GREEDY = (
-    *((1.5, 0.0, WAITING), (1.25, 0.0, WAITING), (1.0, 0.0, WAITING), (0.75, 0.0, WAITING)),
-    *((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0)),
-)
+    (1.5, 0.0, WAITING), (1.25, 0.0, WAITING), (1.0, 0.0, WAITING), (0.75, 0.0, WAITING), (1.0, 0.0, 1.0),
+    (1.0, 1.0, 1.0), (0.5, 1.0, 1.0),
+)  # fmt: skip
 REMEMBERED = 4096  # cached times of individuals
 
 

@@ -13,6 +13,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner, identity
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.swapadvisor.plan_search import search_plan
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 16
@@ -39,10 +40,6 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 
 def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
-    from pg_tensile.planning.policies.swapadvisor.plan_search import (
-        search_plan,  # not above: plan_search imports policies
-    )
-
     best = JobPlanner(trace, link).best(budget_bytes)
     generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))
     start = best.plan if isinstance(best, Candidate) else None

@@ -23,14 +23,14 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.memory_flow import CONSTANT, REPLY, REQUEST, REST, WHOLE, GroupSocket, claimed
 from pg_tensile.execution.runtime.program import BEGIN_GROUP
+from pg_tensile.planning.memory_flow.groups import Group, groups_of, resting_bytes, step_bytes
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
-from pg_tensile.planning.waterwave.groups import Group, groups_of, resting_bytes, step_bytes
 from tests.examples import examples
 from tests.unit.executing import FAST, plan_of
-from tests.unit.flowing import Flowing, alone, run_together
 from tests.unit.graphs import dice
+from tests.unit.memory_flow import FlowJob, alone, run_together
 
 SPEC = StepSpec(F.cross_entropy, OptimizerSpec("adamw", 1e-3), returns_outputs=True)
 PATIENCE_S = 120.0  # of a test, not a measure of speed
@@ -69,7 +69,7 @@ def test_two_executors_interlock_within_the_budget(policy: str, monkeypatch: pyt
     for rows in sizes:
         captured = captured_tower(rows)
         plan = plan_of(policy, captured.trace)
-        jobs.append(Flowing(captured, tower, plan, groups_of_plan(captured, plan), *batch(rows)))
+        jobs.append(FlowJob(captured, tower, plan, groups_of_plan(captured, plan), *batch(rows)))
     most = [most_of(job.groups) for job in jobs]
     kept = [job.groups[-1].rest_bytes for job in jobs]
     budget = int(1.02 * max(most[0] + kept[1], most[1] + kept[0]))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.planning.memory_flow.groups import groups_of, step_bytes
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.waterwave.groups import groups_of, step_bytes
-from tests.unit.flowing import Flowing, alone, run_together
+from tests.unit.memory_flow import FlowJob, alone, run_together
 from tests.unit.zoo import thinned
 
 ALONE = 64  # batch of a job that fills the memory
@@ -88,7 +88,7 @@ def test_two_jobs_with_nearly_the_batch_of_one_never_exceed_its_memory(
         captured = captured_step(name, rows)
         sequence = AccessSequence(captured.trace, NO_EVENTS)
         groups = groups_of(sequence, math.ceil(int(np.ptp(step_bytes(sequence))) / count))
-        job = Flowing(captured, lambda: model_of(name), NO_EVENTS, groups, *batch(name, rows))
+        job = FlowJob(captured, lambda: model_of(name), NO_EVENTS, groups, *batch(name, rows))
         expected = alone(job, STEPS)
         flow = run_together([job, job], budget, STEPS, monkeypatch)
         assert flow.most_bytes <= budget, count

@@ -14,7 +14,7 @@ import pytest
 from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
-from pg_tensile.planning.explain.beside import Flowing
+from pg_tensile.planning.explain.beside import MemoryFlowSpeeds
 from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
 from pg_tensile.planning.explain.request import Admission, Ahead, Request
 from pg_tensile.planning.explain.start import LaterStart
@@ -320,9 +320,9 @@ def test_memory_that_flows_is_explained() -> None:
 
 
 def test_speeds_of_jobs_whose_memory_flows_are_told_in_words() -> None:
-    one = Flowing(0.938, {"3": 0.941})
+    one = MemoryFlowSpeeds(0.938, {"3": 0.941})
     assert str(one) == "beside job 3: their memory flows, each at 94% of its own speed"
-    two = Flowing(0.5, {"3": 0.9, "4": 0.5})
+    two = MemoryFlowSpeeds(0.5, {"3": 0.9, "4": 0.5})
     assert str(two) == (
         "beside jobs 3 and 4: their memory flows, this one at 50%, job 3 at 90%, job 4 at 50% of its own speed"
     )

@@ -17,8 +17,8 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.explain.numbers import recomputed_tensors, swapped_tensors
 from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
-from pg_tensile.planning.plan.following import host_bytes, reuse_plan, transient_events
-from pg_tensile.planning.plan.memory import footprint, host_arena
+from pg_tensile.planning.plan.following import host_bytes, reuse_plan
+from pg_tensile.planning.plan.memory import footprint, host_arena, transient_arena
 from pg_tensile.planning.plan.order import as_executed, check_order, dependencies, in_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.validation import validate
@@ -182,8 +182,8 @@ def test_an_ordered_plan_means_what_it_means_on_the_ordered_trace(trace, random)
     assert host_arena(trace, plan) == host_arena(ordered, plain)
     assert host_bytes([(trace, plan)]) == host_bytes([(ordered, plain)])
     assert live_tensors(one, 1) == live_tensors(other, 1)
-    validate(trace, transient_events(trace, plan))
-    assert transient_events(trace, plan).order_bytes == plan.order_bytes
+    transient = (plan.rows["kind"] == EventKind.RECOMPUTE.value) | ~trace.persistent[plan.rows["tensor"]]
+    assert transient_arena(one) == host_arena(trace, Plan(plan.rows[transient], plan.generation, plan.order))
     assert reuse_plan(plan, trace, trace) is plan
     (simulated,), (expected,) = (
         simulate([SimulatedJob(*pair)], RTX_A6000) for pair in ((trace, plan), (ordered, plain))

@@ -24,7 +24,7 @@ from pyworker.children.batch_size import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.execution.training.test_steps import CNN, Case, images
 from tests.unit.execution.training.test_training import MLP, Recorder
-from tests.unit.pyworker.children.test_executor import BUILD, Child, start, traces_of  # noqa: F401
+from tests.unit.pyworker.children.test_trainer import BUILD, Child, start, traces_of  # noqa: F401
 from tests.unit.rows import Rows, every_type
 
 Start = Callable[..., Child]

@@ -1,4 +1,4 @@
-"""The executor's end of its connection: what it reports while it waits."""
+"""The trainer's end of its connection: what it reports while it waits."""
 
 from __future__ import annotations
 

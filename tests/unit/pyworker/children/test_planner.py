@@ -17,11 +17,11 @@ import pytest
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import model_bytes
+from pg_tensile.planning.memory_flow.groups import bytes_to_groups
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.groups import bytes_to_groups
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.connection import Connection
 from pyworker.version import VERSION

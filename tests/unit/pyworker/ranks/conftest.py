@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, and executors whose jobs are trained there."""
+"""A Ray cluster of two nodes, and trainers whose jobs are trained there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pyworker.version import VERSION
 from pyworker.wire import FrameType
 from scripts.ray_cluster import RayCluster
 from tests.repository import REPOSITORY
-from tests.unit.pyworker.children.test_executor import Child
+from tests.unit.pyworker.children.test_trainer import Child
 from tests.unit.ray_cluster import ray_cluster
 from tests.unit.rows import every_type
 
-SILENCE_S = 60  # of an executor, at most
+SILENCE_S = 60  # of a trainer, at most
 
 
 class RankedChild(Child):
-    """An executor in a process in the cluster's network; it trains by `ranks`."""
+    """A trainer in a process in the cluster's network; it trains by `ranks`."""
 
     def __init__(self, cluster: RayCluster, rows: Any, ranks: list[int], **spec: Any) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class RankedChild(Child):
         environment |= {"PYTHONPATH": str(REPOSITORY), FD_VARIABLE: str(theirs.fileno())}
         with theirs:
             self.process = subprocess.Popen(
-                self._cluster.command(sys.executable, "-m", "pyworker", "executor"),
+                self._cluster.command(sys.executable, "-m", "pyworker", "trainer"),
                 env=environment | {PARENT_VARIABLE: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
             )

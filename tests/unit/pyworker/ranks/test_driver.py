@@ -12,7 +12,7 @@ import pytest
 
 from pyworker.wire import FrameType
 from scripts.ray_cluster import RayCluster
-from tests.unit.pyworker.children.test_executor import Child, grant, grant_claim
+from tests.unit.pyworker.children.test_trainer import Child, grant, grant_claim
 from tests.unit.pyworker.ranks.conftest import Begin, RankedChild, beginning
 from tests.unit.ray_cluster import ray_cluster
 

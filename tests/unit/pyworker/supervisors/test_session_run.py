@@ -1,4 +1,4 @@
-"""Waiting for an executor of a session."""
+"""Waiting for a trainer of a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.pyworker.supervisors.plpy import Plpy
 
 
 class SilentChild:
-    """An executor whose frames are given."""
+    """A trainer whose frames are given."""
 
     def __init__(self, frames: Iterator[Frame | None]) -> None:
         self._frames = frames

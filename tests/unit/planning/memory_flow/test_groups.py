@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.waterwave.groups import (
+from pg_tensile.planning.memory_flow.groups import (
     GROUP_ROW,
     bytes_to_groups,
     counted_groups,
@@ -24,6 +21,9 @@ from pg_tensile.planning.waterwave.groups import (
     resting_bytes,
     step_bytes,
 )
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.simulator.alone import evaluate
 from tests.examples import examples
 from tests.unit.graphs import MIXED, RECOMPUTE_ALL, SWAP_ALL, Style, dice, random_plan, random_trace
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pg_tensile.planning.waterwave.grants import OVERTAKEN, FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import MOST_GROUPS, Group
+from pg_tensile.planning.memory_flow.grants import OVERTAKEN, Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import MOST_GROUPS, Group
 from tests.repository import REPOSITORY
-from tests.unit.planning.waterwave.test_grants import groups, wave
+from tests.unit.planning.memory_flow.test_grants import groups, wave
 
 GROUP, WHOLE, CONSTANT = range(3)
 
@@ -242,6 +242,6 @@ def test_a_constant_grant_waits_until_what_others_hold_is_safe(library: ctypes.C
 
 def test_the_model_of_a_flow_is_that_of_the_server(library: ctypes.CDLL) -> None:
     """Between two groups, in one, and whole."""
-    job: Any = FlowingJob(wave(60, 3, base=10))
+    job: Any = GroupedJob(wave(60, 3, base=10))
     bank = Bank(library, 100)
     assert bank.join(0, job.groups) and bank.held() == job.held_bytes == job.least_bytes

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import Group
+from pg_tensile.planning.memory_flow.grants import Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import Group
 
 REQUEST_US = 100.0  # that a job waits for the answer to the request for a group, if that is granted at once
 
 
-class Flow(NamedTuple):
+class SimulatedFlow(NamedTuple):
     """Times and memory of jobs that interlock, in their steady state."""
 
     iteration_us: dict[int, float]  # by job; infinite for one that has not begun
@@ -45,7 +45,7 @@ class _Runner:
     counted_iterations: int = 0
 
 
-def simulate_flow(
+def simulate_memory_flow(
     jobs: Mapping[int, Sequence[Group]],
     budget_bytes: int,
     contention: float,
@@ -53,7 +53,7 @@ def simulate_flow(
     beside: int = 0,
     most_groups: int | None = None,
     history: list[Moment] | None = None,
-) -> Flow | None:
+) -> SimulatedFlow | None:
     """Return how long jobs take that begin their groups as soon as `Grants` lets them; None if they cannot all run.
 
     `contention`: how much two groups at once slow each other down: 0 not at all, 1 so much that nothing is gained.
@@ -90,10 +90,10 @@ def simulate_flow(
     us = {number: _iteration_us(runner, grants.jobs[number], now) for number, runner in runners.items()}
     part = {number: runner.waited_us / now if now else 0.0 for number, runner in runners.items()}
     waiting_us = {number: part[number] * us[number] for number in runners}
-    return Flow(us, most, waiting_us, now / computed if computed else 1.0)
+    return SimulatedFlow(us, most, waiting_us, now / computed if computed else 1.0)
 
 
-def _iteration_us(runner: _Runner, job: FlowingJob, now: float) -> float:
+def _iteration_us(runner: _Runner, job: GroupedJob, now: float) -> float:
     """Return the time of an iteration: the mean of those that count; without any, of the parts executed so far."""
     if runner.counted_iterations:
         return (runner.counted_to - runner.counted_from) / runner.counted_iterations

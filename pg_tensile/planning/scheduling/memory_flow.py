@@ -1,6 +1,6 @@
-"""Memory that flows between the jobs of a device: whether it does, and under which plans (docs/waterwave.md).
+"""Memory that flows between the jobs of a device: whether it does, and under which plans (docs/memory-flow.md).
 
-A job whose memory flows has no constant grant: it takes memory before each of its groups (waterwave/groups.py) and
+A job whose memory flows has no constant grant: it takes memory before each of its groups (memory_flow/groups.py) and
 gives it back after that. The plans of such jobs may together take more than there is. The larger they are, the less
 they swap and recompute, and the more the jobs wait for each other. So plans of several sizes are tried, and what jobs
 then lose is simulated. Memory flows only if that is clearly better than constant grants, or if those are impossible.
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import AbandonedError
+from pg_tensile.planning.memory_flow.groups import MOST_GROUPS
+from pg_tensile.planning.memory_flow.simulation import REQUEST_US
 from pg_tensile.planning.scheduling.decisions import JobState
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
-from pg_tensile.planning.waterwave.groups import MOST_GROUPS
-from pg_tensile.planning.waterwave.simulation import REQUEST_US
 
 PARTS = (1.0, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # of the memory that flows: the most that the plan of a job takes
 FEW_PARTS = (1.0, 0.7, 0.5)  # if planning is to be brief
@@ -36,7 +36,7 @@ class _Terms(NamedTuple):
     flow_bytes: int
 
 
-def flowing_jobs(state: RoundState, admitted: Sequence[JobState]) -> list[JobState]:
+def flow_jobs(state: RoundState, admitted: Sequence[JobState]) -> list[JobState]:
     """Return the admitted jobs whose memory can flow; none if it is only one."""
     jobs = [job for job in admitted if state.can_flow(job)]
     return jobs if len(jobs) > 1 else []

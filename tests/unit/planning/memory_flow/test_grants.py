@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_tensile.planning.waterwave.grants import OVERTAKEN, FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import Group
-from pg_tensile.planning.waterwave.simulation import simulate_flow
+from pg_tensile.planning.memory_flow.grants import OVERTAKEN, Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import Group
+from pg_tensile.planning.memory_flow.simulation import simulate_memory_flow
 from tests.examples import examples
 from tests.unit.graphs import dice
 
@@ -158,11 +158,11 @@ def test_two_equal_jobs_run_at_full_speed_if_one_more_group_fits(count: int) -> 
     """With k groups up and k down, 1 + 1/k of one job's peak suffices for two."""
     peak = 16 * 1000
     jobs = dict.fromkeys((1, 2), wave(peak, count))
-    flow = simulate_flow(jobs, peak + peak // count, contention=0.0)
+    flow = simulate_memory_flow(jobs, peak + peak // count, contention=0.0)
     assert flow is not None
     assert flow.most_bytes <= peak + peak // count
     assert flow.iteration_us == pytest.approx(dict.fromkeys(jobs, 2.0 * count))
-    without = simulate_flow(jobs, peak + peak // count - 1, contention=0.0)
+    without = simulate_memory_flow(jobs, peak + peak // count - 1, contention=0.0)
     assert without is not None
     assert min(without.iteration_us.values()) > 2.0 * count
 
@@ -175,10 +175,10 @@ def test_two_equal_jobs_run_at_full_speed_if_one_more_group_fits(count: int) -> 
 def test_simulated_jobs_stay_within_the_budget(jobs: list[list[Group]], contention: float, extra: int) -> None:
     numbered = dict(enumerate(jobs))
     budget = max(group.most_bytes for each in jobs for group in each) + extra
-    flow = simulate_flow(numbered, budget, contention)
+    flow = simulate_memory_flow(numbered, budget, contention)
     alone_us = {number: sum(group.us for group in each) for number, each in numbered.items()}
     if flow is None:
-        assert not Grants(budget).fits([FlowingJob(each) for each in jobs])
+        assert not Grants(budget).fits([GroupedJob(each) for each in jobs])
         return
     assert flow.most_bytes <= budget
     assert all(flow.iteration_us[number] >= alone_us[number] * (1 - 1e-9) for number in numbered)
@@ -188,22 +188,22 @@ def test_simulated_jobs_stay_within_the_budget(jobs: list[list[Group]], contenti
 
 def test_the_time_of_a_job_that_waits_is_what_it_takes_alone_and_what_it_waits() -> None:
     jobs = {1: wave(80, 4), 2: wave(80, 4)}
-    flow = simulate_flow(jobs, 80, contention=0.0, iterations=200)
+    flow = simulate_memory_flow(jobs, 80, contention=0.0, iterations=200)
     assert flow is not None
     for number, groups_of_job in jobs.items():
         alone_us = sum(group.us for group in groups_of_job)
         assert flow.iteration_us[number] == pytest.approx(alone_us + flow.waiting_us[number], rel=0.02)
-    roomy = simulate_flow(jobs, 160, contention=0.0)
+    roomy = simulate_memory_flow(jobs, 160, contention=0.0)
     assert roomy is not None and roomy.waiting_us == {1: 0.0, 2: 0.0}
 
 
 def test_jobs_beside_those_whose_memory_flows_slow_them_down_and_are_slowed_down() -> None:
     jobs = {1: wave(80, 4)}
-    flow = simulate_flow(jobs, 80, contention=0.5, beside=2)
+    flow = simulate_memory_flow(jobs, 80, contention=0.5, beside=2)
     assert flow is not None
     assert flow.iteration_us == {1: pytest.approx(2 * 8.0)}
     assert flow.slowdown == pytest.approx(2.0)
-    turns = simulate_flow({1: groups((80, 0)), 2: groups((80, 0))}, 80, contention=0.5, beside=1)
+    turns = simulate_memory_flow({1: groups((80, 0)), 2: groups((80, 0))}, 80, contention=0.5, beside=1)
     assert turns is not None and turns.slowdown == pytest.approx(1.5)
     us = {1: 1.5 * 2.0, 2: 1.5 * 2.0}  # as long as both alone beside the third one
     assert turns.iteration_us == pytest.approx(us)
@@ -212,8 +212,9 @@ def test_jobs_beside_those_whose_memory_flows_slow_them_down_and_are_slowed_down
 
 def test_jobs_of_very_different_lengths_are_simulated_in_few_groups() -> None:
     short, long = groups((40, 0), us=1.0), groups(*[(60, 10)] * 9, (60, 0), us=1e5)
-    flow = simulate_flow({1: short, 2: long}, 100, contention=0.0, most_groups=500)
+    flow = simulate_memory_flow({1: short, 2: long}, 100, contention=0.0, most_groups=500)
     assert flow is not None
     assert flow.iteration_us == {1: pytest.approx(1.0), 2: pytest.approx(1e6)}
-    blocked = simulate_flow({1: groups((100, 0), us=1e9), 2: groups((100, 0))}, 100, contention=0.0, most_groups=1)
+    jobs = {1: groups((100, 0), us=1e9), 2: groups((100, 0))}
+    blocked = simulate_memory_flow(jobs, 100, contention=0.0, most_groups=1)
     assert blocked is not None and blocked.iteration_us[2] == math.inf

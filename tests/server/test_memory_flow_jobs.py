@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.pressure import STEPS, Lab, Watch
 from tests.server.stage import SCHEDULER, processes, terminate
-from tests.server.support import FOREVER, Wait, executor_pid, steps, value
+from tests.server.support import FOREVER, Wait, steps, trainer_pid, value
 
 # minutes on a busy machine: jobs move their memory at every iteration
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -160,7 +160,7 @@ def test_a_stopped_job_holds_up_others_for_a_limited_time(lab: Lab) -> None:
         await_flow(lab, stopped, other)
         reason = None
         while reason is None:  # until it is stopped while it holds memory that the other one needs
-            pid = executor_pid(lab.conn, stopped)
+            pid = trainer_pid(lab.conn, stopped)
             assert pid is not None
             before = steps(lab.conn, other)
             os.kill(pid, signal.SIGSTOP)
@@ -195,12 +195,12 @@ def test_a_job_killed_at_any_moment_leaves_its_memory_to_the_other(lab: Lab) -> 
 
 
 def kill(lab: Lab, dice: random.Random, jobs: list[int]) -> int:
-    """Kill the executor of one of two jobs after some steps, and wait until it trains again; return 1, or 0 if it has
+    """Kill the trainer of one of two jobs after some steps, and wait until it trains again; return 1, or 0 if it has
     ended before. Meanwhile the other one goes on."""
     chosen, other = dice.sample(jobs, 2)
     target = steps(lab.conn, chosen) + dice.randrange(1, STEPS)
     lab.wait_until(lambda: has_ended(lab, chosen) or steps(lab.conn, chosen) >= target, what=lab.told)
-    pid, before = executor_pid(lab.conn, chosen), steps(lab.conn, other)
+    pid, before = trainer_pid(lab.conn, chosen), steps(lab.conn, other)
     if pid is None or has_ended(lab, chosen):
         return 0
     attempts = lab.column(chosen, "attempts")

@@ -1,7 +1,7 @@
 """Memory that flows between jobs: who may take it, who has to wait, and what becomes of a job that breaks the rules.
 
-On a stage, workers and scheduler are real but execute SQL of the tests, and the test is the executors' end of their
-sockets (flowing.py). The last tests have executors that are processes, and real workers.
+On a stage, workers and scheduler are real but execute SQL of the tests, and the test is the trainers' end of their
+sockets (memory_flow.py). The last tests have trainers that are processes, and real workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scripts.cluster import child_python
-from tests.server.flowing import CONNECT, CONSTANT, REST, WHOLE, Player, flow_call, group_rows, request, wave
+from tests.server.memory_flow import CONNECT, CONSTANT, REST, WHOLE, Player, flow_call, group_rows, request, wave
 from tests.server.stage import Stage, publish, restart_processes, set_the_stage, use_device
 from tests.server.support import Connection, Wait, register, value
 
@@ -146,7 +146,7 @@ def test_requests_are_served_within_one_wait(stage: Stage, players: tuple[Player
     assert served and stage.answer(number) == [{"bits": 8}]
 
 
-def test_the_end_of_an_executor_frees_what_it_held(stage: Stage, players: tuple[Player, Player]) -> None:
+def test_the_end_of_a_trainer_frees_what_it_held(stage: Stage, players: tuple[Player, Player]) -> None:
     first, second = players
     for player in players:
         player.publish(wave(100, 400, 900))
@@ -438,15 +438,15 @@ def test_groups_that_make_no_sense_are_refused(stage: Stage, planned: int) -> No
 
 
 class Theatre:
-    """A cluster with real workers, executors that are flowing.py, and a scheduler that publishes for the test."""
+    """A cluster with real workers, trainers that are memory_flow.py, and a scheduler that publishes for the test."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         self.cluster, self.wait_until = cluster, wait_until
-        self.folder = cluster.folder / "flowing"
+        self.folder = cluster.folder / "memory_flow"
         self.folder.mkdir()
-        shutil.copy(Path(__file__).parent / "flowing.py", self.folder)
+        shutil.copy(Path(__file__).parent / "memory_flow.py", self.folder)
         script = self.folder / "python"
-        script.write_text(f'#!/bin/sh\nexec "{child_python()}" "{self.folder}/flowing.py" "{self.folder}"\n')
+        script.write_text(f'#!/bin/sh\nexec "{child_python()}" "{self.folder}/memory_flow.py" "{self.folder}"\n')
         script.chmod(0o755)
         shutil.chown(self.folder, cluster.os_user)
         cluster.configure({"pg_tensile.python": script})
@@ -493,19 +493,19 @@ def theatre(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Theat
     theatre.cluster.end()
 
 
-def test_a_late_executor_is_killed_and_another_job_goes_on(theatre: Theatre) -> None:
+def test_a_late_trainer_is_killed_and_another_job_goes_on(theatre: Theatre) -> None:
     late = theatre.job("late", 0, 1, 2)
     theatre.granted(late, 2)
     other = theatre.job("other", 0)
     theatre.granted(other, 0)
     state, sqlstate, error, _ = theatre.row(late)
-    assert (state, sqlstate) == ("failed", "58000") and "executor held memory for" in error, error
+    assert (state, sqlstate) == ("failed", "58000") and "trainer held memory for" in error, error
     assert f"s that job {other} waited for (pg_tensile.flow_timeout)" in error
     theatre.conn.execute("SELECT cancel_job(%s)", (other,))
 
 
-def test_an_executor_that_asks_for_nonsense_fails_its_job(theatre: Theatre) -> None:
+def test_a_trainer_that_asks_for_nonsense_fails_its_job(theatre: Theatre) -> None:
     job = theatre.job("nonsense", 0, 3)
     theatre.wait_until(lambda: theatre.row(job)[0] == "failed", 60, lambda: theatre.row(job))
     _, sqlstate, error, _ = theatre.row(job)
-    assert sqlstate == "08P01" and error.startswith("the executor broke the protocol: it asked for memory with code 3")
+    assert sqlstate == "08P01" and error.startswith("the trainer broke the protocol: it asked for memory with code 3")

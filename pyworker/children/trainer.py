@@ -1,4 +1,4 @@
-"""The executor process: receives one job and its rows, trains, and sends back the results.
+"""The trainer process: receives one job and its rows, trains, and sends back the results.
 
 Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
@@ -53,7 +53,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
         if kind in OTHER_KINDS:
             importlib.import_module(OTHER_KINDS[kind]).run(channel, libraries)
         else:
-            Executor(channel, libraries).train()
+            TrainerProcess(channel, libraries).train()
     except Stopped:
         channel.send(FrameType.DONE, {"stopped": True})
 
@@ -63,7 +63,7 @@ def _enable_garbage_collection() -> None:
     gc.enable()
 
 
-class Executor(TrainingRun):
+class TrainerProcess(TrainingRun):
     """One job, from its rows to its weights."""
 
     def __init__(self, channel: Channel, libraries: Future[None]) -> None:

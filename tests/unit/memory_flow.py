@@ -20,12 +20,12 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.memory_flow import GroupSocket, claimed
 from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.waterwave.groups import Group
 from tests.unit.executing import FAST
 
 
-class Flowing(NamedTuple):
+class FlowJob(NamedTuple):
     """A job whose memory flows: its model has no random operators, because threads share the random numbers."""
 
     captured: Captured
@@ -37,7 +37,7 @@ class Flowing(NamedTuple):
 
 
 @dataclass
-class Flow:
+class FlowResult:
     """Results of jobs that ran together."""
 
     losses: list[list[Tensor]] = field(default_factory=list)  # by job
@@ -79,7 +79,7 @@ class Watched(Arbiter):
 
     def __init__(self, budget_bytes: int, sockets: dict[int, socket.socket], groups: dict[int, Sequence[Group]]):
         super().__init__(budget_bytes, sockets, groups)
-        self.flow = Flow()
+        self.flow = FlowResult()
 
     def _receive(self, job: int, generation: int, request: int) -> None:
         self.flow.asked.append((job, request))
@@ -92,11 +92,11 @@ class Watched(Arbiter):
         self.flow.overlapped |= any(set(begun) - {number} for number in within)
 
 
-def train(executor: Executor, job: Flowing, steps: int) -> list[Tensor]:
+def train(executor: Executor, job: FlowJob, steps: int) -> list[Tensor]:
     return [executor.step(job.inputs, job.targets).loss.clone() for _ in range(steps)]
 
 
-def alone(job: Flowing, steps: int) -> list[Tensor]:
+def alone(job: FlowJob, steps: int) -> list[Tensor]:
     """Return the losses of a run without groups."""
     device = HostDevice(FAST)
     with Executor(job.captured, job.model(), device, job.plan) as executor:
@@ -105,7 +105,7 @@ def alone(job: Flowing, steps: int) -> list[Tensor]:
     return losses
 
 
-def run_together(jobs: Sequence[Flowing], budget_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> Flow:
+def run_together(jobs: Sequence[FlowJob], budget_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> FlowResult:
     """Run the jobs in threads at once, each for `steps` steps, with memory that flows within the budget."""
     total = Sum()
     monkeypatch.setattr(executors, "Registry", counted(total))

@@ -1,4 +1,4 @@
-"""The executor's side of the frames: its trace, waiting for memory, plans while it trains, and refusals."""
+"""The trainer's side of the frames: its trace, waiting for memory, plans while it trains, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.latency.mlp import LatencyModels, train
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import error_header
-from pyworker.children import executor, latency_reports
+from pyworker.children import latency_reports, trainer
 from pyworker.connection import Connection
 from pyworker.state_frames import send_state
 from pyworker.wire import Frame, FrameType
@@ -46,7 +46,7 @@ def build(inputs, outputs):
 
 
 class Child:
-    """An executor in a thread, and this side of its connection."""
+    """A trainer in a thread, and this side of its connection."""
 
     def __init__(self, rows: Rows, models: bytes | None = None, checkpoint: bytes | None = None, **spec: Any) -> None:
         ours, theirs = socket.socketpair()
@@ -62,7 +62,7 @@ class Child:
 
     def _run(self) -> None:
         try:
-            executor.run(self._theirs, {})
+            trainer.run(self._theirs, {})
         except (EOFError, OSError):  # this side was closed
             pass
         except Exception as error:
@@ -115,7 +115,7 @@ class Child:
         """The next frame of one of these types; everything goes to `seen`."""
         while True:
             frame = self.connection.recv(60)
-            assert frame is not None, "the executor is silent"
+            assert frame is not None, "the trainer is silent"
             self.seen.append(frame)
             if frame.type in types and where(frame.header):
                 return frame

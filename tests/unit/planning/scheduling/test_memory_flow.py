@@ -15,6 +15,16 @@ from hypothesis import strategies as st
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.job_planner.planner import AbandonedError, JobPlanner
+from pg_tensile.planning.memory_flow.grants import Grants, GroupedJob
+from pg_tensile.planning.memory_flow.groups import (
+    MOST_GROUPS,
+    bytes_to_groups,
+    counted_groups,
+    cut_alike,
+    groups_to_bytes,
+    resting_bytes,
+)
+from pg_tensile.planning.memory_flow.simulation import REQUEST_US, simulate_memory_flow, with_requests
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
@@ -34,16 +44,6 @@ from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.planning.waterwave.grants import FlowingJob, Grants
-from pg_tensile.planning.waterwave.groups import (
-    MOST_GROUPS,
-    bytes_to_groups,
-    counted_groups,
-    cut_alike,
-    groups_to_bytes,
-    resting_bytes,
-)
-from pg_tensile.planning.waterwave.simulation import REQUEST_US, simulate_flow, with_requests
 from tests.examples import examples
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.jobs import (
@@ -109,7 +109,7 @@ def check_flow(state: DeviceState, jobs: Iterable[JobState], others: int = 0) ->
     wholes = {number: grant.granted_bytes for number, grant in given_now.items() if grant.groups}
     groups = {number: bytes_to_groups(given_now[number].groups) for number in wholes}
     assert budget >= 0 and len(wholes) != 1
-    assert Grants(budget).fits(FlowingJob(each) for each in groups.values())
+    assert Grants(budget).fits(GroupedJob(each) for each in groups.values())
     rests = {number: each[-1].rest_bytes for number, each in groups.items()}
     assert all(sum(rests.values()) - rests[number] + whole <= budget for number, whole in wholes.items())
     assert all(max(group.most_bytes for group in each) <= wholes[number] for number, each in groups.items())
@@ -138,7 +138,7 @@ def test_two_jobs_of_nine_tenths_each_flow_where_halves_are_worse():
         assert decision.iteration_us - bare.us == pytest.approx(decision.stall_us - bare.stall_us)
         assert decision.stall_us - bare.stall_us >= REQUEST_US * len(groups)
         timed[number] = with_requests(cut_alike(groups, sequence, evaluate(sequence, planner.link).stalled_us))
-    flow = simulate_flow(timed, state.budget_bytes, CONTENTION)
+    flow = simulate_memory_flow(timed, state.budget_bytes, CONTENTION)
     assert flow is not None
     us = [planned(constant, number).iteration_us or 0.0 for number in (1, 2)]
     assert sum(flow.iteration_us.values()) < (1 + CONTENTION) * sum(us)
@@ -371,7 +371,7 @@ def test_a_constant_plan_that_is_hardly_worse_stays(monkeypatch):
     both = flowing(state, *constant)
     assert set(decide(state, *both).decisions.values()) == {Kept()}
     for margin, changes in ((0.5, False), (0.0, True)):
-        for module in ("keeping", "flowing"):
+        for module in ("keeping", "memory_flow"):
             monkeypatch.setattr(f"pg_tensile.planning.scheduling.{module}.GAIN", margin)
         assert any(flows(decide(state, *constant).decisions.values())) == changes
         assert decide(state, *both).decisions == {1: Kept(), 2: Kept()}
@@ -415,13 +415,13 @@ def test_the_groups_count_among_the_events_of_a_plan():
 
 def test_equal_jobs_of_any_length_flow_without_long_planning(monkeypatch):
     simulated: list[int] = []
-    simulate = plan_caches.simulate_flow
+    simulate = plan_caches.simulate_memory_flow
 
     def counted(*arguments: Any) -> Any:
         simulated.append(arguments[-1])
         return simulate(*arguments)
 
-    monkeypatch.setattr(plan_caches, "simulate_flow", counted)
+    monkeypatch.setattr(plan_caches, "simulate_memory_flow", counted)
     long = network(10, latency_us=2e5)
     state = host(1.1 * most(WAVE), profile=replace(RTX_A6000.with_link(1e6), kind="host"))
     decide(state, job(1, WAVE), job(2, long))
@@ -438,7 +438,7 @@ def test_a_flow_that_was_planned_once_is_not_planned_again(monkeypatch):
     assert all(flows(first.decisions.values()))
     assert set(scheduler.schedule(state, published(first, *jobs)).decisions.values()) == {Kept()}
     monkeypatch.setattr(JobPlanner, "_try", lambda *_: pytest.fail("a plan was made again"))
-    monkeypatch.setattr(plan_caches, "simulate_flow", lambda *_: pytest.fail("a flow was simulated again"))
+    monkeypatch.setattr(plan_caches, "simulate_memory_flow", lambda *_: pytest.fail("a flow was simulated again"))
     monkeypatch.setattr(plan_caches, "evaluate", lambda *_: pytest.fail("groups were made again"))
     again = scheduler.schedule(state, jobs)
     assert [planned(again, n).groups for n in (1, 2)] == [planned(first, n).groups for n in (1, 2)]

@@ -1,8 +1,8 @@
-"""Jobs whose memory flows: their plans, and the executor's end of the socket on which they ask for memory.
+"""Jobs whose memory flows: their plans, and the trainer's end of the socket on which they ask for memory.
 
-`Player` is that end in the test, of a worker on a stage. Run as `flowing.py FOLDER`, this is an executor itself, in the
-place of the real one (`pg_tensile.python` points to a script that does so): it sends a trace, waits for its plan, and
-asks for what the file FOLDER/<job> says. What it was granted stands in FOLDER/<job>.granted.
+`Player` is that end in the test, of a worker on a stage. Run as `memory_flow.py FOLDER`, this is a trainer itself, in
+the place of the real one (`pg_tensile.python` points to a script that does so): it sends a trace, waits for its plan,
+and asks for what the file FOLDER/<job> says. What it was granted stands in FOLDER/<job>.granted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ $$
 
 
 class Player:
-    """The executor of a job whose worker is on a stage; the device's memory flows between such jobs."""
+    """The trainer of a job whose worker is on a stage; the device's memory flows between such jobs."""
 
     def __init__(self, stage: Any, wait_until: Any, job: int) -> None:
         self.stage, self.job = stage, job
@@ -122,7 +122,7 @@ class Player:
         return str(self._wait_until(lambda: self.state()["fault"], 60, "a fault"))
 
 
-# -- an executor ------------------------------------------------------------------------------------------------------
+# -- a trainer ------------------------------------------------------------------------------------------------------
 
 
 def await_frame(connection: Connection, type: FrameType) -> Any:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pg_tensile.planning.waterwave.groups import Group
+from pg_tensile.planning.memory_flow.groups import Group
 
 OVERTAKEN = 64  # groups of other jobs that may begin while a job waits, before it is its turn
 
 
-class FlowingJob:
+class GroupedJob:
     """A job's groups, the number of the next one, and whether that one runs.
 
     `waiting` is the number of groups of other jobs that have begun since this job waits; None if it does not.
@@ -55,9 +55,9 @@ class Grants:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.jobs: dict[int, FlowingJob] = {}
+        self.jobs: dict[int, GroupedJob] = {}
 
-    def fits(self, jobs: Iterable[FlowingJob]) -> bool:
+    def fits(self, jobs: Iterable[GroupedJob]) -> bool:
         """Return whether jobs between two iterations could end one each, in any order."""
         jobs = list(jobs)
         kept = sum(job.least_bytes for job in jobs)
@@ -67,7 +67,7 @@ class Grants:
 
     def join(self, number: int, groups: Sequence[Group]) -> bool:
         """Add a job between two iterations; return False, and add nothing, if that is not safe now."""
-        job = FlowingJob(groups)
+        job = GroupedJob(groups)
         if not self.fits([*self.jobs.values(), job]) or not self._is_safe([*self.jobs.values(), job]):
             return False
         self.jobs[number] = job
@@ -85,7 +85,7 @@ class Grants:
         if job.begun:
             raise ValueError(f"job {number} is not between two iterations")
         waiting = job.waiting
-        self.jobs[number] = job = FlowingJob(groups)
+        self.jobs[number] = job = GroupedJob(groups)
         job.waiting = waiting
 
     def begin(self, number: int) -> bool:
@@ -118,7 +118,7 @@ class Grants:
     def held_bytes(self) -> int:
         return sum(job.held_bytes for job in self.jobs.values())
 
-    def _is_overtaken(self, job: FlowingJob) -> bool:
+    def _is_overtaken(self, job: GroupedJob) -> bool:
         """Return whether another job has waited so long that no iteration begins before it goes on.
 
         Of several such jobs, those that have waited longest are not overtaken: else all could wait for each other."""
@@ -127,7 +127,7 @@ class Grants:
             other.waiting is not None and other.waiting >= least for other in self.jobs.values()
         )
 
-    def _is_safe(self, jobs: Sequence[FlowingJob]) -> bool:
+    def _is_safe(self, jobs: Sequence[GroupedJob]) -> bool:
         """Return whether what jobs hold fits, and there is an order in which each can end its iteration."""
         free = self.budget_bytes - sum(job.held_bytes for job in jobs)
         # Jobs between two iterations hold the least that they can. Of the others, those that give memory back come

@@ -1,4 +1,4 @@
-"""Jobs that share memory as they go, in reports and traces."""
+"""Jobs whose memory flows, in reports and traces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pg_tensile.client.record import FlowingPlan, JobRecord, Planned, SharedMemory
+from pg_tensile.client.record import JobRecord, MemoryFlowPlan, MemoryFlowRecord, Planned
+from pg_tensile.planning.memory_flow.groups import bytes_to_groups, counted_groups, groups_to_bytes
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
-from pg_tensile.planning.waterwave.groups import bytes_to_groups, counted_groups, groups_to_bytes
 from pg_tensile.tools.report import page, trace_events
 from pg_tensile.tools.report.facts import facts_of
-from pg_tensile.tools.report.shared_memory import interlock_of
+from pg_tensile.tools.report.memory_flow import memory_flow_of
 from tests.unit.handmade import network
 from tests.unit.records import HOSTILE, planned_of, record
 
@@ -28,27 +28,27 @@ def flowing(plan: Plan = NO_EVENTS) -> Planned:
 
 def shared_record(model: str = "other", factor: float = 1.4) -> JobRecord:
     planned = flowing()
-    jobs = [FlowingPlan(7, "own", planned), FlowingPlan(8, model, planned)]
+    jobs = [MemoryFlowPlan(7, "own", planned), MemoryFlowPlan(8, model, planned)]
     peak = max(group.most_bytes for group in bytes_to_groups(planned.groups))
-    return record(planned, ended_at=None, state="running", shared=SharedMemory(int(factor * peak), jobs))
+    return record(planned, ended_at=None, state="running", memory_flow=MemoryFlowRecord(int(factor * peak), jobs))
 
 
 def test_what_jobs_hold_never_exceeds_what_they_share() -> None:
-    interlock = interlock_of(shared_record())
-    assert interlock is not None
-    sums = [sum(moment) for moment in zip(*interlock.held_bytes.values(), strict=True)]
-    assert max(sums) <= interlock.most_bytes <= interlock.shared_bytes
-    first, second = interlock.jobs
+    flow = memory_flow_of(shared_record())
+    assert flow is not None
+    sums = [sum(moment) for moment in zip(*flow.held_bytes.values(), strict=True)]
+    assert max(sums) <= flow.most_bytes <= flow.shared_bytes
+    first, second = flow.jobs
     assert max(sums) > first.most_bytes, "they interlock"
     assert first.job == 7 and second.job == 8 and first.groups == second.groups > 8
     assert 0.5 < first.speed < 1
-    assert interlock.at_us[0] == 0 and interlock.at_us == sorted(interlock.at_us)
-    assert 2 * first.iteration_us < interlock.at_us[-1] < 5 * first.iteration_us
+    assert flow.at_us[0] == 0 and flow.at_us == sorted(flow.at_us)
+    assert 2 * first.iteration_us < flow.at_us[-1] < 5 * first.iteration_us
 
 
 def test_the_page_shows_both_jobs() -> None:
     html = page.render(shared_record())
-    assert "Jobs that share memory" in html and "job 8 (other)" in html
+    assert "Memory flow between jobs" in html and "job 8 (other)" in html
     assert "which you may not see" not in html
     facts = facts_of(shared_record(), None).as_json()
     assert json.loads(json.dumps(facts["interlock"]))["jobs"][1]["model"] == "other"
@@ -56,12 +56,12 @@ def test_the_page_shows_both_jobs() -> None:
 
 def test_the_page_tells_that_jobs_are_left_out() -> None:
     told = shared_record()
-    assert told.shared is not None
+    assert told.memory_flow is not None
     assert "1 more job of other roles, which you may not see, shares it" in page.render(
-        replace(told, shared=told.shared._replace(hidden_jobs=1))
+        replace(told, memory_flow=told.memory_flow._replace(hidden_jobs=1))
     )
     assert "2 more jobs of other roles, which you may not see, share it" in page.render(
-        replace(told, shared=told.shared._replace(hidden_jobs=2))
+        replace(told, memory_flow=told.memory_flow._replace(hidden_jobs=2))
     )
 
 
@@ -73,15 +73,15 @@ def test_names_of_other_jobs_are_text() -> None:
 def test_the_page_does_without(case: str) -> None:
     """Others may be invisible, have sent another trace, or have come while memory is short."""
     told = shared_record(factor=0.9 if case == "too little" else 1.4)
-    shared = told.shared
+    shared = told.memory_flow
     assert shared is not None
     if case == "nobody else":
-        told = replace(told, shared=shared._replace(jobs=shared.jobs[:1]))
+        told = replace(told, memory_flow=shared._replace(jobs=shared.jobs[:1]))
     if case == "another trace":
         other = replace(shared.jobs[1].planned, trace=network(4, latency_us=1.0))
-        told = replace(told, shared=shared._replace(jobs=[shared.jobs[0], FlowingPlan(8, "other", other)]))
-    assert interlock_of(told) is None
-    assert "Jobs that share memory" not in page.render(told)
+        told = replace(told, memory_flow=shared._replace(jobs=[shared.jobs[0], MemoryFlowPlan(8, "other", other)]))
+    assert memory_flow_of(told) is None
+    assert "Memory flow between jobs" not in page.render(told)
 
 
 def test_a_trace_has_a_lane_of_groups() -> None:
