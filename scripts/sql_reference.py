@@ -155,7 +155,7 @@ ARGUMENTS = {
     "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
-    "time_limit": "time after which no trial begins or goes on; null: no limit",
+    "time_limit": "time after which no trial starts or continues; null: no limit",
     "timeout": "longest time to wait; null: no limit",
     "trained_on": "relation that the query of the version reads",
     "trials": "number of trials, 1 to 10000",

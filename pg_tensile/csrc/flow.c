@@ -186,7 +186,7 @@ tensile_flow_mark_late(void)
 		return;
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	nflows = flows_on(slot->device, flows);
-	/* What other jobs cannot give, they do not hold up. */
+	/* A job is late only if the memory that it holds would suffice. */
 	if (slot->flow.waiting &&
 		tensile_flow_could_go(flows, nflows, &slot->flow,
 							  tensile_ledger_flow_budget(slot->device, true)))

@@ -315,7 +315,7 @@ tensile_training_query(FunctionCallInfo fcinfo)
 	};
 }
 
-/* Names; a target is no array, and the flag of validation rows neither. */
+/* Names; neither the target nor the flag of validation rows can be an array. */
 static ArrayType *
 array_columns(const Query *query)
 {

@@ -61,7 +61,7 @@ class Deliveries:
 
 
 class Result(NamedTuple):
-    """What work has returned, or the error that it has raised; neither if nobody wanted it any more."""
+    """Value or exception of a unit of work; both None if it was cancelled."""
 
     value: Any = None
     error: Exception | None = None

@@ -126,7 +126,7 @@ COMMENT ON COLUMN tensile.deployments.previous_version IS
     'version that was deployed before, or stayed; null: none was deployed';
 COMMENT ON COLUMN tensile.deployments.previous_value IS 'value of the metric for the version that was deployed before';
 COMMENT ON COLUMN tensile.deployments.follows IS
-    'id of the deployment that rollback_model returns to from this one; null: there is none';
+    'id of the deployment that rollback_model returns to from this one; null: none';
 
 CREATE TABLE tensile.model_grants (
     model        bigint REFERENCES tensile.models ON DELETE CASCADE,
@@ -350,7 +350,7 @@ COMMENT ON COLUMN tensile.batch_sizes.feasible IS
 COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
     'learning rate for this batch size, from the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS
-    'predicted number of rows trained on per second; null: there is no plan';
+    'predicted number of rows trained on per second; null: no plan';
 COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
     'expected duration of a step under its plan, from measurements where available';
 COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'expected time per step spent waiting for copies';

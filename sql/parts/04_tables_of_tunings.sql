@@ -52,13 +52,13 @@ COMMENT ON COLUMN tensile.tunings.settings IS
 COMMENT ON COLUMN tensile.tunings.space IS
     'ranges and lists that values are chosen from, by key; null: not known before the architecture';
 COMMENT ON COLUMN tensile.tunings.trials IS 'number of trials';
-COMMENT ON COLUMN tensile.tunings.time_limit IS 'time after which no trial begins or goes on; null: no limit';
+COMMENT ON COLUMN tensile.tunings.time_limit IS 'time after which no trial starts or continues; null: no limit';
 COMMENT ON COLUMN tensile.tunings.metric IS
     'metric of the validation rows by which trials are compared; null: not known before the first epoch';
 COMMENT ON COLUMN tensile.tunings.parallel IS 'number of trials that train at once, at most';
 COMMENT ON COLUMN tensile.tunings.halving IS
     '{"min_epochs", "factor"}: trials are compared after min_epochs, min_epochs * factor, ... epochs, and only the best '
-    '1 / factor go on; null: none is pruned';
+    '1 / factor continue; null: none is pruned';
 COMMENT ON COLUMN tensile.tunings.threads IS 'threads of each trial''s executor; null: not known before the first trial';
 COMMENT ON COLUMN tensile.tunings.state IS
     'queued, running, comparing (the best trial''s version with the deployed one), finished, failed or cancelled';

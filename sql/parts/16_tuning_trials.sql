@@ -152,7 +152,7 @@ BEGIN
         WHERE o.tuning = k.tuning AND o.number = k.number
           AND (o.state, o.epochs, o.rungs) IS DISTINCT FROM (k.state, k.epochs, k.rungs);
     IF k.state <> 'running' THEN
-        PERFORM tensile._notify(-1); -- wakes who waits
+        PERFORM tensile._notify(-1); -- wakes all that wait
     END IF;
 END $$;
 

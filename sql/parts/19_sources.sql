@@ -20,7 +20,7 @@ COMMENT ON VIEW tensile.model_sources IS
     'is';
 COMMENT ON COLUMN tensile.model_sources.purpose IS 'training, or validation: the query that has read it';
 COMMENT ON COLUMN tensile.model_sources.relation IS
-    'the table or view; null: it was dropped, or after a restore there is none of that name';
+    'the table or view; null: it was dropped, or after a restore no relation has that name';
 COMMENT ON COLUMN tensile.model_sources.schema_name IS 'its schema; of one that was dropped, as it was';
 COMMENT ON COLUMN tensile.model_sources.relation_name IS 'its name; of one that was dropped, as it was';
 COMMENT ON COLUMN tensile.model_sources.kind IS

@@ -57,7 +57,7 @@ def inputs_of(preprocessing: Preprocessing) -> list[Value]:
 
 def _input(feature: Feature) -> Value:
     if feature.vocabulary is not None:
-        hint = "Tokenizers are no part of ONNX: export it in the format tensile."
+        hint = "Tokenizers are not part of ONNX: export it in the format tensile."
         raise ExportError(f'the text "{feature.name}" is read by a tokenizer, which ONNX lacks', hint)
     if feature.buckets > 1:
         hint = "Leave the column out, or group its values; or export the model in the format tensile."

@@ -50,10 +50,10 @@ def _converted(
         try:
             values.append(convert(text.strip()) if text else null)
         except (ValueError, OverflowError):
-            kind = {Kind.TIMESTAMP: "time", Kind.ARRAY: "array of numbers"}.get(feature.kind, "number")
+            kind = {Kind.TIMESTAMP: "a time", Kind.ARRAY: "an array of numbers"}.get(feature.kind, "a number")
             hint = f"Its type in the training query was {feature.type}; write values as PostgreSQL prints them."
             shown = text if len(text) <= 60 else text[:57] + "..."
-            raise DataError(f'feature "{feature.name}" is no {kind} in row {row}: {shown!r}', hint=hint) from None
+            raise DataError(f'feature "{feature.name}" is not {kind} in row {row}: {shown!r}', hint=hint) from None
     return values
 
 

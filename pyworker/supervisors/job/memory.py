@@ -64,7 +64,7 @@ class JobMemory:
         """Raise Failure if an executor that was refused memory goes on: it must not keep memory of others."""
         silent = self._refused and time.monotonic() - self._refused_at > self._refusal_timeout
         if silent or self._refusals > MOST_REFUSALS:
-            message = "the executor goes on although there is no device memory for it"
+            message = "the executor continues although there is no device memory for it"
             raise Failure("53200", message, hint="The code of the model may keep it from stopping.")
 
     def keep_trace(self, frame: Frame) -> None:
