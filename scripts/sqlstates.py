@@ -137,8 +137,8 @@ ERRORS = {
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"
-        " differ, also on a Ray cluster, there is no device, no Ray cluster no version to predict with or to return to,"
-        " or the job to wait for is not committed.",
+        " differ, also on a Ray cluster, there is no device, no Ray cluster, or no version to predict with or to return"
+        " to, or the job to wait for is not committed.",
         "The hint says what to do first.",
     ),
     "55006": (
