@@ -263,7 +263,7 @@ class _Training:
                 raise Underivable("the groups of the training query depend on the target")
         if adds_rows and any(item.find(exp.Window, exp.AggFunc) for item in self._others()):
             raise Underivable(
-                "a feature is computed from several rows, which are others without the target's conditions"
+                "a feature is computed from several rows, which are different without the target's conditions"
             )
 
     def _is_target(self, node: exp.Expr) -> bool:

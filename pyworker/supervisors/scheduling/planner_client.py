@@ -126,7 +126,7 @@ class PlannerClient:
         job = max(suspects, key=lambda row: (row["captured"], row["job"]))["job"]
         record = self._records[job]
         record.set_aside = True
-        reason = f"its trace is set aside, for {record.deaths} planners have died that were given it: {reason}"
+        reason = f"its trace is set aside, because {record.deaths} planners that were given it have died: {reason}"
         self._server.call("tensile._job_waits(int8,text)", job, reason)
         log_event(self._server, "failed", job, request.view.name, reason)
 

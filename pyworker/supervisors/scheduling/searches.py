@@ -201,7 +201,7 @@ class Searches:
     async def _receive(self) -> None:
         while self._child is not None:
             if time.monotonic() > self._deadline:
-                raise ChildDied(f"it found no end within {EXTRA_TIME:.0f} s of its time and was killed", None)
+                raise ChildDied(f"it did not end within {EXTRA_TIME:.0f} s of its time and was killed", None)
             frame = await self._child.receive(0)
             if frame is None:
                 return
