@@ -298,7 +298,7 @@ class _Training:
     # -- another table ------------------------------------------------------------------------------------------------
 
     def _template(self) -> tuple[str | None, str | None]:
-        """Return the first table as SQL, and the query with SOURCE in its place; None if it is no table."""
+        """Return the first table as SQL, and the query with SOURCE in its place; None if it is not a table."""
         first = self._select.args.get("from_")
         if first is None or not self._is_plain(first.this):
             return None, None

@@ -45,5 +45,5 @@ def _form(feature: Feature) -> tuple[object, ...]:
 def begun_with(earlier: Preprocessing, fitted: Preprocessing) -> Preprocessing:
     """Return the preprocessing of a training that begins with the weights of `earlier`.
 
-    What follows from validation has to be derived anew."""
+    What follows from validation has to be derived again."""
     return replace(earlier, calibration=None, conformal=None, text=fitted.text)

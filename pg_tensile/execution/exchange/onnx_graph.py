@@ -22,7 +22,7 @@ from pg_tensile.execution.exchange.raw_model import RawModel
 
 OPSET = 18
 ML_OPSET = 3
-NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is no category
+NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is not a category
 INSTALL = "Install the extra for the Python that pg_tensile.python names: pip install 'pg_tensile[onnx]'."
 NUMBER, TEXT = "DOUBLE", "STRING"
 

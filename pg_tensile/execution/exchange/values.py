@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 def inputs_of(preprocessing: Preprocessing, columns: Mapping[str, Sequence[str]], rows: int, first: int = 1) -> Inputs:
     """Return the raw values of rows, of which `columns` has a text for each row by the feature's name.
 
-    `first` is the number of the first row in messages. Raises DataError for a text that is no value of the feature."""
+    `first` is the number of the first row in messages. Raises DataError for a text that is not such a value."""
     numbers = np.empty((len(preprocessing.numbers), rows))
     for place, feature in enumerate(preprocessing.numbers):
         numbers[place] = _converted(feature, columns[feature.name], partial(_number, feature), np.nan, first)

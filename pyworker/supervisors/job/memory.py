@@ -61,7 +61,7 @@ class JobMemory:
         self._refused_at = time.monotonic()
 
     def check_refused(self) -> None:
-        """Raise Failure if an executor that was refused memory goes on: it must not keep memory of others."""
+        """Raise Failure if an executor that was refused memory continues: it must not keep memory of others."""
         silent = self._refused and time.monotonic() - self._refused_at > self._refusal_timeout
         if silent or self._refusals > MOST_REFUSALS:
             message = "the executor continues although there is no device memory for it"

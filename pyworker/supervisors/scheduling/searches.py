@@ -143,7 +143,7 @@ class Searches:
             self._report(search)
 
     async def _search_failed(self, reason: str) -> None:
-        """End the search after its process has failed: the job goes on with the best plan that it has."""
+        """End the search after its process has failed: the job continues with the best plan that it has."""
         await self.close()
         search = self._searches[self._job]
         search.state = "failed"
