@@ -47,7 +47,7 @@ BASE_QUERY = (
     "SELECT architecture, 'null' AS preprocessing, NULL AS reference, 0 AS weight_bytes FROM tensile.models"
     " WHERE tensile._base_number(id, architecture) = $1"
 )
-NOT_COMMITTED = ("55000", "this model is registered by a transaction that has not ended", "Commit it, then embed texts.")
+NOT_COMMITTED = ("55000", "this model is registered by an open transaction", "Commit it, then embed texts.")
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
