@@ -78,7 +78,9 @@ def _seconds(text: str) -> float:
 
 def _job(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
-        raise OptionError(f'"{text}" is not the number of a job', "SELECT job FROM tensile.progress; lists those that run.")
+        raise OptionError(
+            f'"{text}" is not the number of a job', "SELECT job FROM tensile.progress; lists those that run."
+        )
     return int(text)
 
 
