@@ -319,10 +319,11 @@ BEGIN, END = "<!-- soak-host: begin, written by benchmarks/soak.py -->", "<!-- s
 
 
 def section(results: dict[str, Any]) -> str:
-    """Return the figures for docs/operations.md."""
+    """Return the outcome of each phase for docs/operations.md; the results have all series."""
     lines: list[str] = []
     for judged in results["phases"]:
-        flat = sum(row["flat"] for row in judged["series"])
+        growing = [f"{row['kind']} of {row['name']}" for row in judged["series"] if not row["flat"]]
+        flat = len(judged["series"]) - len(growing)
         written = f", {judged['checkpoints']:,} checkpoints" if "checkpoints" in judged else ""
         if "mixed" in judged:
             seen = judged["mixed"]
@@ -330,7 +331,8 @@ def section(results: dict[str, Any]) -> str:
         lines += [
             f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written}, on"
             f" {judged['machine']['cores']} cores of {judged['machine']['cpu']}, revision"
-            f" {judged['versions']['revision']}): {flat} of {len(judged['series'])} series are flat.",
+            f" {judged['versions']['revision']}): {flat} of {len(judged['series'])} series are flat"
+            f"{', and these grow: ' if growing else ''}{', '.join(growing)}.",
             "",
         ]
         if "mixed" in judged:
@@ -340,14 +342,6 @@ def section(results: dict[str, Any]) -> str:
                 f" {seen['longest_starved_s']:.1f} s.",
                 "",
             ]
-        lines += [
-            "| what | which | first third | last third | flat up to | |",
-            "| --- | --- | ---: | ---: | ---: | --- |",
-        ]
-        for row in notable(judged["series"]):
-            values = " | ".join(amount(row["kind"], row[key]) for key in ("first", "last", "limit"))
-            lines.append(f"| {row['kind']} | {row['name']} | {values} | {'flat' if row['flat'] else '**grows**'} |")
-        lines.append("")
     return "\n".join(lines)
 
 

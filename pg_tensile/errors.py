@@ -49,7 +49,7 @@ class CheckpointError(TensileError):
 
 
 class ModelFileError(TensileError):
-    """A model file is damaged, or what it describes is no model that could have been trained."""
+    """A model file is damaged, or the model that it describes cannot have been trained."""
 
 
 class ExportError(TensileError):
@@ -83,7 +83,7 @@ class MeasurementError(TensileError):
 
 
 class DeviceFaultError(DeviceError):
-    """The device has failed: what this process had on it is lost, and another process has to go on."""
+    """The device has failed: what this process had on it is lost, and another process has to continue."""
 
 
 class LinkError(DeviceError):

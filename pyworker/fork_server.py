@@ -223,7 +223,7 @@ def _installed_files() -> list[tuple[int, int]]:
 
     try:
         files = [Path(module.__file__ or "").stat() for module in (child, torch)]
-    except OSError:  # an update goes on
+    except OSError:  # an update is under way
         return []
     return [(file.st_ino, file.st_mtime_ns) for file in files]
 

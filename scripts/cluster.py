@@ -126,7 +126,7 @@ class Cluster:
     def remove(self) -> None:
         """Stop the server if it runs and delete the folder; a folder that `create` did not make is refused."""
         if not self.exists():
-            raise ClusterError(f"{self.folder} is no cluster of ours; nothing was removed")
+            raise ClusterError(f"{self.folder} is not a cluster of ours; nothing was removed")
         if self.running():
             self.stop("immediate")
         shutil.rmtree(self.folder)
@@ -204,7 +204,7 @@ class Cluster:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
             raise ClusterError(
-                f"{self.folder} exists already and is no cluster of ours; choose another folder"
+                f"{self.folder} exists already and is not a cluster of ours; choose another folder"
             ) from None
         (self.folder / MARKER).touch()
         if os.geteuid() == 0:

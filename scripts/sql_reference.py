@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,18 @@ SETTINGS = """
            context, short_desc AS purpose, extra_desc AS details
     FROM pg_settings WHERE starts_with(name, 'pg_tensile.') ORDER BY name COLLATE "C"
 """
+
+DEVELOPERS = "Developer settings"
+# The names of the settings by subject, each group in the order of its table
+SETTING_GROUPS = {
+    "Server and device": "database python device model_path max_jobs log_jobs",
+    "Memory": "device_memory host_memory memory_flow flow_timeout dataset_cache model_cache model_idle child_memory",
+    "Jobs": "policy ageing search_time checkpoint_interval max_state_size max_retries executor_timeout job_retention",
+    "Processor": "threads nice auto_calibrate",
+    "Predictions": "predict_timeout drift_sample_rate drift_window",
+    "Ray cluster": "ray_address ray_token_file ray_timeout",
+    DEVELOPERS: "plan_events update_threshold latency_weight search_processes predict_spin fork_server",
+}
 
 # What an argument or a column of a result means, the same in all functions that have it
 ARGUMENTS = {
@@ -248,7 +260,7 @@ def render(connection: Connection) -> str:
         "## Settings",
         '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" any role'
         " with `SET`.",
-        _table(("setting", "default", "values", "changed by", "meaning"), map(_setting, settings(connection))),
+        *_settings(settings(connection)),
         "## SQLSTATEs",
         "The errors raised by pg_tensile itself. The row of a failed job in `tensile.jobs` has its SQLSTATE, message,"
         " hint and traceback, and `wait_for_job` raises that error. Errors of the query keep PostgreSQL's SQLSTATE.",
@@ -307,13 +319,27 @@ def _relations(described: Iterable[Column]) -> Iterator[str]:
         yield _table(("column", "type", "meaning"), rows)
 
 
+def _settings(described: Sequence[Setting]) -> Iterator[str]:
+    """Yield a heading and a table for each group. Raises ValueError if a setting is in none, or in two."""
+    by_name = {setting.name.removeprefix("pg_tensile."): setting for setting in described}
+    grouped = [name for names in SETTING_GROUPS.values() for name in names.split()]
+    if sorted(grouped) != sorted(by_name):
+        raise ValueError(f"SETTING_GROUPS differs in {sorted(set(grouped) ^ set(by_name)) or sorted(grouped)}")
+    for group, names in SETTING_GROUPS.items():
+        yield f"### {group}"
+        if group == DEVELOPERS:
+            yield "For work on pg_tensile itself, and for rare cases. Their defaults suit everybody else."
+        heads = ("setting", "default", "values", "changed by", "meaning")
+        yield _table(heads, (_setting(by_name[name]) for name in names.split()))
+
+
 def _setting(setting: Setting) -> tuple[str, ...]:
     unit = f" {setting.unit}" if setting.unit else ""
     words = ("on", "off") if setting.type == "bool" else setting.words or ()
     values = " ".join(f"`{word}`" for word in words)
     if setting.least is not None:
         values = f"{setting.least} to {setting.most}{unit}"
-    initial = BUILD_DEFAULTS.get(setting.name, f"`{setting.initial}`{unit}")
+    initial = BUILD_DEFAULTS.get(setting.name, f"`{setting.initial}`{unit}" if setting.initial else "empty")
     meaning = " ".join(filter(None, (setting.purpose, setting.details)))
     return f"`{setting.name}`", initial, values or "text", CHANGED_BY[setting.context], meaning
 

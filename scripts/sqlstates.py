@@ -52,7 +52,7 @@ ERRORS = {
         "The hint has the features in their order.",
     ),
     "22P03": (
-        "`import_model` got what is no model file, or one that is damaged, or describes no model that can be trained.",
+        "`import_model` got something that is not a model file, a damaged one, or one whose model cannot be trained.",
         "Transfer the file again, in binary, or export the model again.",
     ),
     "40001": (
@@ -64,7 +64,7 @@ ERRORS = {
         "Use a query that only reads.",
     ),
     "28000": (
-        "The Ray cluster of a job with ranks does not accept the token, or there is none.",
+        "The Ray cluster of a job with ranks does not accept the token, or none is set.",
         "Set `pg_tensile.ray_token_file` to a file with the token of the cluster's head.",
     ),
     "38000": (
@@ -96,7 +96,7 @@ ERRORS = {
     ),
     "42704": (
         "The model, version, job or role does not exist, or was dropped while the job waited.",
-        "`tensile.models` and `tensile.jobs` list those that the role may see.",
+        "`tensile.models` and `tensile.jobs` list what the role may see.",
     ),
     "42710": (
         "A model of that name, or a schedule of the model, exists already.",
@@ -107,7 +107,7 @@ ERRORS = {
         "Cast the value; use `predict` for numbers and `predict_class` for classes.",
     ),
     "42809": (
-        "`embed` got a model that is no pretrained transformer.",
+        "`embed` got a model that is not a pretrained transformer.",
         "Register one with the architecture `pretrained`.",
     ),
     "42P01": (
@@ -137,8 +137,8 @@ ERRORS = {
     ),
     "55000": (
         "A prerequisite is missing: the library is not preloaded, the database is another one or a standby, versions"
-        " differ, also on a Ray cluster, there is no device, no Ray cluster no version to predict with or to return to,"
-        " or the job to wait for is not committed.",
+        " differ, also on a Ray cluster, there is no device, no Ray cluster, or no version to predict with or to return"
+        " to, or the job to wait for is not committed.",
         "The hint says what to do first.",
     ),
     "55006": (

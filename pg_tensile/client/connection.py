@@ -98,4 +98,4 @@ def refusals() -> Iterator[None]:
 
 def no_such_job(job: int) -> ServerError:
     hint = "tensile.progress and tensile.job_history list yours; members of pg_read_all_stats see all jobs."
-    return ServerError(f"there is no job {job}, or it is somebody else's", hint)
+    return ServerError(f"there is no job {job}, or it belongs to another role", hint)

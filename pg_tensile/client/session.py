@@ -57,7 +57,7 @@ class Session:
                 raise noted(ServerError(f"a text cannot be sent to the server: {error}", hint)) from None
 
     def _lost(self, error: ServerError) -> ConnectionLost:
-        hint = "Jobs go on without it. Connect again; job(number) finds a job again."
+        hint = "Jobs continue without it. Connect again; job(number) finds a job again."
         if not self._connection.broken:
             return ConnectionLost("the client is closed", hint)
         return ConnectionLost(f"the connection to the server is lost: {error.message.splitlines()[0]}", hint)

@@ -255,7 +255,7 @@ class Client:
     def _check_settings(method: str, settings: dict[str, Any]) -> None:
         for name in settings:
             if name not in SETTINGS:
-                hint = f"It has those of train: {', '.join(SETTINGS)}."
+                hint = f"It takes the arguments of train: {', '.join(SETTINGS)}."
                 raise noted(ArgumentError(f'{method} has no argument "{name}"', hint))
 
     def job(self, number: int) -> Job:

@@ -32,7 +32,7 @@ class TuningFailed(TensileError):
 
 
 class Tuning:
-    """A tuning of the server, as `Client.tune` and `Client.tuning` return it. It goes on without this object and
+    """A tuning of the server, as `Client.tune` and `Client.tuning` return it. It continues without this object and
     without the connection."""
 
     def __init__(self, session: Session, number: int) -> None:

@@ -178,7 +178,7 @@ def _create_model(tree: exp.Create, read: str) -> CreateModel:
     _course(options)
     _split(options)
     if options.given:
-        raise DialectError(f"option {min(options.given)} of CREATE MODEL is not supported", f"Those that are: {KNOWN}.")
+        raise DialectError(f"option {min(options.given)} of CREATE MODEL is not supported", f"Supported are: {KNOWN}.")
     arguments = options.arguments | ({"options": options.job} if options.job else {})
     return CreateModel(
         model=model,

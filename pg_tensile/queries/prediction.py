@@ -263,7 +263,7 @@ class _Training:
                 raise Underivable("the groups of the training query depend on the target")
         if adds_rows and any(item.find(exp.Window, exp.AggFunc) for item in self._others()):
             raise Underivable(
-                "a feature is computed from several rows, which are others without the target's conditions"
+                "a feature is computed from several rows, which are different without the target's conditions"
             )
 
     def _is_target(self, node: exp.Expr) -> bool:
@@ -298,7 +298,7 @@ class _Training:
     # -- another table ------------------------------------------------------------------------------------------------
 
     def _template(self) -> tuple[str | None, str | None]:
-        """Return the first table as SQL, and the query with SOURCE in its place; None if it is no table."""
+        """Return the first table as SQL, and the query with SOURCE in its place; None if it is not a table."""
         first = self._select.args.get("from_")
         if first is None or not self._is_plain(first.this):
             return None, None

@@ -175,7 +175,7 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
 
 
 class TimedSteps:
-    """The steps of a lead, measured and timed (trainer.Steps)."""
+    """The steps of a lead, measured and timed (run_steps.Steps)."""
 
     def __init__(self, steps: PlannedSteps) -> None:
         self.model = steps.model

@@ -3,7 +3,7 @@
 Before training it measures the device's codecs for a few seconds, unless that has been done already. During training,
 zeros are counted in the tensors that are swapped: in the first step, soon after, in the first of each epoch, and after
 a change of plan. The counts are sent as SPARSITY. Its revision rises when they differ so much from those of the last
-revision that other plans may be better: the scheduler then plans anew.
+revision that other plans may be better: the scheduler then plans again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 2.0  # of measuring the codecs before training
 QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of the tensors that are measured then
 THOROUGH_SECONDS = 20.0
 RECOUNTS = (10, 100)  # steps with another count: early on, momentum builds up and units die
-NEWS = 0.02  # share of the swapped bytes by which zeros must change to be a reason to plan anew
+NEWS = 0.02  # share of the swapped bytes by which zeros must change to be a reason to plan again
 
 
 def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:

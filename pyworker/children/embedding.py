@@ -74,7 +74,7 @@ class BaseModel:
 
         parsed = models.parse(architecture)
         if not isinstance(parsed, PretrainedArchitecture):
-            raise ArchitectureError("the model is no pretrained transformer", hint="Train it and use predict.")
+            raise ArchitectureError("the model is not a pretrained transformer", hint="Train it and use predict.")
         self._embedder = Embedder(*parsed.untrained())
         self.nbytes = sum(parameter.nbytes for parameter in self._embedder.transformer.parameters())
 

@@ -4,7 +4,7 @@ A model is idle if no call uses it and none has used it for a while. The schedul
 (LACKING): models are dropped for the first waiting job that they suffice for, and for none if they suffice for no job,
 because loading them again costs time. Those that have been idle for longer also give way to running jobs that would
 lose less time. The predictor loads all of them again when they are needed. What has been dropped is taken off what jobs
-lack by the scheduler, which decides anew once the memory is free.
+lack by the scheduler, which decides again once the memory is free.
 """
 
 from __future__ import annotations

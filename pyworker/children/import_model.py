@@ -61,7 +61,9 @@ def _try(version: Version, rows: int) -> None:
         hint = "Export the model again."
         raise ModelFileError("the model in the file cannot predict", hint=hint, detail=repr(error)) from error
     if outputs.shape != (rows, preprocessing.outputs) or not np.isfinite(outputs).all():
-        raise ModelFileError("the model in the file predicts what is not a number", hint="Export the model again.")
+        raise ModelFileError(
+            "the model in the file predicts values that are not numbers", hint="Export the model again."
+        )
 
 
 def nulls(preprocessing: Preprocessing, rows: int) -> Inputs:

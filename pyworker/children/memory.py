@@ -353,7 +353,7 @@ class MemoryClient:
     def _finish_compilations(self) -> None:
         """Process the plans whose compilation has ended.
 
-        One that cannot be used is rejected, and the plan before stays in use; with any other, zeros are counted anew.
+        One that cannot be used is rejected, and the plan before stays in use; with any other, zeros are counted again.
         """
         while self._compiling and self._compiling[0][1].done():
             generation, future = self._compiling.popleft()

@@ -3,7 +3,7 @@
 Each model has one, in which it is loaded, planned, asked and closed, so that a model's code runs in one thread only and
 models do not wait for each other. Work is a generator that yields between its parts; a thread with several takes them
 in turn. PyTorch and numpy release the interpreter's lock while they compute, and the interpreter changes threads every
-SWITCH_S, so the loop goes on meanwhile.
+SWITCH_S, so the loop continues meanwhile.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Deliveries:
 
 
 class Result(NamedTuple):
-    """What work has returned, or the error that it has raised; neither if nobody wanted it any more."""
+    """Value or exception of a unit of work; both None if it was cancelled."""
 
     value: Any = None
     error: Exception | None = None

@@ -316,7 +316,7 @@ def _steps(model: Model, frame: Frame) -> Generator[None, None, Any]:
 def device_has_failed(error: BaseException) -> bool:
     """Return whether the error, or one that led to it, is an accelerator's: nothing works on it in this process then.
 
-    A lack of its memory is not."""
+    Running out of its memory does not count."""
     import torch
 
     chain = [error]

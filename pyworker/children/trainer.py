@@ -162,7 +162,7 @@ class TrainerProcess(TrainingRun):
         if start is None:
             return fitted
         earlier = Preprocessing.from_json(start["preprocessing"])
-        reason = "the architecture is another one"
+        reason = "the architecture is different"
         if start["architecture"] == self._spec["architecture"]:
             reason = difference(earlier, fitted.preprocessing) or ""
         if not reason:

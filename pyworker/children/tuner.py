@@ -1,9 +1,9 @@
 """The tuner: chooses the values of the next trial of a tuning with Optuna, from the trials before it.
 
 Its supervisor is the controller (supervisors/tunings.py). Each SUGGEST frame has all that is to be known about a tuning
-(`tensile_internal._next_suggestion`), and the study is made anew from it, in memory: a tuner remembers nothing. The
-generator of random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before
-it give the same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
+(`tensile_internal._next_suggestion`), and the study is made from it, in memory: a tuner remembers nothing. The generator of
+random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before it give the
+same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
 architecture.
 
 The sampler is the tree-structured Parzen estimator (Bergstra et al., Algorithms for Hyper-Parameter Optimization,
@@ -60,7 +60,7 @@ def suggest(request: Mapping[str, Any]) -> dict[str, Any]:
     study = optuna.create_study(sampler=sampler, direction="maximize" if request["maximize"] else "minimize")
     params: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the end of a range that is no whole number of steps is moved
+        warnings.simplefilter("ignore", UserWarning)  # the end of a range that is not a whole number of steps is moved
         study.add_trials([_frozen(trial, request) for trial in request["known"]])
         trial = study.ask()
         for domain in request["domains"]:

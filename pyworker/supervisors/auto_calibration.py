@@ -141,7 +141,7 @@ class AutoCalibration:
         return CHECK_S
 
     def _forget_attempts_after_changes(self) -> None:
-        """Begin anew if a setting differs from those of the first unsuccessful attempt."""
+        """Begin again if a setting differs from those of the first unsuccessful attempt."""
         settings = self._all_settings()
         if settings != self._settings:
             self._attempts.clear()

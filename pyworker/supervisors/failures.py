@@ -91,7 +91,7 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
 def end_of_trainer(header: Mapping[str, Any]) -> Failure | ChildDied:
     """Return what the ERROR frame of a job's trainer means.
 
-    After a fault of its device, or the loss of a connection, the process is as good as dead, and the job goes on in
+    After a fault of its device, or the loss of a connection, the process is as good as dead, and the job continues in
     another one.
     """
     failure = failure_of_frame(header)

@@ -47,7 +47,7 @@ BASE_QUERY = (
     "SELECT architecture, 'null' AS preprocessing, NULL AS reference, 0 AS weight_bytes FROM tensile_internal.models"
     " WHERE tensile_worker._base_number(id, architecture) = $1"
 )
-NOT_COMMITTED = ("55000", "this model is registered by a transaction that goes on", "Commit it, then embed texts.")
+NOT_COMMITTED = ("55000", "this model is registered by an open transaction", "Commit it, then embed texts.")
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
@@ -156,7 +156,7 @@ class Inference:
             self._child.queue(FrameType.DRIFT, header={"rate": rate})
 
     def _send_lacking(self) -> None:
-        """Tell the predictor what jobs lack, of devices about which the scheduler has decided anew.
+        """Tell the predictor what jobs lack, of devices about which the scheduler has made another decision.
 
         A change of the setting is told as well."""
         rows = self._server.rows(LACKING_QUERY)
@@ -171,7 +171,7 @@ class Inference:
             self._child.queue(FrameType.LACKING, header=header)
 
     def _keep_drift(self, frame: Frame) -> None:
-        """Store counts of rows. Those that cannot be stored are lost: predictions go on."""
+        """Store counts of rows. Those that cannot be stored are lost: predictions continue."""
         try:
             counts = frame.buffers[0].cast("q").tolist()
             self._server.call("tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)

@@ -5,11 +5,11 @@ grants in the device ledger and the devices' budgets (scheduling/device_views.py
 the planner a request, one at a time for a device, with the newest state (scheduling/planner_client.py), and later
 publishes the plans of the answer (scheduling/publisher.py). Where many passes would take long, the planner makes few
 after a change, so that no job waits, and the rest is requested next; that request is replaced if there is another
-change meanwhile. While the planner works, jobs go on, and so does this loop:
+change meanwhile. While the planner works, jobs continue, and so does this loop:
 waiting for the planner is waiting like any other.
 
 The state that is held here only saves work, for everything that counts is in the catalogue and in shared memory: a
-scheduler that is started anew reads the grants, and requests plans for all jobs. Standard library only.
+scheduler that is started again reads the grants, and requests plans for all jobs. Standard library only.
 """
 
 from __future__ import annotations

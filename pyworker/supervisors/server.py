@@ -82,7 +82,7 @@ class Server:
         """Return a numeric setting of pg_tensile in its base unit (pg_settings.unit: MB are MB, milliseconds are
         milliseconds).
 
-        All are read at once, and again when this process has loaded its settings anew: the view lists all settings of
+        All are read at once, and again when this process has reloaded its settings: the view lists all settings of
         PostgreSQL, which takes a millisecond.
         """
         loaded_at = self.call("pg_catalog.pg_conf_load_time()")
@@ -104,7 +104,7 @@ class Server:
             self.plpy.log(f"pg_tensile: {cause}")
 
     def log_again(self) -> None:
-        """Have `log_once` log all causes anew: what was wrong is over, so a recurrence is news."""
+        """Have `log_once` log all causes again: what was wrong is over, so a recurrence is news."""
         self._logged.clear()
 
     async def wait(self, fd: int, seconds: float, writable: bool = False) -> Wait:
@@ -129,7 +129,7 @@ class Server:
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Poll the condition until it is true or `seconds` have passed (one if the supervisor is to stop); return it.
 
-        Cancellation and drops raise nothing here, because cleaning up must go on in spite of them.
+        Cancellation and drops raise nothing here, because cleaning up must continue in spite of them.
         """
         start, pause = time.monotonic(), 0.005
         while not (true := condition()):

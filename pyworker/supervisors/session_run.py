@@ -31,7 +31,7 @@ from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
-ONNX_NOTICE, ONNX_LIMIT = 30.0, 600.0  # seconds: an export says that it goes on, the time doubled each time, and ends
+ONNX_NOTICE, ONNX_LIMIT = 30.0, 600.0  # seconds: an export says that it continues, the time doubled each time, and ends
 CONNECTION_ERRORS = "08"  # a class of SQLSTATEs
 UNEXPLAINED = ("08", "38", "58", "XX")
 ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")

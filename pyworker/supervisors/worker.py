@@ -71,7 +71,7 @@ class Worker:
         self._server = server
         self._job = job
         self._row = row
-        self._has_data = False  # True once the trainer holds all rows
+        self._has_data = False  # True once the trainer has all rows
         self._rows_file: dict[str, Any] | None = None  # of the job's tuning
         self._last_check = time.monotonic()
         self._threads = choose_threads(server, row["options"], row["running"])

@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"The server's log: {demo_folder() / 'server.log'}")
         return 1
     except KeyboardInterrupt:
-        console.print("\nInterrupted. The server and its jobs go on: make demo-stop stops them.")
+        console.print("\nInterrupted. The server and its jobs continue: make demo-stop stops them.")
         return 130
     return 0
 

@@ -25,7 +25,7 @@ def print_sql(sql: str) -> None:
 
 
 def print_notice(diagnostic: psycopg.errors.Diagnostic) -> None:
-    """Print a message of the server that is no error, as psql does."""
+    """Print a message of the server that is not an error, as psql does."""
     console.print(f"{diagnostic.severity}:  {diagnostic.message_primary}", markup=False, style="yellow")
 
 
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(conn: Connection, sql: str, **parameters: Any) -> Rows | None:
-    """Return the rows of a query; None if it is no query, or has no rows."""
+    """Return the rows of a query; None if it is not a query, or has no rows."""
     cursor = conn.execute(sql.encode(), parameters or None)
     rows = cursor.fetchall() if cursor.description is not None else []
     return Rows([column.name for column in cursor.description or []], rows) if rows else None

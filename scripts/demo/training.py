@@ -155,7 +155,7 @@ def compare_weights(conn: Connection, jobs: list[int]) -> None:
         (jobs + again,),
     ).fetchone()
     if digests != (len(jobs),):
-        raise DemoError("the weights of a run with a plan are not those of a run without one")
+        raise DemoError("the weights of a run with a plan differ from those of a run without one")
     console.print("The same, to the bit: a plan changes where numbers are kept, never what they are.", style="bold")
 
 

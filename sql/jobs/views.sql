@@ -246,7 +246,7 @@ COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'true if the batch size fits i
 COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
     'learning rate for this batch size, from the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS
-    'predicted number of rows trained on per second; null: there is no plan';
+    'predicted number of rows trained on per second; null: no plan';
 COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
     'expected duration of a step under its plan, from measurements where available';
 COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'expected time per step spent waiting for copies';

@@ -35,7 +35,7 @@ AS $$
     WHERE j.id = tensile_worker._my_job() AND w.seq = $1
 $$;
 
--- True for the device of a job with ranks: it is no device of this machine, and of no other job.
+-- True for the device of a job with ranks: it belongs to that job alone, and is not on this machine.
 -- TENSILE_CLUSTER_PREFIX in csrc/state/device.h and pyworker/cluster_device.py have the same rule.
 CREATE FUNCTION tensile_internal._on_cluster(device text) RETURNS bool
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp

@@ -33,7 +33,7 @@ COMMENT ON COLUMN tensile.devices.in_bytes_per_s IS 'rate of copies to the devic
 COMMENT ON COLUMN tensile.devices.utilisation IS
     'share of the time that other processes keep the device busy, as measured by jobs: 0 to 1';
 COMMENT ON COLUMN tensile.devices.flowing_jobs IS
-    'number of jobs that share memory as they go (pg_tensile.memory_flow)';
+    'number of jobs that share memory during their iterations (pg_tensile.memory_flow)';
 COMMENT ON COLUMN tensile.devices.flowing_bytes IS 'part of granted_bytes that these jobs hold now';
 
 CREATE VIEW tensile.plan_events WITH (security_invoker = true) AS

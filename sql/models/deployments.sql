@@ -71,7 +71,7 @@ BEGIN
     IF earlier.id IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('model "%s" has no earlier deployment to return to', model),
-            HINT = 'Choose a version with deploy_model; tensile.deployments lists the earlier ones, of which versions '
+            HINT = 'Choose a version with deploy_model; tensile.deployments lists the earlier ones, whose versions '
                    'may have been dropped.';
     END IF;
     PERFORM tensile_internal._deploy(m, earlier.version, pg_get_userbyid(caller), reason, 'rolled back', restored => earlier);

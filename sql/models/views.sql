@@ -18,7 +18,7 @@ COMMENT ON VIEW tensile.model_sources IS
     'is';
 COMMENT ON COLUMN tensile.model_sources.purpose IS 'training, or validation: the query that has read it';
 COMMENT ON COLUMN tensile.model_sources.relation IS
-    'the table or view; null: it was dropped, or after a restore there is none of that name';
+    'the table or view; null: it was dropped, or after a restore no relation has that name';
 COMMENT ON COLUMN tensile.model_sources.schema_name IS 'its schema; of one that was dropped, as it was';
 COMMENT ON COLUMN tensile.model_sources.relation_name IS 'its name; of one that was dropped, as it was';
 COMMENT ON COLUMN tensile.model_sources.kind IS
@@ -168,4 +168,4 @@ COMMENT ON COLUMN tensile.deployments.previous_version IS
     'version that was deployed before, or stayed; null: none was deployed';
 COMMENT ON COLUMN tensile.deployments.previous_value IS 'value of the metric for the version that was deployed before';
 COMMENT ON COLUMN tensile.deployments.follows IS
-    'id of the deployment that rollback_model returns to from this one; null: there is none';
+    'id of the deployment that rollback_model returns to from this one; null: none';

@@ -17,5 +17,5 @@ COMMENT ON FUNCTION @extschema@.schedule_training(text, text, text, int, int, te
 CREATE FUNCTION @extschema@.unschedule_training(model text) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.unschedule_training(text) IS
-    'remove a model''s schedule; return false if it has none; jobs go on; for the owner of the schedule, and of the '
+    'remove a model''s schedule; return false if it has none; jobs continue; for the owner of the schedule, and of the '
     'model';

@@ -179,7 +179,7 @@ BEGIN
     ELSIF element->>'type' NOT IN ('integer', 'number') OR element->'not' IS NOT NULL
           OR tensile_internal._as_array('1', rule) <> '1' AND (rule->>'minItems')::int > 1 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('key "%s" in the space is a range, but its values are no numbers in a row', name),
+            MESSAGE = format('key "%s" in the space is a range, but its values do not form one', name),
             HINT = format('Use a list, each value of which is %s.', tensile_internal._describe(rule));
     ELSE
         PERFORM tensile_internal._check_value(item->'low', element, 'space', name || '.low'),

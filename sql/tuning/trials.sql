@@ -150,7 +150,7 @@ BEGIN
         WHERE o.tuning = k.tuning AND o.number = k.number
           AND (o.state, o.epochs, o.rungs) IS DISTINCT FROM (k.state, k.epochs, k.rungs);
     IF k.state <> 'running' THEN
-        PERFORM tensile_internal._notify(-1); -- wakes who waits
+        PERFORM tensile_internal._notify(-1); -- wakes all that wait
     END IF;
 END $$;
 

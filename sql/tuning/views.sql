@@ -45,11 +45,11 @@ COMMENT ON COLUMN tensile.tunings.architecture IS
 COMMENT ON COLUMN tensile.tunings.arguments IS 'arguments of train_model, which trials vary';
 COMMENT ON COLUMN tensile.tunings.space IS
     'ranges and lists that values are chosen from, by key; null: not known before the architecture';
-COMMENT ON COLUMN tensile.tunings.max_time IS 'time after which no trial begins or goes on; null: no limit';
+COMMENT ON COLUMN tensile.tunings.max_time IS 'time after which no trial starts or continues; null: no limit';
 COMMENT ON COLUMN tensile.tunings.parallel IS 'number of trials that train at once, at most';
 COMMENT ON COLUMN tensile.tunings.halving IS
     '{"min_epochs", "factor"}: trials are compared after min_epochs, min_epochs * factor, ... epochs, and only the best '
-    '1 / factor go on; null: none is pruned';
+    '1 / factor continue; null: none is pruned';
 COMMENT ON COLUMN tensile.tunings.comparison IS
     'job that compares the best trial''s version with the deployed one (option deploy = if_better); null: none does';
 COMMENT ON COLUMN tensile.tunings.warnings IS 'problems that did not stop the tuning, such as rows that have changed';

@@ -174,7 +174,7 @@ def test_a_job_without_memory_and_metrics_has_empty_frames(client: Client) -> No
         assert caught.value.hint == "Commit first, then wait."
     assert not any(map(len, frames))
     assert list(frames[1].columns) == [name for name in PLAN.columns if name != "sequence"]
-    with pytest.raises(ServerError, match=f"there is no job {job.number}, or it is somebody else's"):
+    with pytest.raises(ServerError, match=f"there is no job {job.number}, or it belongs to another role"):
         job.wait(progress=False)
 
 
@@ -372,7 +372,7 @@ def test_other_threads_use_the_client_meanwhile(client: Client, endless: Job) ->
 
 def test_privileges_to_see_and_to_change_jobs(server: Any, trained: int, endless: Job) -> None:
     number = endless.number
-    with connect(server.dsn(user="mallory")) as mallory, pytest.raises(ServerError, match="somebody else's") as caught:
+    with connect(server.dsn(user="mallory")) as mallory, pytest.raises(ServerError, match="another role") as caught:
         mallory.job(number)
     assert caught.value.hint
     with connect(server.dsn(user="watcher")) as watcher:

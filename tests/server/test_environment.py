@@ -179,7 +179,7 @@ def test_a_trainer_that_ignores_a_refusal_is_killed(
     settle(db, wait_until, job, 120)
     row = job_row(db, job)
     assert (row["state"], row["sqlstate"]) == ("failed", "53200")
-    assert row["error"] == "the trainer goes on although there is no device memory for it"
+    assert row["error"] == "the trainer continues although there is no device memory for it"
     assert not alive(trainer)
 
 

@@ -219,7 +219,7 @@ def test_a_model_that_is_replaced_embeds_as_its_new_architecture(conn: Connectio
     with conn.transaction():
         conn.execute(replace, (Jsonb(BERT | {"path": "gpt2"}),))
         error = psycopg.errors.ObjectNotInPrerequisiteState
-        with pytest.raises(error, match="a transaction that goes on"), conn.transaction():
+        with pytest.raises(error, match="an open transaction"), conn.transaction():
             conn.execute("SELECT embed('m', 'it was good')")
     gpt2 = value(conn, "SELECT embed('m', 'it was good')")
     assert not np.allclose(bert, gpt2)

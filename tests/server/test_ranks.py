@@ -95,7 +95,7 @@ def test_an_explanation_says_where_ranks_would_run(idle: Site) -> None:
     assert explanation["steps"] == value(idle.conn, "SELECT steps FROM tensile.progress WHERE job = %s", job)
     for options, start in (({"ranks": [1, 3]}, "; with 1 rank after"), ({"ranks": 3}, "")):
         text = "\n".join(explain(idle.conn, "explained", options=options, **arguments))
-        assert f"later, nobody can tell when: 3 CPUs of the Ray cluster, 1 is free{start}" in text, text
+        assert f"later, at an unknown time: 3 CPUs of the Ray cluster, 1 is free{start}" in text, text
         assert f"1 CPU, on {addresses[0]} (2 CPUs), {addresses[1]} (2 CPUs)" in text
 
 

@@ -463,7 +463,7 @@ def test_a_job_of_another_role_is_refused(
     lab.conn.execute("DROP ROLE IF EXISTS oscar")
     lab.conn.execute("CREATE ROLE oscar LOGIN IN ROLE tensile_user")
     said = refused(lab, capsys, command, planned, tmp_path / "file", user="oscar")
-    assert f"there is no job {planned}, or it is somebody else's" in said
+    assert f"there is no job {planned}, or it belongs to another role" in said
     assert not list(tmp_path.iterdir())
     lab.conn.execute("GRANT pg_read_all_stats TO oscar")
     assert run(lab, command, planned, tmp_path / "file", user="oscar") == 0
@@ -500,4 +500,4 @@ def test_a_trace_is_written_through_pipes_and_links(lab: Lab, planned: int, tmp_
 
 
 def test_a_job_id_that_is_no_number(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert '"late" is no job number' in refused(lab, capsys, "report", "late", tmp_path / "file")
+    assert '"late" is not the number of a job' in refused(lab, capsys, "report", "late", tmp_path / "file")

@@ -496,7 +496,7 @@ def test_a_trace_that_no_planner_survives_is_set_aside(play):
     )
     os.kill(pid, signal.SIGKILL)
     assert play.await_log("failed")[1] == deadly.number
-    assert deadly.reason().startswith("its trace is set aside, for 3 planners have died that were given it")
+    assert deadly.reason().startswith("its trace is set aside, because 3 planners that were given it have died")
     deaths = len(play.log("planner"))
     second_job = play.job()
     second_job.send_trace()

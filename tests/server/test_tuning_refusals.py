@@ -55,7 +55,7 @@ def conn(db: Connection) -> Connection:
             '"batch_size.low"',
             "integer",
         ),
-        ({"space": {"activation": {"low": 1, "high": 4}}}, "22023", "no numbers in a row", "relu"),
+        ({"space": {"activation": {"low": 1, "high": 4}}}, "22023", "do not form one", "relu"),
         ({"space": {"dropout": {"low": 0, "high": 0.5, "step": 0}}}, "22023", '"step" a positive number', "For"),
         ({"space": {"architecture": ["mlp", "svm"]}}, "22023", '"architecture" in the space: "svm"', "tabular"),
         ({"space": {"architecture": "mlp"}}, "22023", 'key "architecture" in the space is neither', "list"),

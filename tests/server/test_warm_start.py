@@ -75,9 +75,9 @@ def test_training_begins_with_the_deployed_version(db: Connection, architecture:
 @pytest.mark.parametrize(
     ("query", "arguments", "reason"),
     [
-        (f"SELECT *, x * x AS z FROM ({OLD}) r", {}, "the features are others: z"),
+        (f"SELECT *, x * x AS z FROM ({OLD}) r", {}, "the features are different: z"),
         (f"SELECT x::text AS x, c, y FROM ({OLD}) r", {}, 'the feature "x" has another type'),
-        (f"SELECT x, c, y > 3 AS y FROM ({OLD}) r", {}, "the target is another one"),
+        (f"SELECT x, c, y > 3 AS y FROM ({OLD}) r", {}, "the target is different"),
         (OLD, {"options": {"quantiles": [0.1, 0.9]}}, "the target's transformation or quantiles"),
     ],
 )
@@ -91,7 +91,7 @@ def test_weights_that_do_not_suit_are_not_used(
 
 def test_another_architecture_starts_from_scratch(old: Connection) -> None:
     old.execute("""SELECT register_model('m', '{"type": "mlp", "hidden": [5]}', replace => true)""")
-    assert "the architecture is another one" in warnings(old, train(old, OLD, options={"start": "deployed"}, epochs=1))
+    assert "the architecture is different" in warnings(old, train(old, OLD, options={"start": "deployed"}, epochs=1))
 
 
 def test_a_job_goes_on_from_where_it_began(

@@ -374,7 +374,7 @@ define_plan_settings(void)
 							 NULL, NULL);
 	DefineCustomEnumVariable("pg_tensile.memory_flow",
 							 "Sets whether jobs on the host that do not fit beside each other "
-							 "share its memory as they go.",
+							 "share its memory during their iterations.",
 							 "Each takes in its forward pass what others give back in their "
 							 "backward passes. With off, every job has memory of its own.",
 							 &tensile_memory_flow, TENSILE_FLOW_AUTO, memory_flows, PGC_SIGHUP, 0,

@@ -142,7 +142,7 @@ pretrained_model(const char *name, MemoryContext context)
 	if (!model->pretrained)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("model \"%s\" is no pretrained transformer, so it embeds no texts", name),
+				 errmsg("model \"%s\" is not a pretrained transformer and cannot embed texts", name),
 				 errhint("Register one with the architecture "
 						 "{\"type\": \"pretrained\", \"path\": ...}.")));
 	return model;

@@ -157,7 +157,7 @@ predict_site_pack_numbers(CallSite *site, ArrayType *array)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATATYPE_MISMATCH),
 					 errmsg("model \"%s\" cannot be used with an array of numbers: "
-							"feature \"%s\" is no number", site->name, set->names[i]),
+							"feature \"%s\" is not a number", site->name, set->names[i]),
 					 errhint("Pass a row or a jsonb object with the features: %s.",
 							 feature_names(set))));
 	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE,

@@ -189,7 +189,7 @@ find_database(bool *open)
 		if (is_news(&last, DATABASE_RELEASED))
 			ereport(LOG,
 					(errmsg("pg_tensile has released database \"%s\"", tensile_database),
-					 errhint("resume_database() there ends that, and so does a restart.")));
+					 errhint("resume_database() in that database ends this, and so does a restart.")));
 		*open = false;
 		return InvalidOid;
 	}

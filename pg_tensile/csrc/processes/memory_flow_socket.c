@@ -38,7 +38,7 @@ PG_FUNCTION_INFO_V1(tensile_flow_state);
 #define KNOWN_PLANS 64			/* that a job may adopt: the newest ones */
 #define FAULT_LENGTH 256
 
-/* Codes that are no group's number. */
+/* Codes that are not numbers of groups. */
 #define CODE_WHOLE (-1)
 #define CODE_REST (-2)
 #define CODE_CONSTANT (-3)

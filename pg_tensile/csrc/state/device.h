@@ -38,8 +38,8 @@ typedef struct TensileDevice
 	int64		lacking[TENSILE_MAX_LACKING];	/* what each of them lacks, in bytes, */
 	int64		slowed_bytes;	/* and what running jobs lack to lose no time; */
 	uint64		lacking_number; /* rises with each decision of the scheduler */
-	int64		reserved_bytes; /* for a constant grant that waits until flowing */
-	TimestampTz reserved_until; /* jobs have ended their iterations, and how long */
+	int64		reserved_bytes; /* held back for a waiting constant grant */
+	TimestampTz reserved_until; /* when that reservation expires */
 } TensileDevice;
 
 /* Callers of these hold shared->lock, and of the last one exclusively. */

@@ -188,7 +188,7 @@ tensile_memory_flow_mark_late(void)
 		return;
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	nflows = flows_on(slot->device, flows);
-	/* What other jobs cannot give, they do not hold up. */
+	/* A job is late only if the memory that it holds would suffice. */
 	if (slot->flow.waiting &&
 		tensile_banker_could_go(flows, nflows, &slot->flow,
 								tensile_device_flow_budget(slot->device, true)))

@@ -18,7 +18,7 @@
  */
 extern void tensile_memory_flow_needs(int device, int64 *fit_bytes, int64 *safe_bytes);
 
-/* Has the workers on the device look again that wait for a group. */
+/* Wakes the workers of this device that wait for a group. */
 extern void tensile_memory_flow_wake(int device);
 
 /* Frees all that the slot holds of the memory that flows. */

@@ -50,8 +50,8 @@ typedef struct TensileSlot
 	uint64		flow_generation;	/* of the plan that has its groups */
 	TimestampTz flow_heard;		/* the job's last request, or the answer to it */
 	TimestampTz flow_waits_since;
-	int64		late_for_job;	/* that this job has held up; 0: none */
-	int			late_s;			/* for so long */
+	int64		late_for_job;	/* the job that this one keeps waiting; 0: none */
+	int			late_s;			/* seconds that it has waited */
 
 	/* The worker that has left the slot last; last_job 0: none. */
 	int64		last_job;

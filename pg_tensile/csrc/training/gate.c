@@ -60,7 +60,7 @@ returns(const Query *query, const char *name)
 
 /*
  * Is the column one that predictions need, or the target?  Groups, weights and
- * the flag of validation rows are no features.
+ * the flag of validation rows are not features.
  */
 static bool
 is_needed(const char *name, const TrainingQuery *training, const char *weight)

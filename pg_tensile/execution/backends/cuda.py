@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PORTABLE = 1  # cudaHostRegisterPortable: registered for every context
-_abandoned: list[Any] = []  # graphs, which PyTorch's allocator of pinned memory goes on asking what belongs to them
+_abandoned: list[Any] = []  # graphs, which PyTorch's allocator of pinned memory keeps asking what belongs to them
 
 
 class CudaBackend:

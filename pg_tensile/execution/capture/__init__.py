@@ -5,6 +5,10 @@ An evaluation (forward and loss) and a prediction (forward) are captured in the 
 `capture` runs the step on fake tensors, so nothing is computed and no memory is allocated, and records every call of a
 PyTorch operator below autograd. It does so twice and raises CaptureError if the two recordings differ. The calls become
 the operators of a `Trace`, their storages its tensors.
+
+Limits: a model that checks for fake tensors may take another path (transformers' Llama then builds an explicit mask,
+with the same numbers up to rounding). What `forward` prints, and attributes that it sets, appear in the capture only.
+Packed sequences, CTC loss, and sparse or nested tensors are refused.
 """
 
 from pg_tensile.execution.capture.capture import capture, capture_evaluation, capture_inference

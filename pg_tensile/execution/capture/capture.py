@@ -139,7 +139,7 @@ def _refuse_changed_constants(trace: Trace) -> None:
 
 def _difference(source: str) -> CaptureError:
     hint = f"Look for counters, flags, times and random numbers in Python that steer the model. {PLAIN}"
-    return CaptureError("the model does something else each time it is called", hint, source=source or None)
+    return CaptureError("the model does something different each time it is called", hint, source=source or None)
 
 
 def _same_bytes(first: Tensor, second: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Recorder of every call of a PyTorch operator that a step makes on fake tensors, below autograd.
 
 Tensors are identified by storage and layout, not by their Python object: whichever objects autograd, hooks or `.data`
-create, two tensors are the same value if they view the same memory with the same layout.
+create, two tensors are the same value if they view the same memory with the same layout. PyTorch's make_fx would not
+do: it tells no storages, phases, modules and lines of the model, and cannot refuse a call at the place of its cause.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def interval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the lower and upper bounds [rows], in the target's unit, between which targets lie with this probability.
 
-    Raises DataError if the model is no regression, or its validation rows are too few for the coverage."""
+    Raises DataError if the model is not a regression, or its validation rows are too few for the coverage."""
     if preprocessing.task != Task.REGRESSION:
         hint = "Use predict_rows, which returns the probability of the label."
         raise DataError("the model predicts labels, which have no interval", hint=hint)

@@ -185,7 +185,7 @@ class Batches:
     def _cut(self, windows: Iterator[list[Tensor]], sizes: Iterator[int], skip: int) -> Iterator[Batch]:
         """Yield batches with the numbers of rows in `sizes`, cut from the windows after skipping `skip` rows.
 
-        Of each, only the rank's part."""
+        Yield only the rank's part of each."""
         parts: list[list[Tensor]] = []  # tensors of a batch that is not complete yet
         missing = next(sizes, 0)
         for window in windows:

@@ -41,7 +41,7 @@ LARGEST_COUNT = 1 << 53
 class Sample(NamedTuple):
     """Rows to be counted.
 
-    numbers: float64 [numbers, rows]; codes: int64 [categories that are no texts, rows], −1 = null; answers: those to
+    numbers: float64 [numbers, rows]; codes: int64 [categories that are not texts, rows], −1 = null; answers: those to
     the rows, or None."""
 
     numbers: NDArray[np.float64]

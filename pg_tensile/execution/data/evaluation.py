@@ -2,7 +2,7 @@
 
 Of each row only the model's outputs, the target and the number of its group are kept, as arrays. Types of the target
 may differ from those of the training query: numbers and booleans are compared with the labels' values, or with the
-labels themselves if these are no numbers; texts are compared with the labels.
+labels themselves if these are not numbers; texts are compared with the labels.
 """
 
 from __future__ import annotations

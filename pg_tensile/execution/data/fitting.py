@@ -70,7 +70,7 @@ class FittedPreprocessing:
     validation_rows: int
     skipped_rows: int
     tables: tuple[NDArray[Any], ...]  # of CategoryInputs: for each category by sorted dictionary code, then null
-    label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
+    label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is not a label
     roles: Roles
     division: Division
     weights: Weights | None = None

@@ -339,7 +339,7 @@ class Preprocessing:
 
     @cached_property
     def label_numbers(self) -> NDArray[np.float64] | None:
-        """Numbers that the labels stand for, [labels]; None if they are no numbers."""
+        """Numbers that the labels stand for, [labels]; None if they are not numbers."""
         return None if self.label_values is None else np.array(self.label_values, np.float64)
 
     @property
@@ -504,5 +504,5 @@ def _apply_tokens(feature: Feature, array: ArraysInput, length: int) -> NDArray[
     result = np.full((len(lengths), length), PADDING, np.int64)
     inside = position < length
     result[rows[inside], position[inside]] = codes[inside]
-    result[lengths == 0, 0] = UNKNOWN_TOKEN  # attention needs at least one token that is no padding
+    result[lengths == 0, 0] = UNKNOWN_TOKEN  # attention needs at least one token that is not padding
     return result

@@ -63,7 +63,7 @@ def rank_scale(sample: NDArray[np.float64]) -> RankScale | None:
         return None
     with np.errstate(over="ignore"):
         spread = ordered[-1] - ordered[0]
-    if not np.isfinite(spread):  # the differences of such numbers are no float64
+    if not np.isfinite(spread):  # the differences of such numbers exceed float64
         return None
     positions = np.linspace(0, len(ordered) - 1, QUANTILES + 1).round().astype(int)
     values = np.unique(ordered[positions])

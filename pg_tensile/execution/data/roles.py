@@ -1,7 +1,7 @@
 """Roles of a training query's columns: the target, the split column, the weight and the validation flag.
 
 Columns without a role are features. A split column of times is a feature as well, because later rows have a time, too;
-the group of a row, its weight and its flag are no properties from which the target could be predicted. Needs numpy
+the group of a row, its weight and its flag are not properties from which the target could be predicted. Needs numpy
 only.
 """
 

@@ -1,7 +1,7 @@
 """Texts as token numbers, for the architecture `pretrained`.
 
-A token has the tokenizer's number plus 1, so that PADDING (0) is no token: a model knows from the numbers alone which
-of them are text. Tokens are looked up once for each distinct string of a column, in training as in a request.
+A token has the tokenizer's number plus 1, so that PADDING (0) is not a token: a model knows from the numbers alone
+which of them are text. Tokens are looked up once for each distinct string of a column, in training as in a request.
 
 Needs numpy and, to encode, the library tokenizers.
 """

@@ -23,16 +23,16 @@ def difference(earlier: Preprocessing, fitted: Preprocessing) -> str | None:
     names, before = ([feature.name for feature in each.features] for each in (fitted, earlier))
     if names != before:
         changed = sorted({*names} ^ {*before})
-        return f"the features are others: {', '.join(changed)}" if changed else "the features have another order"
+        return f"the features are different: {', '.join(changed)}" if changed else "the features have another order"
     for feature, old in zip(fitted.features, earlier.features, strict=True):
         if _form(feature) != _form(old):
             return f'the feature "{feature.name}" has another type or length'
     if (fitted.task, fitted.target.name) != (earlier.task, earlier.target.name):
-        return "the target is another one"
+        return "the target is different"
     if (fitted.labels, fitted.label_values) != (earlier.labels, earlier.label_values):
-        return "the labels are others"
+        return "the labels are different"
     if (fitted.target.transform, fitted.quantiles) != (earlier.target.transform, earlier.quantiles):
-        return "the target's transformation or quantiles are others"
+        return "the target's transformation or quantiles are different"
     return None
 
 
@@ -45,5 +45,5 @@ def _form(feature: Feature) -> tuple[object, ...]:
 def begun_with(earlier: Preprocessing, fitted: Preprocessing) -> Preprocessing:
     """Return the preprocessing of a training that begins with the weights of `earlier`.
 
-    What follows from validation has to be derived anew."""
+    What follows from validation has to be derived again."""
     return replace(earlier, calibration=None, conformal=None, text=fitted.text)

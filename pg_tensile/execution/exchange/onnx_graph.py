@@ -22,7 +22,7 @@ from pg_tensile.execution.exchange.raw_model import RawModel
 
 OPSET = 18
 ML_OPSET = 3
-NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is no category
+NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is not a category
 INSTALL = "Install the extra for the Python that pg_tensile.python names: pip install 'pg_tensile[onnx]'."
 NUMBER, TEXT = "DOUBLE", "STRING"
 
@@ -57,7 +57,7 @@ def inputs_of(preprocessing: Preprocessing) -> list[Value]:
 
 def _input(feature: Feature) -> Value:
     if feature.vocabulary is not None:
-        hint = "Tokenizers are no part of ONNX: export it in the format tensile."
+        hint = "Tokenizers are not part of ONNX: export it in the format tensile."
         raise ExportError(f'the text "{feature.name}" is read by a tokenizer, which ONNX lacks', hint)
     if feature.buckets > 1:
         hint = "Leave the column out, or group its values; or export the model in the format tensile."

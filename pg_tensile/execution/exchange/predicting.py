@@ -40,7 +40,7 @@ class FilePredictor:
     def predict(self, header: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[Row]:
         """Yield COLUMNS of each row, whose texts are in the order of the `header`.
 
-        Columns that are no features are ignored. Raises DataError if a feature is missing or a text is no value."""
+        Columns that are not features are ignored. Raises DataError if a feature is missing or a text is not a value."""
         places = self._places(header)
         batch: list[Sequence[str]] = []
         done = 0

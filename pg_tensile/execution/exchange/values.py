@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 def inputs_of(preprocessing: Preprocessing, columns: Mapping[str, Sequence[str]], rows: int, first: int = 1) -> Inputs:
     """Return the raw values of rows, of which `columns` has a text for each row by the feature's name.
 
-    `first` is the number of the first row in messages. Raises DataError for a text that is no value of the feature."""
+    `first` is the number of the first row in messages. Raises DataError for a text that is not such a value."""
     numbers = np.empty((len(preprocessing.numbers), rows))
     for place, feature in enumerate(preprocessing.numbers):
         numbers[place] = _converted(feature, columns[feature.name], partial(_number, feature), np.nan, first)
@@ -50,10 +50,10 @@ def _converted(
         try:
             values.append(convert(text.strip()) if text else null)
         except (ValueError, OverflowError):
-            kind = {Kind.TIMESTAMP: "time", Kind.ARRAY: "array of numbers"}.get(feature.kind, "number")
+            kind = {Kind.TIMESTAMP: "a time", Kind.ARRAY: "an array of numbers"}.get(feature.kind, "a number")
             hint = f"Its type in the training query was {feature.type}; write values as PostgreSQL prints them."
             shown = text if len(text) <= 60 else text[:57] + "..."
-            raise DataError(f'feature "{feature.name}" is no {kind} in row {row}: {shown!r}', hint=hint) from None
+            raise DataError(f'feature "{feature.name}" is not {kind} in row {row}: {shown!r}', hint=hint) from None
     return values
 
 

@@ -275,7 +275,7 @@ class AcceleratorDevice:
         if self._failure is None:
             while isinstance(error.__context__, torch.AcceleratorError):  # the calls on the way out fail, too
                 error = error.__context__
-            hint = "What this process had on the device is lost; a job goes on from its last checkpoint."
+            hint = "What this process had on the device is lost; a job continues from its last checkpoint."
             self._failure = DeviceFaultError(f"the device {self.torch_device} has failed", hint, detail=str(error))
         return self._failure
 

@@ -1,7 +1,7 @@
 """Compiler from an access sequence to a program.
 
 The instructions are the actions of the sequence, one for one and in their order, except for delays on a device that
-runs ahead (docs/library.md, "runtime/"). The host gives work to such a device long before it is executed, so it cannot
+runs ahead. The host gives work to such a device long before it is executed, so it cannot
 start a copy by the clock. Instead the copy is requested later in the program: in the gap of the latest step that
 starts, by the trace's latencies, before the delay has passed. Allocation and deadline stay where the plan puts them.
 """

@@ -214,4 +214,4 @@ def unusable_link(reason: object) -> LinkError:
 def check_share(share: float) -> None:
     """Raise DeviceError unless 0 < `share` ≤ 1."""
     if not 0 < share <= 1:
-        raise DeviceError(f"{share} is no share of a link", hint="Use a number above 0 and at most 1.")
+        raise DeviceError(f"{share} is not a share of a link", hint="Use a number above 0 and at most 1.")

@@ -1,10 +1,10 @@
 """Changes of plan and budget, and the transitions between two iterations that they make necessary.
 
 Changes are prepared in the thread that requests them, and applied between two iterations. The slow work is done when a
-change is requested, in any thread, while iterations go on: compiling the plan's program, making the plans of the graphs
-that follow it, compiling the first iteration from the state that the current iteration ends in, and taking host memory.
-Taking over only installs the results. It compiles after all if the state is another one by then (a failure, a turn of
-another graph), or if the first execution has corrected the trace.
+change is requested, in any thread, while iterations continue: compiling the plan's program, making the plans of the
+graphs that follow it, compiling the first iteration from the state that the current iteration ends in, and taking host
+memory. Taking over only installs the results. It compiles after all if the state is another one by then (a failure, a
+turn of another graph), or if the first execution has corrected the trace.
 
 Tensors are given by key.
 """

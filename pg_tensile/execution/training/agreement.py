@@ -1,6 +1,6 @@
 """Agreement of the ranks of a run, after every step: its loss, whether to stop or to save, and the time.
 
-Whatever decides how a run goes on has to be the same on all ranks, or one waits for the others in a collective that
+Whatever decides how a run continues has to be the same on all ranks, or one waits for the others in a collective that
 they never reach. So each rank tells the others what it has seen, in one small exchange, and all act on the same sums. A
 single rank has nobody to ask: its observer is polled where the run says so, and its clock is the machine's.
 """

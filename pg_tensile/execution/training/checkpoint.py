@@ -71,7 +71,7 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
 def from_chunks(chunks: list[memoryview]) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors of a safetensors file that came in pieces; they are gone at the end, and `chunks` is emptied.
 
-    They are in a file in memory: while many bytes are joined, decoded or freed, no other thread could go on. Raises
+    They are in a file in memory: while many bytes are joined, decoded or freed, no other thread could continue. Raises
     CheckpointError."""
     with open(os.memfd_create("weights"), "wb", buffering=0) as file:
         while chunks:

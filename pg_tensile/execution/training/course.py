@@ -45,7 +45,7 @@ class Course:
     # ---- time ----
 
     def begin(self) -> None:
-        """Start the clock, which goes on where that of a resumed checkpoint stopped."""
+        """Start the clock, which continues where that of a resumed checkpoint stopped."""
         if self._began is None:
             self._began = self._clock()
 

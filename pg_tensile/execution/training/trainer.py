@@ -5,7 +5,7 @@ A run is a pure function of dataset, architecture and settings: generators are s
 ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
 
 Which epoch's model is kept and when a run ends is decided in course.py. Where weights are averaged, validation and the
-model that is kept have the averages, and the steps go on with the weights themselves.
+model that is kept have the averages, and the steps continue with the weights themselves.
 
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the

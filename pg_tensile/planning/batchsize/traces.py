@@ -183,7 +183,7 @@ def _signatures(
     for combination in combinations.tolist():
         parts = [INTEGER.split(column.values[code]) for column, code in zip(columns, combination, strict=True)]
         if any(part[::2] != parts[0][::2] for part in parts):
-            raise CaptureError("the operators' arguments are others with another batch size")
+            raise CaptureError("the operators' arguments are different with another batch size")
         texts.append(tuple(parts[0][::2]))
         values = [np.array(part[1::2], np.int64) for part in parts]
         numbers.append(Affine.through(sizes, values, "the operators' arguments"))

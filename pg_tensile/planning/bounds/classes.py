@@ -20,7 +20,7 @@ NEGLECTED = 2e-3  # of the bytes in excess at a cut: the smallest tensors, which
 class Classes(NamedTuple):
     """The c classes.
 
-    Positions count cuts from the begin of the iteration; past its end, they go on with K. The cuts `first` …
+    Positions count cuts from the begin of the iteration; past its end, they continue with K. The cuts `first` …
     `last` - 1 lie in a gap.
     """
 

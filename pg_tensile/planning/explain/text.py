@@ -58,7 +58,7 @@ def _wait(start: Start) -> str:
     if not isinstance(start, LaterStart):
         return ""
     if start.wait_s is None:
-        return ", nobody can tell when"
+        return ", at an unknown time"
     for unit, length in (("h", 3600), ("min", 60)):
         if start.wait_s >= 2 * length:
             return f", in at most {ceil(start.wait_s / length):,} {unit}"

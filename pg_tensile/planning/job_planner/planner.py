@@ -186,9 +186,10 @@ class JobPlanner:
     ) -> list[Candidate]:
         """Return plans that the allocator can execute within the budget, since they leave memory free for its pieces.
 
-        They leave a part of what is free under `bare`, the plan of swapping everything: first of what is free at all
-        operators, which slows little down, then of what is free at each, which ends with that plan. Of both ways, the
-        plan with the smallest part is returned; one that takes at most `enough_us` ends the search.
+        They leave a part of what is free under `bare`, the plan of swapping everything: first the same number of bytes
+        at every operator, which costs little time, then a part of what each operator leaves free, which ends with that
+        plan. For each of both, the plan that reserves least is returned; one that takes at most `enough_us` ends the
+        search.
         """
         sequence = AccessSequence(self.trace, bare.plan)
         free = (

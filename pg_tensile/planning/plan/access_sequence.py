@@ -4,6 +4,15 @@ This module alone implements the semantics of docs/library.md ("Steps", "Plan").
 simulator and the runtime's compiler all use it, so they cannot disagree. The tensor access sequence of TENSILE (section
 IV-A) is extended by the events of the plan (residency.py) and by the operators that are recomputed (steps.py);
 messages.py words the problems.
+
+One step and its gap, in the order of execution (`Slot` in residency.py names the parts):
+
+    step k                                     gap after step k                                             step k + 1
+    -------------------------------------------|------------------------------|-----------------------------|---------
+    swap-ins with        operator k   sample   dead tensors, swap-outs due,   swap-ins triggered at k take
+    deadline k are       runs         of the   releases; swap-outs triggered  memory and start their copies;
+    waited for                        bytes    at k start their copies        recomputations become steps
+                                               memory only falls              memory only rises
 """
 
 from __future__ import annotations

@@ -6,6 +6,14 @@ flight, and from the kind of the next item (a tensor that is not needed before i
 So all states are computed at once, by sorting and by sums over segments, without a loop over operators; and the first
 item that its state does not permit is the first problem. This is a part of access_sequence.py, which defines
 the meaning.
+
+A tensor that operator 1 creates and operator 7 reads, swapped out with trigger 2 and deadline 4, and swapped in with
+trigger 5 and deadline 7. Its swaps begin and end in the gaps between the steps:
+
+    step       1        2        3        4            5       6         7
+    item       CREATE      OUT               OUT_END      IN      IN_END READ
+    location   RESIDENT    OUT ............. ABSENT       IN .... RESIDENT
+    counts     yes      yes      yes      yes          no      yes       yes
 """
 
 from __future__ import annotations

@@ -161,9 +161,9 @@ class Schedule(NamedTuple):
 
     `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
     holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
-    `brief`: memory was divided in few passes. `lacking`: bytes that running jobs lack to go on, and each waiting job,
-    those first that start first; `slowed_bytes` are those that the running ones lack so that none loses time. Models
-    for prediction that are idle may give way to both.
+    `brief`: memory was divided in few passes. `lacking`: bytes that running jobs lack to continue, and each waiting
+    job, those first that start first; `slowed_bytes` are those that the running ones lack so that none loses time.
+    Models for prediction that are idle may give way to both.
     """
 
     decisions: dict[int, Decision]

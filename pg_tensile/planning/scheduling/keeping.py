@@ -47,8 +47,8 @@ def decide(state: RoundState, admitted: Sequence[JobState], plans: Plans) -> Non
 def _plans_in_force(state: RoundState, admitted: Sequence[JobState]) -> Plans | None:
     """Return the plans in force, or None if a job has none yet or they no longer fit.
 
-    Nor are there any if memory flows that only one job is left to share, or that suffices for all of them at once:
-    requests for it cost more than a change of plan, however little the jobs wait."""
+    Also None if memory flows and only one job is left to share it, or if it suffices for all of them at once: requests
+    for memory cost more than a change of plan, however little the jobs wait."""
     granted: dict[int, int] = {}
     in_force: dict[int, Plan] = {}
     flowing: dict[int, bytes] = {}

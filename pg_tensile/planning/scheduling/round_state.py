@@ -79,7 +79,7 @@ class RoundState:
         self.alternatives: dict[int, Waits] = {}  # of jobs admitted because memory may flow, if it cannot after all
         self.lacking: dict[int, int] = {}  # bytes with which jobs would have been admitted, in the order of their rank
         self.slowed_bytes = 0  # that jobs lacked of one that was not admitted, because it would have lost time
-        self.stuck_bytes = 0  # that running jobs lack to go on
+        self.stuck_bytes = 0  # that running jobs lack to continue
         self.leaves_wanted = True  # whether plans leave the memory that a prediction waits for
         self.computing = 0  # jobs that run or are admitted
         self.notes: list[Note] = []
@@ -168,7 +168,7 @@ class RoundState:
     def memory_flow(self) -> bool:
         """True if memory may flow between jobs.
 
-        Where it does already, and constant grants would not fit, it goes on whatever the setting is by now."""
+        Where it does already, and constant grants would not fit, it continues whatever the setting is by now."""
         if self.device.profile.kind not in MEMORY_FLOW_KINDS:
             return False
         return self.device.memory_flow or self._has_to_flow()

@@ -32,7 +32,7 @@ from pg_tensile.planning.simulator.programs import Meeting, Program, Role, build
 from pg_tensile.planning.trace.trace import Trace
 
 AGREEMENT = 1e-9  # relative difference up to which two successive iterations count as equal
-FASTEST = 32  # multiple of the requested iterations after which a job stops, even if slower jobs go on
+FASTEST = 32  # multiple of the requested iterations after which a job stops, even if slower jobs continue
 
 
 class PlanChange(NamedTuple):

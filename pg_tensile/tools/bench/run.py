@@ -19,8 +19,8 @@ def run(options: BenchOptions) -> int:
     """Run the benchmark and return the exit status.
 
     It is 1 if a policy or a peer failed or a policy's results differ from eager PyTorch's, else 0: a peer whose results
-    differ is no failure, because that is a property of PyTorch. Raises OptionError if the options cannot be used, and
-    any error that prevents the measurement, after recording it in the rows.
+    differ is not a failure, because that is a property of PyTorch. Raises OptionError if the options cannot be used,
+    and any error that prevents the measurement, after recording it in the rows.
     """
     if options.json_path is not None:
         check_writable(options.json_path)

@@ -120,7 +120,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     if loss == "lm" and not arguments.input[0].below:
         raise OptionError("--loss lm needs token ids as the first input", "Write one as int64<50257:128.")
     if any(spec.nbytes(arguments.batch) > options.LARGEST for spec in arguments.input):
-        raise OptionError("--batch: so many samples are too large", "Their bytes do not fit into 62 bits.")
+        raise OptionError("--batch: the samples are too large", "Their bytes do not fit into 62 bits.")
     if not arguments.batch and arguments.accumulation > 1:
         raise OptionError("--batch 0 does not go with --accumulation", "Write how many samples a batch has.")
     if arguments.batch % arguments.accumulation:

@@ -72,13 +72,15 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:
-        raise OptionError(f'"{text}" is no number of seconds from 0.1 to 3600', "Write --interval 2.")
+        raise OptionError(f'"{text}" is not a number of seconds from 0.1 to 3600', "Write --interval 2.")
     return seconds
 
 
 def _job(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
-        raise OptionError(f'"{text}" is no job number', "SELECT job FROM tensile.progress; lists those that run.")
+        raise OptionError(
+            f'"{text}" is not the number of a job', "SELECT job FROM tensile.progress; lists those that run."
+        )
     return int(text)
 
 

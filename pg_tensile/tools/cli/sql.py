@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     """Add the command to the parsers of `pg-tensile`; it sets `run`, which takes the parsed arguments."""
     what = "statements of BigQuery ML, or of another dialect of SQL"
     parser = server.add_command(commands, "sql", what, EXAMPLES, verb="Runs")
-    parser.add_argument("statements", metavar="SQL", nargs="?", help="the statements; without them those of -f")
+    parser.add_argument("statements", metavar="SQL", nargs="?", help="the statements; default: the file of -f")
     parser.add_argument("-f", "--file", default="-", metavar="FILE", help="a file of statements; - is stdin (-)")
     parser.add_argument("--read", default="bigquery", metavar="DIALECT", help="their dialect (bigquery)")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the job of a CREATE MODEL")
@@ -146,7 +146,7 @@ class _Runner:
 
         row = self._connection.execute(MODEL, (model,)).fetchone()
         if row is None:
-            raise ServerError(f'model "{model}" does not exist', "tensile.models lists those that you may use.")
+            raise ServerError(f'model "{model}" does not exist', "tensile.models lists the models that you may use.")
         if row["deployed_version"] is None:
             raise ServerError(
                 f'model "{model}" has no deployed version', "Train it, or wait until its job has finished."

@@ -1,4 +1,4 @@
-"""The page about one job: read anew while it is open, also after the job has ended."""
+"""The page about one job: kept up to date while it is open, also after the job has ended."""
 
 from __future__ import annotations
 

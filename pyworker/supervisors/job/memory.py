@@ -61,10 +61,10 @@ class JobMemory:
         self._refused_at = time.monotonic()
 
     def check_refused(self) -> None:
-        """Raise Failure if a trainer that was refused memory goes on: it must not keep memory of others."""
+        """Raise Failure if a trainer that was refused memory continues: it must not keep memory of others."""
         silent = self._refused and time.monotonic() - self._refused_at > self._refusal_timeout
         if silent or self._refusals > MOST_REFUSALS:
-            message = "the trainer goes on although there is no device memory for it"
+            message = "the trainer continues although there is no device memory for it"
             raise Failure("53200", message, hint="The code of the model may keep it from stopping.")
 
     def keep_trace(self, frame: Frame) -> None:

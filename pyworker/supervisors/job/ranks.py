@@ -40,7 +40,7 @@ class JobRanks:
         reports, waits_for = progress.get("ranks"), progress.get("waits_for")
         if not self._expected:
             if reports is not None or waits_for is not None:
-                raise ProtocolError("a job without ranks reports some")
+                raise ProtocolError("a job without ranks reports ranks")
             return
         if waits_for is not None:
             _check("waits_for", _is_text(waits_for) and waits_for != "")

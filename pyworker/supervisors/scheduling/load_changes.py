@@ -1,4 +1,4 @@
-"""Changes of a device's load by others that are a reason to plan its jobs anew (TENSILE, section IV-F).
+"""Changes of a device's load by others that are a reason to plan its jobs again (TENSILE, section IV-F).
 
 Plans count with the load of the time when they were made. A change is clear if a job's load has differed by `CLEAR`
 from the one that it was planned with, always in the same direction, for `LASTING` seconds: short peaks do not count,

@@ -145,7 +145,7 @@ class PlanSearches:
             self._report(search)
 
     async def _search_failed(self, reason: str) -> None:
-        """End the search after its process has failed: the job goes on with the best plan that it has."""
+        """End the search after its process has failed: the job continues with the best plan that it has."""
         await self.close()
         search = self._searches[self._job]
         search.state = "failed"
@@ -203,7 +203,7 @@ class PlanSearches:
     async def _receive(self) -> None:
         while self._child is not None:
             if time.monotonic() > self._deadline:
-                raise ChildDied(f"it found no end within {EXTRA_TIME:.0f} s of its time and was killed", None)
+                raise ChildDied(f"it did not end within {EXTRA_TIME:.0f} s of its time and was killed", None)
             frame = await self._child.receive(0)
             if frame is None:
                 return

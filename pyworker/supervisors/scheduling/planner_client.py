@@ -1,7 +1,7 @@
 """The scheduler's end of the planner: a child process that is sent traces and requests, and answers with plans.
 
-The planner is started when it is needed and ends after a time without jobs. If it dies, jobs go on under their plans,
-those that wait are given the reason, and it is started again after a growing pause. Standard library only.
+The planner is started when it is needed and ends after a time without jobs. If it dies, jobs continue under their
+plans, those that wait are given the reason, and it is started again after a growing pause. Standard library only.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PlannerClient:
         return seconds if seconds > 0 else inf
 
     async def planner_died(self, reason: str, traceback: str | None) -> None:
-        """Record that the planner is gone: jobs go on under their plans, and those that wait are given the reason."""
+        """Record that the planner is gone: jobs continue under their plans, and those that wait get the reason."""
         await self.close()
         lines = (traceback or "").splitlines()
         last_line = f" ({lines[-1]})" if lines else ""
@@ -126,7 +126,7 @@ class PlannerClient:
         job = max(suspects, key=lambda row: (row["captured"], row["job"]))["job"]
         record = self._records[job]
         record.set_aside = True
-        reason = f"its trace is set aside, for {record.deaths} planners have died that were given it: {reason}"
+        reason = f"its trace is set aside, because {record.deaths} planners that were given it have died: {reason}"
         self._server.call("tensile_internal._job_waits(int8,text)", job, reason)
         log_event(self._server, "failed", job, request.view.name, reason)
 

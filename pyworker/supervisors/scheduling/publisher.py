@@ -90,7 +90,7 @@ class Publisher:
         self._lacks[device] = bool(lacking or slowed_bytes)
 
     def _tell_job(self, device: str, answer: dict[str, Any]) -> None:
-        """Record a decision that is no plan in the job's row and in the log."""
+        """Record a decision that is not a plan in the job's row and in the log."""
         job, decision = answer["job"], answer["decision"]
         if decision in ("waits", "failed"):
             is_new = self._server.call("tensile_internal._job_waits(int8,text)", job, answer["reason"])

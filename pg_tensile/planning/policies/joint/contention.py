@@ -19,7 +19,7 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 STAGGERS = (0.3, 1.0)  # of an equal part of a step: how far apart the jobs start; the mean of both counts
 WORTH = 0.005  # of a job's time, on average: what a change of the division has to gain
 SLACKS = (0.65, 0.5)  # parts of its part of the link that a job's plan may count on
-PASSES = 3  # for such a plan: little of what more of them gain is left beside other jobs
+PASSES = 3  # for such a plan: more gain little where other jobs use the link
 
 
 def times_us(planners: Mapping[int, JobPlanner], chosen: Mapping[int, Candidate]) -> dict[int, float]:

@@ -218,7 +218,7 @@ def _divided(parts: Mapping[int, Part], plans: Mapping[int, Candidate], weights:
 def _use_rest(parts: Mapping[int, Part], division: Division, budget_bytes: int, small: bool) -> Division:
     """Return the plans after giving the rest of the budget to the jobs that lose the most.
 
-    Where no rest is worth it, a job's plan is made anew if its part of the link has grown."""
+    Where no rest is worth it, a job's plan is made again if its part of the link has grown."""
     chosen, shares = division
     rest = budget_bytes - sum(part.bytes(chosen[job]) for job, part in parts.items())
     for job, part in sorted(parts.items(), key=lambda item: -item[1].loss(chosen[item[0]])):

@@ -97,8 +97,8 @@ def mutate(
 ) -> Allocation:
     """Return a mutated allocation.
 
-    With probability `rate`, each size joins the class before it or leaves that one, and each count is drawn anew from a
-    Gaussian around it.
+    With probability `rate`, each size joins the class before it or leaves that one, and each count is drawn again from
+    a Gaussian around it.
     """
     steps = np.diff(allocation.classes, prepend=0)
     flips = random.random(len(steps)) < rate

@@ -77,7 +77,7 @@ def search_plan(
     events at most `most_events`. `processes`: 1 means this one, None means one for each core. `found` is called with
     every plan that is better than those before.
 
-    Raises BudgetError if an operator alone exceeds the budget, InvalidPlanError for a start that is no plan of the
+    Raises BudgetError if an operator alone exceeds the budget, InvalidPlanError for a start that is not a plan of the
     trace, and PlanSearchError if nothing limits the search, if limits make no sense or allow no plan, or if a process
     ends.
     """

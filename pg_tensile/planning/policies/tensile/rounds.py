@@ -95,8 +95,8 @@ def _plan(
 def _rounds(jobs: list[Job], budget_bytes: float) -> None:
     """Run Algorithm 3, in which a round swaps or recomputes one tensor.
 
-    Within the budget and the jobs' limits, rounds go on until no swap is found or gains are small; beyond them, as long
-    as anything is found, however little it gains.
+    Within the budget and the jobs' limits, rounds continue until no swap is found or gains are small; beyond them, as
+    long as anything is found, however little it gains.
     """
     together = max(GAIN_ROUNDS, sum(job.columns.operators for job in jobs) // OPERATORS_A_ROUND)
     peaks = [sum(job.peak_bytes for job in jobs)]

@@ -179,7 +179,7 @@ class Recomputed(torch.autograd.Function):
         (Model(seeds), "seeds PyTorch's generator"),
         (Model(seeds_aside), "seeds PyTorch's generator"),
         (Model(lambda self, x: Recomputed.apply(self.inner(x))), "repeats random operators"),
-        (Model(lambda self, x: self.inner(x) * time.perf_counter()), "something else each time"),
+        (Model(lambda self, x: self.inner(x) * time.perf_counter()), "something different each time"),
     ],
 )
 def test_refuses_random_numbers_that_would_be_frozen(model, message):
@@ -229,8 +229,8 @@ def caches(self: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Model(counts, count=0), "something else each time"),
-        (Model(starts_differently, started=False), "something else each time"),
+        (Model(counts, count=0), "something different each time"),
+        (Model(starts_differently, started=False), "something different each time"),
         (Model(remembers, hidden=torch.zeros(ROWS)), "left behind"),
         (Model(collects, memory=[]), "left behind"),
         (Model(caches, cache=None), "left behind"),

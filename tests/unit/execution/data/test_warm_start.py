@@ -28,15 +28,15 @@ def test_values_of_the_rows_make_no_difference() -> None:
 @pytest.mark.parametrize(
     ("fitted", "reason"),
     [
-        (replace(LABELS, features=(X, C, IMAGE)), "the features are others: t"),
+        (replace(LABELS, features=(X, C, IMAGE)), "the features are different: t"),
         (replace(LABELS, features=(C, X, IMAGE, TOKENS)), "another order"),
         (replace(LABELS, features=(X, C, replace(IMAGE, length=16), TOKENS)), '"p" has another type or length'),
         (replace(LABELS, features=(replace(X, kind=Kind.CATEGORY), C, IMAGE, TOKENS)), '"x" has another type'),
         (replace(LABELS, features=(X, C, IMAGE, replace(TOKENS, tokens=None))), '"t" has another type'),
-        (replace(LABELS, labels=("no", "perhaps")), "the labels are others"),
-        (replace(LABELS, labels=("a", "b", "c"), task=Task.MULTICLASS), "the target is another one"),
-        (replace(LABELS, target=Target("z", "text")), "the target is another one"),
-        (replace(LABELS, quantiles=(0.1, 0.9)), "quantiles are others"),
+        (replace(LABELS, labels=("no", "perhaps")), "the labels are different"),
+        (replace(LABELS, labels=("a", "b", "c"), task=Task.MULTICLASS), "the target is different"),
+        (replace(LABELS, target=Target("z", "text")), "the target is different"),
+        (replace(LABELS, quantiles=(0.1, 0.9)), "quantiles are different"),
         (replace(LABELS, target=Target("y", "text", transform="log")), "transformation"),
     ],
 )

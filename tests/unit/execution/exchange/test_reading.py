@@ -110,7 +110,7 @@ def test_rows_of_nulls_are_predicted(tmp_path: Path, capsys: Any) -> None:
         ("bool\n", 'feature "int2" is missing'),
         (f"{HEADER},bool\n", 'feature "bool" is there more than once'),
         (f"{HEADER}\n1,2\n", "row 1 has 2 values for 11 columns"),
-        (f"{HEADER}\n,,x,,,,,,,,\n", 'feature "int4" is no number in row 1'),
+        (f"{HEADER}\n,,x,,,,,,,,\n", 'feature "int4" is not a number in row 1'),
         (f"{HEADER}\n,,,,,,,,,{{1}},\n", 'feature "doubles" has an array of 1 elements'),
         (f'{HEADER}\n"a', "the CSV file cannot be read"),
         (f"{HEADER}\n,,,,,,,,\xff,,\n", "the CSV file cannot be read"),

@@ -67,7 +67,7 @@ def test_texts_become_the_values_that_training_had(preprocessing: Preprocessing)
 def test_what_is_no_value_is_refused_by_row_and_name(preprocessing: Preprocessing, name: str, text: str) -> None:
     columns = {feature.name: ["", ""] for feature in preprocessing.features}
     columns[name][1] = text
-    with pytest.raises(DataError, match=f'feature "{name}" is no .* in row 8') as caught:
+    with pytest.raises(DataError, match=f'feature "{name}" is not an? .* in row 8') as caught:
         inputs_of(preprocessing, columns, 2, first=7)
     assert caught.value.hint
 

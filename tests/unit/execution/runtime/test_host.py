@@ -91,7 +91,7 @@ def test_a_share_of_the_link_is_a_part_of_its_rate(open_device):
             assert_takes(timed(device, lambda copy=copy: device.wait(copy(source, target))), 5 / share)
     assert torch.equal(source, target)
     for share in (0.0, -1.0, 1.5, float("nan")):
-        with pytest.raises(DeviceError, match="is no share of a link"):
+        with pytest.raises(DeviceError, match="is not a share of a link"):
             device.share_link(share)
 
 

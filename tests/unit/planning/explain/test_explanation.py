@@ -238,7 +238,7 @@ def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: flo
     result = explanation.to_json()
     assert (result["start"]["when"], result["start"]["wait_s"]) == ("later", expected)
     assert "ahead" not in result["admission"]
-    said = "nobody can tell when" if expected is None else "in at most "
+    said = "at an unknown time" if expected is None else "in at most "
     assert said in render(explanation)[-1]
 
 

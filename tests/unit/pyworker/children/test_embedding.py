@@ -113,7 +113,7 @@ def test_a_model_without_a_version_embeds_as_one_whose_head_was_trained() -> Non
     assert vectors(base, []).shape == (0, 32)
     with pytest.raises(Malformed):
         base.predict_in_parts(request(["x"]))
-    with pytest.raises(ArchitectureError, match="no pretrained transformer"):
+    with pytest.raises(ArchitectureError, match="not a pretrained transformer"):
         load({"architecture": {"type": "mlp"}, "preprocessing": None}, [], None)
 
 

@@ -113,7 +113,7 @@ def test_of_many_features_the_most_important_are_drawn_and_all_are_listed() -> N
 
 def test_a_version_that_is_not_deployed_has_no_importances() -> None:
     text = render(record(evaluation=evaluated(CLASSIFIED)))
-    assert "those of the deployed version" in Page(text).shown()
+    assert "computed for the deployed version" in Page(text).shown()
     assert facts_in(text)["evaluation"]["importance"] is None
     assert Page(text).identifiers() & CHARTS == {"chart-calibration"}
 
