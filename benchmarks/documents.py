@@ -45,7 +45,7 @@ def all_checks(section: Section, results: Results) -> list[Check]:
 
 
 def missing(section: Section, results: Results) -> list[str]:
-    there = results.measured()
+    there = {*results.measured(), *(row["scenario"] for row in results.rows(FAILURES))}
     return [] if results.is_quick else [name for name in section.expected(results.kind) if name not in there]
 
 

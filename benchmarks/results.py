@@ -51,7 +51,7 @@ class Results:
         return self.tables.get(table, [])
 
     def titled(self, section: str) -> list[tuple[str, Row]]:
-        """Return (title, row) of the rows whose scenario is called `section: title`, which are in a table of their own."""
+        """Return (title, row) of the rows of scenarios called `section: title`, which have a table of their own."""
         return [(row["scenario"].partition(": ")[2], row) for row in self.rows(section)]
 
     def measured(self) -> dict[str, list[Row]]:

@@ -312,12 +312,15 @@ def checks(results: Results) -> list[Check]:
 
 
 def tables(results: Results) -> list[str]:
+    def revision(row: Mapping[str, Any]) -> str:
+        return results.runs[row["run"]]["revision"] if row["server"] == THIS else row["server"]
+
     sessions = [
-        (row["server"], str(row["sessions"]), *(f"{row[name]:,.0f}" for name in NUMBERS))
+        (revision(row), str(row["sessions"]), *(f"{row[name]:,.0f}" for name in NUMBERS))
         for row in results.rows("sessions")
     ]
     beside = [
-        (row["server"], row["beside"], *(f"{row[name]:,.0f}" for name in ("p50_us", "p99_us", "longest_us")),
+        (revision(row), row["beside"], *(f"{row[name]:,.0f}" for name in ("p50_us", "p99_us", "longest_us")),
          f"{row['seconds']:.1f}")
         for row in results.rows("beside")
     ]  # fmt: skip

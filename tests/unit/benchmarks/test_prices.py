@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from benchmarks.bench_prices import ALTERNATIVES, GRID, PATH, choose
 from benchmarks.experiments.networks import TUNING, UNTUNED
+from benchmarks.plans.prices import ALTERNATIVES, GRID, choose
+from benchmarks.results import FOLDER, Results
 from pg_tensile.planning.policies.joint import planner
 from pg_tensile.planning.policies.joint.prices import CONGESTED, PRICES
 
+RESULTS = Results(FOLDER / "prices.json")
+
 
 def test_the_planners_prices_are_those_that_were_found() -> None:
-    found = json.loads(PATH.read_text())
-    assert [list(prices[:3]) for prices in PRICES] == found["chosen"]["prices"]
-    assert [list(prices[:3]) for prices in CONGESTED] == found["chosen"]["congested"]
+    (found,) = RESULTS.rows("chosen")
+    assert [list(prices[:3]) for prices in PRICES] == found["prices"]
+    assert [list(prices[:3]) for prices in CONGESTED] == found["congested"]
     assert found["networks"] == [network.title for network in TUNING]
 
 
@@ -33,6 +34,6 @@ def test_prices_are_chosen_for_what_they_add_to_those_chosen_before() -> None:
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_each_effect_is_that_of_a_constant_with_another_value(name: str) -> None:
     value = getattr(planner, name)
-    effects = {row["constant"] for row in json.loads(PATH.read_text())["effects"]["rows"]}
+    effects = {row["constant"] for row in RESULTS.rows("effects")}
     assert value not in ALTERNATIVES[name]
     assert all(f"{name} = {other}" in effects for other in ALTERNATIVES[name])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_serving import checks, median_of, page_part
+from benchmarks.server.serving import checks, median_of, rows_of, tables
+from tests.unit.measured import results_with
 
 SESSIONS = ("p50_us", "p99_us", "per_s", "session_cpu_us", "predictor_cpu_us")
 
@@ -23,19 +25,14 @@ def measured(p50_of_eight: float, p99: float) -> dict[str, Any]:
     }
 
 
-def test_medians_of_rounds_are_checked_and_shown() -> None:
+def test_medians_of_rounds_are_checked_and_shown(tmp_path: Path) -> None:
     rounds = [measured(140.0, 4000.0), measured(160.0, 6000.0), measured(1000.0, 4900.0)]
     median = median_of(rounds)
     assert median["sessions"]["p50_us_8"] == 160.0 and median["beside"]["loading"]["p99_us"] == 4900
-    run = {
-        "machine": {"cpu": "EPYC", "cores": 2, "memory_bytes": 2**34, "gpu": None},
-        "versions": {"torch": "2", "python": "3", "revision": "abc"},
-        "beside": "main",
-        "this": median,
-        "other": {key: median[key] for key in ("sessions", "beside")},
-    }
-    assert [check.holds for check in checks(run)] == [False, True, True]
-    page = page_part(run)
-    assert "| abc | 8 | 160 | 100 | 100 | 100 | 100 |" in page
-    assert "| main | loading | 90 | 4,900 | 20,000 | 1.5 |" in page
-    assert "| two, of the primary and a standby | 1,100 | 1,900 |" in page
+    other = {key: median[key] for key in ("sessions", "beside")}
+    results = results_with(tmp_path, *rows_of({"this": median, "main": other}))
+    assert [check.holds for check in checks(results)] == [False, True, True]
+    lines = tables(results)
+    assert "| abc | 8 | 160 | 100 | 100 | 100 | 100 |" in lines
+    assert "| main | loading | 90 | 4,900 | 20,000 | 1.5 |" in lines
+    assert "| two, of the primary and a standby | 1,100 | 1,900 |" in lines
