@@ -92,7 +92,7 @@ UNTUNED = (
     DENSENET121._replace(batch=8),
 )
 
-# with which the constants of the planner are found (benchmarks/bench_prices.py)
+# with which the constants of the planner are found (benchmarks/plans/prices.py)
 TUNING = (
     VGG16._replace(batch=4),
     INCEPTION3._replace(batch=4),

@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from multiprocessing import get_context
 from typing import Any
@@ -69,12 +70,12 @@ def timed(trace: Trace, profile: str) -> Trace:
     return trace.with_latencies(trace.latency_us * factors)
 
 
-def measure(network: Network) -> Iterator[dict[str, Any]]:
+def measure(network: Network, quick: bool) -> Iterator[dict[str, Any]]:
     captured_trace = trace_of(network)
-    for profile in PROFILES:
+    for profile in [*PROFILES][: 1 if quick else None]:
         planner = JobPlanner(timed(captured_trace, profile), PROFILES[profile])
         vanilla = planner.vanilla
-        budgets = {saved: int((1 - saved) * vanilla.device_peak_bytes) for saved in SAVED}
+        budgets = {saved: int((1 - saved) * vanilla.device_peak_bytes) for saved in (SHOWN if quick else SAVED)}
         possible = [budget for budget in budgets.values() if budget >= planner.least_bytes]
         began = time.process_time()
         first = {budget: planner.best(budget) for budget in possible}
@@ -101,15 +102,15 @@ def measure(network: Network) -> Iterator[dict[str, Any]]:
             }
 
 
-def rows_of(network: Network) -> list[dict[str, Any]]:
-    return list(measure(network))
+def rows_of(network: Network, quick: bool) -> list[dict[str, Any]]:
+    return list(measure(network, quick))
 
 
 def rows(run: Run) -> Iterator[dict[str, Any]]:
-    """Measure all networks, in as many processes as there are cores; `quick`: the first one only."""
+    """Measure all networks, in as many processes as there are cores; `quick`: the first one, on one profile."""
     wanted = run.wanted([network.title for network in UNTUNED[: 1 if run.quick else None]])
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        measured = pool.imap(rows_of, [named(UNTUNED, title) for title in wanted])
+        measured = pool.imap(partial(rows_of, quick=run.quick), [named(UNTUNED, title) for title in wanted])
         for _ in run.scenarios(wanted):
             yield from next(measured)
 
