@@ -22,19 +22,18 @@ OVERVIEW = ROOT / "docs" / "benchmarks.md"
 WRITTEN = "begin, written by benchmarks/documents.py"
 
 
-def stored(names: Sequence[str] = ()) -> dict[str, tuple[Section, Results]]:
-    """Return these sections, or all, with their results, by the names of their files."""
+def stored(names: Sequence[str] = tuple(SECTIONS)) -> dict[str, tuple[Section, Results]]:
+    """Return sections that have results, with them, by the names of their files."""
     paths = {path.stem: path for path in FOLDER.glob("*.json")}
-    named = [(name, stem) for name in names or SECTIONS for stem in sorted(paths) if section_of(stem) == name]
+    named = [(name, stem) for name in names for stem in sorted(paths) if section_of(stem) == name]
     return {stem: (load(name), Results(paths[stem])) for name, stem in named}
 
 
-def write_documents(names: Sequence[str] = ()) -> None:
-    """Write the pages of these sections, or of all and their ages."""
+def write_documents(names: Sequence[str]) -> None:
+    """Write the pages of these sections, and the ages of all."""
     for stem, (section, results) in stored(names).items():
         write_page(stem, section, results)
-    if not names:
-        write_part(OVERVIEW, "ages", ages())
+    write_part(OVERVIEW, "ages", ages())
 
 
 def all_checks(section: Section, results: Results) -> list[Check]:

@@ -337,10 +337,9 @@ def table_rows(results: Results) -> dict[str, list[tuple[str, ...]]]:
          f"{row['spread']:.4f}", f"{row['width']:.2f}", f"{row['validation_rows']:,}")
         for row in results.rows("intervals")
     ]  # fmt: skip
-    jobs: list[dict[str, Any]] = [
-        {"job": f"evaluation, {row['task']}", "cache_mib": ""} | row for row in results.rows("evaluations")
-    ]
-    jobs += [{"job": "training, one epoch"} | row for row in results.rows("trainings")]
+    evaluations, trainings = results.rows("evaluations"), results.rows("trainings")
+    jobs: list[dict[str, Any]] = [{"job": f"evaluation, {row['task']}", "cache_mib": ""} | row for row in evaluations]
+    jobs += [{"job": "training, one epoch"} | row for row in trainings]
     memory = [
         (row["job"], f"{row['rows']:,}", str(row["cache_mib"]), f"{row['seconds']:.1f}",
          f"{row['anonymous_bytes'] / MIB:.0f}", f"{row['rss_bytes'] / MIB:.0f}")

@@ -251,8 +251,8 @@ def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
 def draw(rows: Sequence[Row], folder: Path | str) -> list[Path]:
     """Draw the figures that the rows have data for, and return the files.
 
-    They are `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, as .svg. The same rows give the same bytes. Raises
-    OptionError if the folder cannot be written or matplotlib is missing.
+    They are `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, as .svg. The same rows give the same bytes.
+    Raises OptionError if the folder cannot be written or matplotlib is missing.
     """
     written: list[Path] = []
     with drawing(), writing(folder):

@@ -33,6 +33,7 @@ THIN = 0.8  # points, of the line through a method's results
 DASHED: dict[str, Any] = {"color": BLACK, "linewidth": THIN, "linestyle": "--", "zorder": 1.5}  # references
 MARKERS = "osD^v<>PXphd8H*"
 SETTINGS: dict[Any, Any] = {
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
