@@ -30,8 +30,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint \
-	bench bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems bench-answers bench-small-tables bench-tables bench-tuning bench-allocator bench-planner bench-rounds bench-prices bench-waterwave bench-flowing bench-parallel bench-recovery bench-time-left bench-gpu bench-papers soak \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
 	install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -104,50 +103,22 @@ build/rules.h: pg_tensile/rules.json
 help:
 	@echo 'make demo            set up, start a private server, learn the prices of diamonds, train two models at once'
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
-	@echo 'make test            set up and run the tests, but for the long ones'
-	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), and tests of the server with PostgreSQL 17'
-	@echo 'make mutants         does make test see 30 faults? Installs them one by one, then the extension (MUTANTS="--only …")'
-	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
-	@echo 'make first-gpu-run   those, PyTorch'"'"'s sanitizer and short benchmarks on a GPU, and a page of the results'
-	@echo 'make first-gpu-run-server  jobs and the demo in a server on a GPU'
-	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
-	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
-	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
-	@echo 'make test-sanitized  the server'"'"'s tests with a PostgreSQL that finds errors of memory (AddressSanitizer, assertions)'
-	@echo 'make test-majors     the same with 18 and 19, those of tools and documents as well'
-	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
+	@echo 'make deploy          the same with what is missing for it;  make venv: and what tests, lint and benchmarks need'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
+	@echo 'make test            set up and run the tests, but for the long ones'
+	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), then test-major and test-sanitized'
+	@echo 'make test-major      tests of the server with another PostgreSQL (MAJOR=17, 18 or 19; TESTS=…);  test-majors: 18 and 19'
+	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
+	@echo 'make test-sanitized  the server'"'"'s tests with a PostgreSQL that finds errors of memory'
+	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
+	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
+	@echo 'make mutants         does make test see 30 faults? (MUTANTS="--only …")'
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
-	@echo 'make bench           all methods side by side: the paper'"'"'s tables and figures, the limits (BENCH="--quick", "--device cuda")'
-	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
-	@echo 'make bench-serving   predictions of several sessions, beside loading models, and on standbys (BENCH="--beside main")'
-	@echo 'make bench-drift     what counting rows for drift costs predictions'
-	@echo 'make bench-jobs      several jobs on one device, together against one after another (BENCH="--device cuda")'
-	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
-	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
-	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
-	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
-	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
-	@echo 'make bench-answers   the default of train_model against gradient boosting, on eleven real tables'
-	@echo 'make bench-small-tables  the same on thirty small tables, against a linear model, too'
-	@echo 'make bench-tables    its time, predictions, intervals and memory on a large table'
-	@echo 'make bench-tuning    twenty trials of tune_model beside Optuna and PyTorch in a script (BENCH="--quick")'
-	@echo 'make bench-allocator  what PyTorch'"'"'s allocator reserves for plans on an accelerator, by the planner'"'"'s model of it'
-	@echo 'make bench-gpu      methods on a GPU at sizes that keep it busy (needs PyTorch for CUDA); under ten minutes'
-	@echo 'make bench-planner  plans for networks that the planner was not made with, beside the bound'
-	@echo 'make bench-rounds   the processor time of plans, with and without promises'
-	@echo 'make bench-prices    find the constants of the planner again, and what each is worth (BENCH="--effects")'
-	@echo 'make bench-waterwave  jobs whose memory flows between them, simulated'
-	@echo 'make bench-flowing   the same in processes of their own, beside other ways to share the memory; under an hour'
-	@echo 'make bench-parallel  one job on two ranks with a core each, beside one core and DistributedDataParallel; ten minutes'
-	@echo 'make bench-time-left  the time left of ten jobs after their first epoch, beside what they then took'
-	@echo 'make bench-recovery  one job on two ranks: how soon it starts, and trains again after a rank or node has died'
-	@echo 'make bench-papers   the TENSILE paper'"'"'s tables and figures at its sizes, simulated (BENCH="--only table3"); under half an hour'
-	@echo 'make bench-finetuning  pretrained transformers within less memory (BENCH as above)'
-	@echo 'make bench-busy      plans on a quiet machine and beside busy processes (BENCH as above)'
-	@echo 'make soak            1,000 short jobs, an hour of checkpoints, one of a mixed load: does anything grow? (SOAK="--jobs 50 --minutes 2 --mixed 5")'
+	@echo 'make first-gpu-run   tests and short benchmarks on a GPU, and a page of the results;  first-gpu-run-server: in a server'
+	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
 	@echo 'make clean           remove what was compiled'
+	@echo 'CONTRIBUTING.md says more about tests, docs/benchmarks.md about benchmarks.'
 
 # What compiling, installing and the demo need
 setup:
@@ -208,10 +179,6 @@ first-gpu-run:
 first-gpu-run-server: venv deploy
 	@$(VENV_PYTHON) -m scripts.first_gpu_run --server
 
-# Needs a GPU and PyTorch for it, as test-cuda does.
-bench-gpu:
-	@$(child_python) -m benchmarks.bench_gpu $(BENCH)
-
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
 	@scripts/test_docker.sh
@@ -236,14 +203,7 @@ test-headers: venv build/rules.h
 lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-serving bench-drift bench-training bench-jobs bench-answers bench-small-tables bench-tables bench-tuning bench-recovery bench-time-left: venv deploy
-	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
-
-soak: venv deploy
-	@$(VENV_PYTHON) -m benchmarks.soak $(SOAK)
-
-# Need no server. A run that was stopped goes on where it was.
-bench: venv
-	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-allocator bench-planner bench-rounds bench-prices bench-waterwave bench-flowing bench-parallel bench-papers bench-core bench-tensile bench-cold bench-finetuning bench-busy bench-systems: venv
-	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)
+# Sections of plans need no server. Without .venv, PYTHON=python3 names an interpreter, as for test-cuda.
+BENCH = --help
+bench: $(if $(PYTHON),,venv) $(if $(filter server answers,$(BENCH)),deploy)
+	@$(or $(PYTHON),$(VENV_PYTHON)) -m benchmarks $(BENCH)

@@ -101,11 +101,12 @@ budget_line = axes.axhline(training["memory_budget"] / 2**20, color="gray", line
 job.latency().nlargest(8, "average_us").round(2)
 
 # %% [markdown]
-# All of it is in the job's report, one HTML page that opens offline. `job.report("job.html")` writes it to a file.
-# (GitHub shows no frames: open this notebook in Jupyter.)
+# All of it is in the job's report, one HTML page that opens offline, with memory, the plan and every operator. A cell
+# that ends with `job.report()` shows it; this one writes it to a file, because the page is larger than this notebook.
 
 # %%
-job.report()
+page = job.report("handwriting.html")
+print("handwriting.html has the report")
 
 # %% [markdown]
 # ## Predictions

@@ -23,7 +23,7 @@ from markdown_it.token import Token
 
 from tests.repository import REPOSITORY
 
-DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("docs/results/*.md")])
 PART = re.compile(r"""--[^\n]*|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;|[^-;'"$]+|.""", re.DOTALL)
 
 

@@ -8,16 +8,14 @@ with SGD and momentum. Latencies are the roofline's on the profile of the paper'
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from benchmarks.checks import Check
 from benchmarks.command import Row
 from benchmarks.experiments.gpus import M40
-from benchmarks.experiments.networks import ALEXNET, CV, GOOGLENET, RESNET50, VGG16, Network
-from benchmarks.scenarios import Check, end
+from benchmarks.experiments.networks import ALEXNET, CV, GOOGLENET, RESNET50, VGG16, Network, named
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.batchsize.traces import BatchTraces
 from pg_tensile.planning.device.profile import GB
@@ -26,7 +24,6 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.planned import predicted
-from pg_tensile.tools.bench.report import versions
 from pg_tensile.tools.bench.simulated import captured
 from pg_tensile.tools.cli.bench import parse
 
@@ -130,7 +127,6 @@ def rows_of(network: Network, published: Published) -> Iterator[Row]:
             "caffe_batch": published.caffe_batch,
             "none_batch": batches["none"],
             "error": None,
-            "versions": versions(),
         }
 
 
@@ -148,13 +144,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 TITLES = [network.title for network in TABLE]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="accudnn", description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", required=True, choices=TITLES)
-    title = parser.parse_args(arguments).case
-    network = next(network for network in TABLE if network.title == title)
-    return end(rows_of(network, TABLE[network]), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure(title: str) -> Iterator[Row]:
+    """Yield the rows of a network."""
+    network = named(TABLE, title)
+    return rows_of(network, TABLE[network])

@@ -19,17 +19,15 @@ from 20 to 80 %. Layers and networks of which it says nothing follow ReLU4 or MA
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.checks import Check
 from benchmarks.command import Row
 from benchmarks.experiments.gpus import V100
-from benchmarks.experiments.networks import ALEXNET, MOBILENET, RESNET50, SQUEEZENET, VGG16, Network
-from benchmarks.scenarios import Check, end
+from benchmarks.experiments.networks import ALEXNET, MOBILENET, RESNET50, SQUEEZENET, VGG16, Network, named
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.compression.sparsity import Statistics, coded_bytes
@@ -42,7 +40,6 @@ from pg_tensile.planning.policies.compression.cost import Window, swap_cost_us, 
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Phase, Trace
 from pg_tensile.tools.bench.planned import predicted
-from pg_tensile.tools.bench.report import versions
 from pg_tensile.tools.bench.simulated import captured
 from pg_tensile.tools.cli.bench import parse
 
@@ -179,7 +176,6 @@ def rows_of(network: Network, batch: int) -> Iterator[Row]:
             **found,
             "papers_layers": LAYERS.get(epoch) if network == VGG16 else None,
             "minutes": {method: ms * IMAGES / batch / 60e3 for method, ms in found["step_ms"].items()},
-            "versions": versions(),
         }
 
 
@@ -201,13 +197,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 TITLES = [network.title for network in BATCHES]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="cswap", description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", required=True, choices=TITLES)
-    title = parser.parse_args(arguments).case
-    network = next(network for network in BATCHES if network.title == title)
-    return end(rows_of(network, BATCHES[network]), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure(title: str) -> Iterator[Row]:
+    """Yield the rows of a network."""
+    network = named(BATCHES, title)
+    return rows_of(network, BATCHES[network])

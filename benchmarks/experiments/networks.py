@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -24,6 +25,10 @@ class Network(NamedTuple):
         inputs = tuple(part for spec in self.inputs for part in ("--input", spec))
         kwargs = ("--kwargs", self.kwargs) if self.kwargs != "{}" else ()
         return ("--model", self.model, *kwargs, *inputs, *self.loss, "--batch", str(batch or self.batch))
+
+
+def named(networks: Iterable[Network], title: str) -> Network:
+    return next(network for network in networks if network.title == title)
 
 
 IMAGE, LARGE_IMAGE, SMALL_IMAGE = ("float32:3x224x224",), ("float32:3x299x299",), ("float32:3x32x32",)
@@ -87,7 +92,7 @@ UNTUNED = (
     DENSENET121._replace(batch=8),
 )
 
-# with which the constants of the planner are found (benchmarks/bench_prices.py)
+# with which the constants of the planner are found (benchmarks/plans/prices.py)
 TUNING = (
     VGG16._replace(batch=4),
     INCEPTION3._replace(batch=4),

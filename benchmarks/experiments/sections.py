@@ -165,11 +165,11 @@ which inputs its own moves. A plan that exceeds the budget is a row with its rea
         "table1",
         f"""
 A plan made with predicted latencies (`roofline`) and one with the right ones, each at what the paper's saves in that
-phase. The predictions are wrong by {ERROR:.0%} in the median, about as `make bench-cold` found those of models to be.
-The paper's EOR in its cold start includes the time of its predictions, which alone takes longer there than many steps
-take here. The simulator has only the plan, and says what wrong latencies cost, so both phases are much closer to each
-other than in the paper. DenseNet-121's updated plan is the one place where the paper's EOR is lower: its platform hides
-the copies of what is recomputed here. The bound does not rule it out here.
+phase. The predictions are wrong by {ERROR:.0%} in the median, about as [cold start](cold.md) found those of models to
+be. The paper's EOR in its cold start includes the time of its predictions, which alone takes longer there than many
+steps take here. The simulator has only the plan, and says what wrong latencies cost, so both phases are much closer to
+each other than in the paper. DenseNet-121's updated plan is the one place where the paper's EOR is lower: its platform
+hides the copies of what is recomputed here. The bound does not rule it out here.
 """,
         (*SINGLE, *PAPERS),
         single_cells,

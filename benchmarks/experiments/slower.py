@@ -8,21 +8,18 @@ one lane, no budget, no early updates. `enough` is the smallest multiple at whic
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
+from benchmarks.checks import Check
 from benchmarks.command import Row
-from benchmarks.experiments.networks import PAPER, Network
+from benchmarks.experiments.networks import PAPER, Network, named
 from benchmarks.experiments.paper import PUBLISHED
-from benchmarks.scenarios import Check, end
 from benchmarks.together.simulated import slowed
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.tools.bench.report import versions
 from pg_tensile.tools.bench.simulated import captured, with_estimates
 from pg_tensile.tools.cli.bench import parse
 
@@ -69,7 +66,6 @@ def rows_of(network: Network, batch: int, profile: DeviceProfile, papers: float)
             "enough": enough,
             "step_ms": float(trace.latency_us.sum()) / 1e3,
             "papers_step_ms": None if published is None or not published.vanilla_s else 1e3 * published.vanilla_s,
-            "versions": versions(),
         }
 
 
@@ -86,15 +82,9 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 TITLES = [network.title for network in PAPER]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="slower", description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", required=True, choices=TITLES)
-    title = parser.parse_args(arguments).case
-    network = next(network for network in PAPER if network.title == title)
+def measure(title: str) -> Iterator[Row]:
+    """Yield the rows of a network."""
     saved = PUBLISHED["table3", title, "tensile"].msr
     assert saved is not None
-    return end(rows_of(network, BATCH, RTX_A6000, saved), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for row in rows_of(named(PAPER, title), BATCH, RTX_A6000, saved):
+        yield {"experiment": "slower"} | row

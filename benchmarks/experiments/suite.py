@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(parser, "--latency-error", number(0.0, "a number above 0"), metavar="E", help=LATENCY_ERROR)
     add(parser, "--case", metavar="TITLE", help="measure only the case with this title, as ResNet-50")
     add(parser, "--json", metavar="FILE", help="write one JSON object a line and policy")
-    add(parser, "--plots", metavar="FOLDER", help="draw the figures, PNG and SVG")
+    add(parser, "--plots", metavar="FOLDER", help="draw the figures, as SVG")
     return parser.parse_args(arguments)
 
 

@@ -10,18 +10,16 @@ which is TIMES here, nor its optimizer, which is SGD here, nor the number of NAS
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.checks import Check
 from benchmarks.command import Row
 from benchmarks.experiments.gpus import V100
-from benchmarks.experiments.networks import CV, IMAGE, LARGE_IMAGE, TEN, Network
-from benchmarks.scenarios import Check, end
+from benchmarks.experiments.networks import CV, IMAGE, LARGE_IMAGE, TEN, Network, named
 from pg_tensile.planning import bounds
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
@@ -29,7 +27,7 @@ from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.planned import predicted
-from pg_tensile.tools.bench.report import message_of, versions
+from pg_tensile.tools.bench.report import message_of
 from pg_tensile.tools.bench.workload import prepare, weightless_model
 from pg_tensile.tools.cli.bench import parse
 
@@ -103,7 +101,6 @@ def rows_of(network: Network) -> Iterator[Row]:
             "papers_ideal": PUBLISHED.get((network.title, policy), ""),
             "vanilla_ms": vanilla_us / 1e3,
             "error": None,
-            "versions": versions(),
         }
         began = time.process_time()
         try:
@@ -143,12 +140,6 @@ NETWORKS = (WIDE, INCEPTION, NASNET, RNN, BRNN)
 TITLES = [network.title for network in NETWORKS]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="swapadvisor", description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", required=True, choices=TITLES)
-    title = parser.parse_args(arguments).case
-    return end(rows_of(next(network for network in NETWORKS if network.title == title)), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure(title: str) -> Iterator[Row]:
+    """Yield the rows of a network."""
+    return rows_of(named(NETWORKS, title))

@@ -13,23 +13,20 @@ its iterations. As the linear program is the same in each of them, the mean of t
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.checks import Check
 from benchmarks.command import Row
-from benchmarks.experiments.networks import PAPER, Network
-from benchmarks.scenarios import Check, end
+from benchmarks.experiments.networks import PAPER, Network, named
 from benchmarks.together.simulated import slowed
 from pg_tensile.planning import bounds
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.tools.bench.report import versions
 from pg_tensile.tools.bench.simulated import captured, with_estimates
 from pg_tensile.tools.cli.bench import parse
 
@@ -86,7 +83,6 @@ def rows_of(
             "vanilla_bytes": footprint(trace).device_peak_bytes,
             "vanilla_us": jobs * float(trace.latency_us.sum()),
             **curve._asdict(),
-            "versions": versions(),
         }
 
 
@@ -127,12 +123,6 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 TITLES = [network.title for network in PAPER]
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="together_bounds", description=__doc__.partition("\n")[0])
-    parser.add_argument("--case", required=True, choices=TITLES)
-    title = parser.parse_args(arguments).case
-    return end(rows_of(next(network for network in PAPER if network.title == title)), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure(title: str) -> Iterator[Row]:
+    """Yield the rows of a network."""
+    return rows_of(named(PAPER, title))

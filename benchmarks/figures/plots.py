@@ -23,7 +23,6 @@ from benchmarks.figures.style import (
     GREY,
     PALE,
     PANEL,
-    PIXELS,
     SETTINGS,
     TITLE_CHARACTERS,
     WIDTH,
@@ -252,13 +251,12 @@ def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
 def draw(rows: Sequence[Row], folder: Path | str) -> list[Path]:
     """Draw the figures that the rows have data for, and return the files.
 
-    They are `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, each as .png and .svg. The same rows give the
-    same bytes. Raises OptionError if the folder cannot be written or matplotlib is missing.
+    They are `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, as .svg. The same rows give the same bytes.
+    Raises OptionError if the folder cannot be written or matplotlib is missing.
     """
     written: list[Path] = []
     with drawing(), writing(folder):
         for name, figure in figures(rows):
-            for kind, silent in (("png", ["Software"]), ("svg", ["Date", "Creator"])):
-                written.append(Path(folder) / f"{name}.{kind}")
-                figure.savefig(written[-1], dpi=PIXELS, metadata=dict.fromkeys(silent))
+            written.append(Path(folder) / f"{name}.svg")
+            figure.savefig(written[-1], metadata=dict.fromkeys(("Date", "Creator")))
     return written

@@ -1,4 +1,4 @@
-"""The executor of bench_feed.py: receives one job's rows as the executor does, and measures instead of training.
+"""The executor of feed.py: receives one job's rows as the executor does, and measures instead of training.
 
 `feed_child.py array`: until the query's numbers lie in one float32 array [rows, columns], NaN where they are null.
 `feed_child.py prepared`: until the executor's own tables are ready: ordered by content, split, standardised. The clock

@@ -6,17 +6,13 @@
 - accuracy: scikit-learn's digits, trained with the chosen batch size and its learning rate, and with 64 rows: not more
   than half a percentage point apart on held-out rows.
 
-A row is a plain dictionary, printed as a line of JSON; `checks(rows)` evaluates the promises.
-
-    python -m benchmarks.systems.batch [--quick] [--only WORD]
+A row is a plain dictionary; `checks(rows)` evaluates the promises.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.scenarios import Check, Row, end
+from benchmarks.checks import Check
+from benchmarks.command import Row
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec
 from pg_tensile.execution.capture.eager import EagerStep
@@ -60,7 +57,7 @@ class Asked(NamedTuple):
 FULL, QUICK = Asked(0.95, 0.95, 0.5), Asked(0.4, 0.1, 5.0)  # quick: few steps, with inaccurate results
 
 
-def run(quick: bool, only: str = "") -> Iterator[Row]:
+def run(quick: bool = False, only: str = "") -> Iterator[Row]:
     """Yield a row for each case whose name contains `only`; `quick`: with small networks and few steps."""
     cases = {"choice": choice_row, "memory": memory_row, "accuracy": accuracy_row}
     torch.set_num_threads(default_threads("host"))
@@ -240,15 +237,3 @@ def parse(model: str, shape: str, batch: str, policies: str, *others: str) -> Be
     """Parse the step as `pg-tensile bench` does, on the host device."""
     arguments = ["--model", model, "--input", shape, "--classes", "10", "--batch", batch, "--policies", policies]
     return cli.parse(["bench", *arguments, *others, "--early-update"])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="batch", description="The batch size that fits, measured.")
-    parser.add_argument("--quick", action="store_true", help="small networks, few steps: whether it works")
-    parser.add_argument("--only", default="", help="cases with this word in their names")
-    asked = parser.parse_args(arguments)
-    return end(run(asked.quick, asked.only), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

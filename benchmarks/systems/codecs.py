@@ -1,28 +1,25 @@
 """The codecs of compressed swaps (CSWAP, sections IV-C and V-C): ratios, speeds, and errors of predicted times.
 
-A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
+A row is a plain dictionary; its `section` is one of:
 
 - codec: one codec on a float32 tensor, a share of whose words is zero, alone or in runs: raw over coded bytes, as
   estimated from a sample and as measured, and gigabytes of raw data per second each way (medians; 0: it does not
   shrink);
 - model: relative absolute errors of the times that the model predicts for tensors it was not fitted to, by codec and
   direction, as the paper defines them (its own: 3 % on average).
-
-    python -m benchmarks.systems.codecs [--quick]
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 import torch
 
-from benchmarks.scenarios import Check, Row, end
+from benchmarks.checks import Check
+from benchmarks.command import Row
 from pg_tensile.execution.codecs.device import Coder, coder_of
 from pg_tensile.execution.measuring.codecs import (
     SIZES,
@@ -48,7 +45,7 @@ ERROR = 0.05  # of the model
 SECTION = "CSWAP: codecs"
 
 
-def run(quick: bool) -> list[Row]:
+def run(quick: bool = False) -> list[Row]:
     """Measure all sections on the host device, and on the GPU if there is one."""
     devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
     torch.set_num_threads(default_threads("host"))  # as jobs have
@@ -109,13 +106,3 @@ def checks(rows: Sequence[Row]) -> list[Check]:
             what, asked = f"{row['device']}: relative absolute error of predicted times", f"at most {ERROR:.0%}"
             checked.append(Check(SECTION, what, f"{row['error']:.1%}", asked, row["error"] <= ERROR))
     return checked
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="codecs", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="few small tensors")
-    return end(run(parser.parse_args().quick), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

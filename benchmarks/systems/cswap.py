@@ -3,7 +3,7 @@
 Networks train with vDNN's plans and with `joint`'s, each without compression, with `auto` and with ZVC for every tensor
 that it makes smaller. The paper's vDNN moves the inputs of convolutions, vDNN_conv. The link keeps an RTX A6000's
 balance, at which a step hardly waits for the transfers of vDNN_conv, so vDNN_conv has a fourth of that link. A row is a
-plain dictionary, printed as a line of JSON; ratios are over the same policy without compression.
+plain dictionary; ratios are over the same policy without compression.
 
 `oracle_ratio` is the ratio of swap times if every tensor had the codec that makes it smallest and coding took no time
 (the paper's Orac): no compression of the transfers of the plan without compression does better.
@@ -11,23 +11,20 @@ plain dictionary, printed as a line of JSON; ratios are over the same policy wit
 `decision_accuracy` is the share of the tensors swapped by the plan without compression for which the cost model and the
 measured times of their transfers, raw and coded, agree about compressing them (V-C); if these times are equal within
 TIE, they agree with either decision.
-
-    python -m benchmarks.systems.cswap [--quick] [--rounds 3] [--only WORD]
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.checks import Check, Timing, simulator_checks
+from benchmarks.command import Row
 from benchmarks.experiments.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
-from benchmarks.scenarios import Check, Row, Timing, end, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord, Transfer
@@ -118,7 +115,7 @@ def prepared(network: Network, batch: int, quick: bool) -> Prepared:
     return Prepared(network.title, session, captured.trace, session.profile, sparsity)
 
 
-def run(quick: bool, rounds: int = 3, only: str = "") -> Iterator[Row]:
+def run(quick: bool = False, rounds: int = 3, only: str = "") -> Iterator[Row]:
     """Compare every network with each policy."""
     for network, batch in networks(quick):
         if only in network.title:
@@ -351,16 +348,3 @@ def right_on_average(name: str, rows: Sequence[Row]) -> Check:
 
 def at_most(what: str, value: float | None, limit: float) -> Check:
     return Check(SECTION, what, f"{value:.3f}" if value is not None else "–", f"≤ {limit}", (value or 0.0) <= limit)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="cswap", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="one tiny network, one round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="WORD", help="networks whose title has it")
-    arguments = parser.parse_args()
-    return end(run(arguments.quick, arguments.rounds, arguments.only), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

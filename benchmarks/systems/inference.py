@@ -8,21 +8,16 @@ SQL, where the session cannot observe it), the median latency within the budget 
 one piece, the median of the rounds' ratios of both (`slowdown`), and whether the outputs are the same to the bit.
 `link_ms` is the link's time to swap in the bytes that cannot stay: no plan is faster. The row also has the values by
 which the link was scaled, so that a check can detect a link that was not limited.
-
-    python -m benchmarks.systems.inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import psycopg
@@ -30,7 +25,8 @@ import torch
 from psycopg.types.json import Jsonb
 from torch import nn
 
-from benchmarks.scenarios import Check, Row, end
+from benchmarks.checks import Check
+from benchmarks.command import Row
 from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution.backends import use_deterministic_algorithms
 from pg_tensile.execution.device_choice import choose_device
@@ -153,8 +149,8 @@ def bytes_to_bring(trace: Trace, budget: int) -> int:
 # ---- in the server --------------------------------------------------------------------------------------------------
 
 
-def server_rows(side: int, rounds: int, shares: Iterable[float] = SQL_SHARES) -> Iterator[Row]:
-    """Yield a row for each share, by `predict_class` of one row."""
+def server_rows(side: int = 128, rounds: int = 20, shares: Iterable[float] = SQL_SHARES) -> Iterator[Row]:
+    """Yield a row for each share, by `predict_class` of one row; SQL takes images of a side of at most 147."""
     with fresh_cluster() as cluster, cluster.connect() as conn:
         parameter_bytes = set_up(conn, side)
         for share in shares:
@@ -266,20 +262,7 @@ def speed_checks(title: str, row: Row) -> list[Check]:
     return checked
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=128, help="of the image; SQL takes at most 147")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--device", default="cpu", help="of the library's part: cpu or cuda")
-    parser.add_argument("--library", action="store_true", help="this process alone")
-    parser.add_argument("--sql", action="store_true", help="the server alone")
-    options = parser.parse_args()
-    if options.device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as jobs and the predictor have
-    library = () if options.sql else library_rows(options.side, options.rounds, options.device)
-    server = () if options.library else server_rows(options.side, options.rounds)
-    return end(chain(library, server), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def library(side: int = 128, rounds: int = 20) -> Iterator[Row]:
+    """Yield the rows of this process; `side`: of the image."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as jobs and the predictor have
+    return library_rows(side, rounds, "cpu")

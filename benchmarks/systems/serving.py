@@ -14,16 +14,12 @@ come at parts of the rate at which `whole` serves one request after the other, m
 request is for a random model. Ways take turns in rounds, each with the same arrivals. Arrivals are open: a latency
 counts from the planned arrival, whether or not a client is free. A way is saturated if its own service time, likewise
 measured before, leaves less than a tenth of the time free.
-
-    python -m benchmarks.systems.serving [--quick] [--requests 104] [--models 4]
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +29,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from benchmarks.scenarios import Check, Row, end
+from benchmarks.checks import Check
+from benchmarks.command import Row
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.systems.inference import IMAGES, SOURCE
 from pg_tensile.execution.training.checkpoint import from_bytes
@@ -68,8 +65,8 @@ def set_up(conn: Connection, models: int, side: int, network: str) -> int:
         """
         conn.execute("SELECT wait_for_job(%s)", conn.execute(train, (name(model), model)).fetchone())
     read = """
-        SELECT w.data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version
-        JOIN tensile.models m ON m.id = v.model WHERE m.name = %s ORDER BY w.seq
+        SELECT w.data FROM tensile_internal.model_weights w JOIN tensile.model_versions v ON v.version_id = w.version
+        JOIN tensile.models m ON m.model_id = v.model_id WHERE m.model = %s ORDER BY w.seq
     """
     weights = from_bytes(b"".join(chunk for (chunk,) in conn.execute(read, (name(0),)).fetchall()))
     return sum(tensor.nbytes for tensor in weights.values())
@@ -98,7 +95,7 @@ def same_bits(conn: Connection, models: int, budget: str) -> bool:
 def limit_link(conn: Connection, bytes_per_s: float) -> None:
     """Give the device that rate in both directions, for models that are loaded from now on."""
     rates = Jsonb({"in_bytes_per_s": bytes_per_s, "out_bytes_per_s": bytes_per_s})
-    conn.execute("UPDATE tensile.device_profiles SET profile = profile || %s WHERE device = 'cpu'", (rates,))
+    conn.execute("UPDATE tensile_internal.device_profiles SET profile = profile || %s WHERE device = 'cpu'", (rates,))
 
 
 # ---- ways of serving ------------------------------------------------------------------------------------------------
@@ -170,9 +167,14 @@ def latencies(
 
 
 def rows(
-    models: int, count: int, side: int, network: str, rates: Sequence[float], rounds: int = ROUNDS
+    models: int = 4,
+    count: int = 104,
+    side: int = 32,
+    network: str = "resnet50",
+    rates: Sequence[float] = RATES,
+    rounds: int = ROUNDS,
 ) -> Iterator[Row]:
-    """Yield a row for each rate and way."""
+    """Yield a row for each rate and way, of `count` requests; `side`: of an image, at most 147."""
     settings = {"pg_tensile.model_cache": "8GB", "pg_tensile.predict_timeout": "300s"}
     with fresh_cluster(settings) as cluster, cluster.connect() as conn:
         parameter_bytes = set_up(conn, models, side, network)
@@ -241,20 +243,3 @@ def checks(measured: Sequence[Row]) -> list[Check]:
             not_behind = row["p99_ms"] <= turns["p99_ms"]
             checked.append(Check(SECTION, what, f"{row['p99_ms']:,.0f} ms", asked, not_behind))
     return checked
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=104, help="for each rate and way")
-    parser.add_argument("--network", default="resnet50", help="of pytorchcv")
-    parser.add_argument("--side", type=int, default=32, help="of an image; at most 147")
-    parser.add_argument("--quick", action="store_true", help="two small networks, two rates")
-    options = parser.parse_args()
-    if options.quick:
-        return end(rows(2, 40, 32, "resnet18", (0.2, 0.4), 1), checks)
-    return end(rows(options.models, options.requests, options.side, options.network, RATES), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

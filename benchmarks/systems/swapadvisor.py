@@ -3,25 +3,22 @@
 A wide ResNet, and a deep LSTM unrolled over time, whose layers share their weights over the sequence: within an eighth
 of the vanilla device peak, or the minimum of any plan, if that is more. `lru`, `joint` and `swapadvisor` (the policy,
 and a search with more time) are executed in turns with vanilla on the host device, whose link keeps an RTX A6000's
-balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time over the policy's.
-
-    python -m benchmarks.systems.swapadvisor [--quick] [--seconds 60] [--only WORD] [--part policies|ranking]
+balance. A row is a plain dictionary: `ideal` is vanilla's time over the policy's.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from benchmarks.checks import Check, Timing, fidelity_checks, simulator_checks
+from benchmarks.command import Row
 from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, Network
-from benchmarks.scenarios import Check, Row, Timing, end, fidelity_checks, simulator_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.building_blocks.shares import least_bytes
@@ -104,7 +101,7 @@ class Bed:
         return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us
 
 
-def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> Iterator[Row]:
+def run(quick: bool = False, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> Iterator[Row]:
     """Yield each policy's row and the ranking's for every case; `part`: only "policies" or only "ranking"."""
     for network in networks(quick):
         if only in network.title:
@@ -265,18 +262,3 @@ def _speed(title: str, of: dict[str, Row]) -> Iterator[Check]:
         times = lru["step_ms"] / best["step_ms"]
         yield Check(SECTION, f"{title}: faster than lru", f"{times:.2f}×", f"{FASTER}×", times >= FASTER)
     yield Check(SECTION, f"{title}: of ideal", f"{best['ideal']:.0%}", f"{OF_IDEAL:.0%}", best["ideal"] >= OF_IDEAL)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="swapadvisor", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="tiny models, one round")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the search (60)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="cases with this word in their titles")
-    parser.add_argument("--part", default="", choices=("policies", "ranking"), help="both, unless it is given")
-    options = parser.parse_args()
-    return end(run(options.quick, options.seconds, options.rounds, options.only, options.part), checks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

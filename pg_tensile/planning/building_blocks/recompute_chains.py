@@ -11,7 +11,7 @@ from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.recomputations import Recomputation
 
 # Operators that one recomputation may execute, with those of its missing inputs: bounds the time that planning takes.
-# How the number was found is not recorded; `python -m benchmarks.bench_methods` measures its effect.
+# How the number was found is not recorded; the benchmarks' section `methods` measures its effect.
 LONGEST_RECOMPUTATION = 24
 
 

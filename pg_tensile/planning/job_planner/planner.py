@@ -43,8 +43,8 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Int64s, Trace
 
-# Tuning. `make bench-prices` measures what changes with OPERATORS to REPAIRS, `python -m benchmarks.bench_planning` how
-# long planning takes.
+# Tuning. The benchmarks' section `prices` measures what changes with OPERATORS to REPAIRS, `tensile` how long planning
+# takes.
 FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
 PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
 OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
@@ -280,7 +280,7 @@ class JobPlanner:
         """Return the outcomes, the best first; of a slow iteration also of passes that count on the time it waits.
 
         Beyond SLOW they gain up to a third of the time, and are made whatever OPERATORS allows; before it up to half a
-        per cent (measured on the networks of `make bench-prices`). `passes`: as in `best`."""
+        per cent (measured on the networks of the benchmarks' section `prices`). `passes`: as in `best`."""
         outcomes = list(outcomes)
         slowdown = outcomes[0].candidate.us / self.vanilla.us
         if slowdown < STRETCHED:

@@ -31,7 +31,7 @@ class Prices(NamedTuple):
 
 
 # The passes for one job, in this order: small traces get more of them than large ones. Found by greedy selection from a
-# grid, on networks other than those of `make bench-planner`, by `make bench-prices`.
+# grid, on networks other than those of the benchmarks' section `planner`, by its section `prices`.
 PRICES = tuple(
     Prices(*prices)
     for prices in (

@@ -34,7 +34,7 @@ MEMORY_FLOW_KINDS = ("host",)
 # The plans of `tensile` are made for constant grants of all jobs together.
 MEMORY_FLOW_POLICIES = ("joint", "swapadvisor")
 # How much two jobs slow each other down that compute at once. On the host each has threads of its own; with a core for
-# each thread it is nothing (docs/benchmarks.md, "In processes of their own"), and where cores are fewer the measured
+# each thread it is nothing (docs/results/flowing.md), and where cores are fewer the measured
 # latencies are longer. An accelerator gives jobs time slices.
 HOST_CONTENTION = 0.0
 ACCELERATOR_CONTENTION = 1.0

@@ -1,12 +1,12 @@
-"""Output of `make bench`: the leading method, and the tables."""
+"""All methods: the leading one, and the tables."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import bench_methods
-from benchmarks.bench_methods import cells, is_right, rivals, row_checks
 from benchmarks.experiments.cases import EXPERIMENTS, FULL, runs
+from benchmarks.plans import methods
+from benchmarks.plans.methods import cells, is_right, rivals, row_checks
 
 
 def row(policy: str, peak: int, eor: float, **values):
@@ -88,9 +88,9 @@ def test_bits_and_budgets_are_checked():
 
 
 def test_every_run_is_a_scenario():
-    found = bench_methods.scenarios("host", False)
-    asked = bench_methods.size(False)
+    found = methods.scenarios("host", False)
+    asked = methods.size(False)
     assert len({each.name for each in found}) == len(found)
-    assert len(found) + len(bench_methods.left_out(asked)) == len(runs(EXPERIMENTS, asked))
+    assert len(found) + len(methods.left_out(asked)) == len(runs(EXPERIMENTS, asked))
     assert sum(each.seconds for each in found) < 2 * 3600
     assert FULL.batch == 16

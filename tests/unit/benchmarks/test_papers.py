@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bench_papers, scenarios
-from benchmarks.bench_papers import SIZE, pivoted, rival_checks, row_checks, shown, split_title
 from benchmarks.experiments import suite
 from benchmarks.experiments.accudnn import largest
 from benchmarks.experiments.cases import METHODS, SIMULATED, Case, papers_budget, phases, single_tasks
@@ -16,6 +14,8 @@ from benchmarks.experiments.networks import PAPER, RESNET50, SMALL_RESNET, VGG16
 from benchmarks.experiments.paper import PUBLISHED, Published
 from benchmarks.experiments.sections import SECTIONS, papers_cells
 from benchmarks.experiments.slower import smallest
+from benchmarks.plans import papers
+from benchmarks.plans.papers import SIZE, pivoted, rival_checks, row_checks, shown, split_title
 from pg_tensile.errors import OptionError
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import roofline
@@ -59,7 +59,7 @@ def test_published_rates_are_those_of_the_paper():
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_sections_can_be_run_alone(quick):
-    found = bench_papers.scenarios("model", quick)
+    found = papers.scenarios("model", quick)
     assert len({scenario.name for scenario in found}) == len(found)
     for section in SECTIONS:
         alone = [scenario for scenario in found if section.name in scenario.name]
@@ -71,9 +71,6 @@ def test_sections_can_be_run_alone(quick):
         titles = {scenario.title for scenario in found if scenario.section == "fig6"}
         assert titles == {f"{count} × {network.title}" for network in PAPER for count in (1, 2, 3, 4)}
         assert sum(scenario.title.endswith("batch 64") for scenario in found) == len(PAPER)
-    begin, end = scenarios.marks("papers", "model")
-    assert 0 < scenarios.DOCUMENT.read_text().index(begin) < scenarios.DOCUMENT.read_text().index(end)
-    assert scenarios.kind_of(bench_papers.BENCHMARK.device) == "model" and scenarios.kind_of("cuda:1") == "cuda"
 
 
 # ---- several jobs ---------------------------------------------------------------------------------------------------

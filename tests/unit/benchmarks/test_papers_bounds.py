@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bench_papers import jobs_of, row_checks, rows_of
 from benchmarks.experiments.cases import Case
 from benchmarks.experiments.networks import PAPER, TINY
 from benchmarks.experiments.suite import run_case
 from benchmarks.experiments.together_bounds import Curve, checks, curve_of, least_sum_us, table_eors
 from benchmarks.experiments.together_bounds import rows_of as bounds_of
+from benchmarks.plans.papers import jobs_of, row_checks, rows_of
 from pg_tensile.planning import bounds
 from pg_tensile.planning.device.profile import GB, RTX_A6000
 from pg_tensile.tools.bench.progress import Progress
@@ -66,7 +66,7 @@ def test_simulated_plans_of_several_jobs_take_at_least_the_bound() -> None:
     assert all(check.holds for check in checks(curves))
     case = Case("2 × CNN", ((*CNN.arguments(), "--link", "1"),) * 2, ("none", "joint:budget=60%", "lru:budget=60%"))
     rows = [{"experiment": "fig6", "case": case.title, **row} for row in run_case(case, "sim:RTX_A6000", Progress())]
-    results: Any = SimpleNamespace(scenarios={"a": {"rows": rows}, "b": {"rows": curves}})
+    results: Any = SimpleNamespace(tables={"fig6": rows, "bounds": curves})
     none, joint, lru = rows_of(results, "fig6")
     assert none["least_eor"] == pytest.approx(1) and joint["least_eor"] > 1.005 and lru["least_eor"] > 1.005
     assert [check.holds for row in (none, joint, lru) for check in row_checks(row) if "EOR" in check.what] == [True] * 3
@@ -77,7 +77,6 @@ def test_simulated_plans_of_several_jobs_take_at_least_the_bound() -> None:
 
 def test_bounds_are_for_the_graph_and_the_networks_of_the_row() -> None:
     assert jobs_of("3 × VGG-16") == ["VGG-16"] * 3 and jobs_of("mixed") == [network.title for network in PAPER]
-    results: Any = SimpleNamespace(
-        scenarios={"a": {"rows": [{"experiment": "fig6", "case": "2 × VGG-16", "early_update": True}]}}
-    )
+    row = {"experiment": "fig6", "case": "2 × VGG-16", "early_update": True}
+    results: Any = SimpleNamespace(tables={"fig6": [row]})
     assert rows_of(results, "fig6")[0]["least_eor"] is None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_rounds import PROMISE, medians, page_part, policy_s, round_s
-from pg_tensile.tools.bench.report import machine, versions
+from benchmarks.plans.rounds import PROMISE, medians, policy_s, round_s, tables
+from tests.unit.measured import results_with
 
 
 @pytest.mark.long
@@ -30,10 +31,9 @@ def test_a_promise_that_binds_nothing_takes_no_time(jobs: int, operators: int, m
     assert taken["promised"] < 1.8 * taken["none"], taken
 
 
-def test_the_page_has_a_row_for_each_case() -> None:
+def test_the_page_has_a_row_for_each_case(tmp_path: Path) -> None:
     row = {"jobs": 2, "operators": 1_000, "joint": 0.5, "tensile": 0.25}
     row |= {"first": 0.11, "first_promised": 0.12, "thorough": 1.5, "thorough_promised": 1.6}
-    results = {"machine": machine(None), "versions": versions(), "policies": [row], "rounds": [row]}
-    part = page_part(results)
-    assert "| 2 | 1,000 | 0.50 | 0.25 | 2.00 |" in part
-    assert "| 2 | 1,000 | 0.11 | 0.12 | 1.50 | 1.60 |" in part
+    lines = tables(results_with(tmp_path, {"table": "policies", **row}, {"table": "rounds", **row}))
+    assert "| 2 | 1,000 | 0.50 | 0.25 | 2.00 |" in lines
+    assert "| 2 | 1,000 | 0.11 | 0.12 | 1.50 | 1.60 |" in lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from contextlib import closing
 from dataclasses import replace
@@ -13,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import bench_cold, bench_core, bench_db, bench_finetuning, bench_gpu, bench_methods, bench_tensile
-from benchmarks.scenarios import Results, Timing, simulator_checks
+from benchmarks.checks import Timing, fidelity_checks, simulator_checks
+from benchmarks.plans import cold, core, finetuning, gpu, methods, tensile
+from benchmarks.server import db, jobs
 from benchmarks.systems import inference, swapadvisor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training.prediction import Served
@@ -22,6 +22,7 @@ from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import roofline
 from pg_tensile.tools.bench import report
 from tests.unit.executing import FAST
+from tests.unit.measured import results_with
 
 
 def model() -> nn.Module:
@@ -82,11 +83,11 @@ def test_simulated_times_of_methods_are_checked_once_a_measurement() -> None:
     }  # fmt: skip
     peer = row | {"policy": "peer:checkpoint", "label": "peer:checkpoint"}
     small = row | {"experiment": "optimum", "case": "MLP"}
-    found = bench_methods.measurements([row, row | {"experiment": "table3"}, peer, small])
+    found = methods.measurements([row, row | {"experiment": "table3"}, peer, small])
     assert list(found.values()) == [row | {"experiment": "table3"}]
-    (check,) = bench_methods.fidelity_checks("fidelity", "VGG-16", 1472.0, 1000.0)
+    (check,) = fidelity_checks("fidelity", "VGG-16", 1472.0, 1000.0)
     assert not check.holds and check.found == "+47.20%"
-    assert not list(bench_methods.fidelity_checks("fidelity", "short", 300.0, 150.0))
+    assert not list(fidelity_checks("fidelity", "short", 300.0, 150.0))
 
 
 @pytest.mark.parametrize(
@@ -110,37 +111,29 @@ def test_simulated_times_of_a_benchmark_are_checked_together(simulated_ms: list[
     assert len(list(simulator_checks("gpu", others, longer_ms=0.0))) == 2
 
 
-@pytest.mark.parametrize("module", [bench_cold, bench_core, bench_finetuning, bench_gpu, bench_tensile])
+@pytest.mark.parametrize("module", [cold, core, finetuning, gpu, tensile])
 def test_every_benchmark_of_plans_checks_their_simulated_times(module: Any, tmp_path: Path) -> None:
     """A row of each benchmark, with a simulated time that is off."""
-    section = getattr(module, "SECTION", {bench_cold: "cold start", bench_core: "fidelity"}.get(module))
+    section = getattr(module, "SECTION", {cold: "cold start", core: "fidelity"}.get(module))
     row: dict[str, Any] = dict.fromkeys(report.Row.__dataclass_fields__) | {
         "policy": "none", "label": "none", "latencies": "measured", "bit_identical": True,
         "step_ms_median": 1000.0, "simulated_ms": 1200.0,
         "device_peak_bytes": 1, "allocator_peak_bytes": 1, "peak_bytes": 1, "predicted_peak_bytes": 1,
     }  # fmt: skip
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"device": "host", "planning": [], "scenarios": {f"{section}: net": {"rows": [row]}}}))
-    found = {check.what: check for check in module.checks(Results.read(path, tmp_path))}
+    results = results_with(tmp_path, row | {"table": section}, scenario=f"{section}: net")
+    found = {check.what: check for check in module.checks(results)}
     worst = found["simulated time, 1 steps, worst"]
     assert not worst.holds and worst.found.startswith("20.0% off (net, none")
 
 
-def test_goals_in_the_server_that_are_missed_are_seen() -> None:
-    results = json.loads(bench_db.RESULTS.read_text())
-
-    def missed(**values: float) -> set[str]:
-        results["bench_predict"]["p50_us"] = values.get("p50_us", 149.0)
-        results["jobs"][0]["times_as_many"] = values.get("times_as_many", 1.0)
-        results["bench_jobs"][0]["most_granted_bytes"] = values.get("granted", 0)
-        return {check.what for check in bench_db.checks(results) if not check.holds}
-
-    good = missed()
-    assert missed(p50_us=150.0) - good == {"predict of one row in a session, median µs"}
-    assert missed(times_as_many=0.99) - good == {"jobs an hour over scripts an hour, 1 at once"}
-    assert missed(granted=1e12) - good == {"2 alike: granted"}
-    missed(p50_us=234.0)
-    assert "| 234 | below 150 | **missed** |" in bench_db.page_part(results)
+def test_goals_in_the_server_that_are_missed_are_seen(tmp_path: Path) -> None:
+    rates = {"jobs": 1, "jobs_per_hour": 90, "scripts_per_hour": 100, "times_as_many": 0.9}
+    row = {"jobs": "2 alike", "together": 1.2, "most_granted_bytes": 9, "budget_bytes": 8, "bit_identical": False}
+    assert [check.holds for check in db.checks(results_with(tmp_path, rates))] == [False]
+    assert [check.holds for check in db.checks(results_with(tmp_path, rates | {"times_as_many": 1.0}))] == [True]
+    assert [check.holds for check in jobs.checks(results_with(tmp_path, row))] == [False] * 3
+    good = row | {"together": 1.1, "most_granted_bytes": 8, "bit_identical": True}
+    assert [check.holds for check in jobs.checks(results_with(tmp_path, good))] == [True] * 3
 
 
 def test_results_and_pages_are_no_change_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pg_tensile.planning.job_planner.planner import AbandonedError, JobPlanner
 from pg_tensile.planning.job_planner.prices import PRICES, Prices
 from pg_tensile.planning.job_planner.sweep import Shortage
 
-# Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
-# (docs/benchmarks.md, jobs at once).
+# Tuning. How these numbers were found is not recorded. The benchmarks' section `jobs` measures what they achieve
+# (docs/results/jobs.md).
 LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
 UNITS = 2  # of the link for each of several jobs
 TOO_MANY_EVENTS = "every plan has more events than a plan may have"

@@ -28,8 +28,8 @@ from pg_tensile.planning.policies.joint.part import (
     Terms,
 )
 
-# Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
-# (docs/benchmarks.md, jobs at once).
+# Tuning. How these numbers were found is not recorded. The benchmarks' section `jobs` measures what they achieve
+# (docs/results/jobs.md).
 OTHER_UNITS = (1, 3, 4)  # that a job of small traces may have instead, with half of the levels
 WORTH_ANOTHER = 0.02  # fraction of a budget that is worth another attempt if it is left over
 SPLITS = 512  # most ways to share a budget that are kept

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from benchmarks import bench_planning
+from benchmarks import planning_speed
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.actions import REQUESTING, WAITING, ActionKind
@@ -277,7 +277,7 @@ def test_planning_needs_no_torch():
 
 def test_a_small_trace_of_the_benchmark_agrees_with_the_oracle():
     """Layers, batch norm, in-place operators, Adam; swaps, recomputations and cyclic swaps."""
-    trace, layers = bench_planning.build(60)
-    plan = bench_planning.plan(layers)
+    trace, layers = planning_speed.build(60)
+    plan = planning_speed.plan(layers)
     assert check(trace, plan)
     assert {event.kind for event in plan.events} == {OUT, IN, RECOMPUTE}

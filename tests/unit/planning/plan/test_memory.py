@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from benchmarks import bench_planning
+from benchmarks import planning_speed
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan import memory as peak
 from pg_tensile.planning.plan.access_sequence import AccessSequence
@@ -190,8 +190,8 @@ def test_an_arena_is_not_much_larger_than_what_is_held_at_once(planned):
 
 
 def test_an_arena_of_a_large_plan_is_tight():
-    trace, layers = bench_planning.build(2_000)
-    plan = bench_planning.plan(layers)
+    trace, layers = planning_speed.build(2_000)
+    plan = planning_speed.plan(layers)
     arena, steps = peak.host_arena(trace, plan), len(AccessSequence(trace, plan).steps)
     held = np.zeros(steps, np.int64)
     for tensor, copy in places(arena):

@@ -1,0 +1,37 @@
+"""The sections of the three commands; a module is imported when its section is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+from benchmarks.runner import Section
+
+
+class Place(NamedTuple):
+    """The command of a section, and its module."""
+
+    command: str
+    module: str
+
+
+PLANS = (
+    *("methods", "papers", "tensile", "core", "cold", "busy", "finetuning", "gpu", "systems", "planner", "prices"),
+    *("rounds", "allocator", "memory-flow", "parallel"),
+)
+SERVER = (
+    *("db", "feed", "predict", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left", "tuning"),
+    "soak",
+)
+ANSWERS = ("answers", "other-tables", "small-tables", "tables")
+COMMANDS = {"plans": PLANS, "server": SERVER, "answers": ANSWERS}
+SECTIONS = {
+    name: Place(command, f"benchmarks.{command}.{name.replace('-', '_')}")
+    for command, names in COMMANDS.items()
+    for name in names
+}
+
+
+def load(name: str) -> Section:
+    section: Section = importlib.import_module(SECTIONS[name].module).BENCHMARK
+    return section
