@@ -28,15 +28,15 @@ from benchmarks.runner import Run, Section
 from benchmarks.tables import table
 from pg_tensile.planning.batchsize.traces import BatchTraces
 from pg_tensile.planning.device.profile import GIB, RTX_A6000
-from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.access_sequence import AccessSequence
-from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner
-from pg_tensile.planning.simulator.alone import evaluate
-from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.memory_flow.groups import Group, counted_groups, step_bytes
 from pg_tensile.planning.memory_flow.simulation import simulate_memory_flow
+from pg_tensile.planning.plan.access_sequence import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.simulator.alone import evaluate
+from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.simulated import captured
 from pg_tensile.tools.cli.bench import parse
 

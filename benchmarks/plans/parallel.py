@@ -35,9 +35,9 @@ from pg_tensile.execution.distributed.group import part_of
 from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
-from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.latency import roofline
 from pg_tensile.tools.bench.workload import Batch, Workload, build_model, prepare
 from pg_tensile.tools.cli.bench import parse
 

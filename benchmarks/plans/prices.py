@@ -31,11 +31,11 @@ from benchmarks.plans.planner import PROFILES, trace_of
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section
 from benchmarks.tables import table
-from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.job_planner import planner as planner_module
 from pg_tensile.planning.job_planner.candidate import Candidate
 from pg_tensile.planning.job_planner.planner import JobPlanner
 from pg_tensile.planning.job_planner.prices import CONGESTED, PRICES, Prices
+from pg_tensile.planning.latency import roofline
 
 TUNING_PROFILES = ("RTX A6000", "H100", "slow link")
 SAVED = (0.3, 0.5, 0.65, 0.75)

@@ -24,10 +24,10 @@ from benchmarks.planning_speed import build
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section
 from benchmarks.tables import table
+from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
 from pg_tensile.planning.policies import named_policy
-from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace

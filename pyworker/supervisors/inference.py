@@ -174,7 +174,9 @@ class Inference:
         """Store counts of rows. Those that cannot be stored are lost: predictions continue."""
         try:
             counts = frame.buffers[0].cast("q").tolist()
-            self._server.call("tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts)
+            self._server.call(
+                "tensile_internal._count_drift(int8,int8,int8[])", frame.job, frame.header["rows"], counts
+            )
             self._server.commit()
         except self._server.plpy.SPIError as error:
             self._server.rollback()
