@@ -1,7 +1,7 @@
 """Names of devices on a Ray cluster: each job with ranks has one of its own, which stands for those of all its ranks.
 
-`TENSILE_CLUSTER_PREFIX` in csrc/state/device.h and `tensile_internal._on_cluster` in sql/ have the same rule. Standard library
-only.
+`TENSILE_CLUSTER_PREFIX` in csrc/state/device.h and `tensile_internal._on_cluster` in sql/ have the same rule. Standard
+library only.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ BEGIN
         WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
           AND e.extname OPERATOR(pg_catalog.=) 'pg_tensile'
           AND p.pronamespace OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.regnamespace
-          AND p.proname OPERATOR(pg_catalog.<>) ALL (ARRAY['release_database', 'resume_database', 'calibrate_device']) LOOP
+          AND p.proname OPERATOR(pg_catalog.<>) ALL (ARRAY['release_database', 'resume_database',
+                                                     'calibrate_device']) LOOP
         EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO tensile_user', routine);
     END LOOP;
 END $$;

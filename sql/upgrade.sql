@@ -91,7 +91,8 @@ ALTER TABLE tensile_internal.jobs ALTER batch_size DROP NOT NULL, ALTER learning
     ADD automatic bool NOT NULL DEFAULT false, ADD start_version bigint,
     ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text, ADD architecture_reason text,
     DROP CONSTRAINT jobs_kind_check,
-    ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare', 'evaluate']));
+    ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare',
+                                                                           'evaluate']));
 UPDATE tensile_internal.jobs j SET chosen_learning_rate = b.learning_rate
     FROM tensile_internal.batch_sizes b WHERE b.job OPERATOR(pg_catalog.=) j.id AND b.chosen;
 DROP INDEX tensile_internal.jobs_one_per_model, tensile_internal.jobs_one_calibration;

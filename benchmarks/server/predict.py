@@ -61,7 +61,8 @@ class Client:
         self._conn = conn
         row = conn.execute("""
             SELECT v.version_id, v.architecture, v.preprocessing FROM tensile.model_versions v
-            JOIN tensile.models m ON m.model_id = v.model_id AND m.deployed_version = v.version WHERE m.model = 'late_arrival'
+            JOIN tensile.models m ON m.model_id = v.model_id AND m.deployed_version = v.version
+            WHERE m.model = 'late_arrival'
         """).fetchone()
         assert row is not None
         version, architecture, preprocessing = row

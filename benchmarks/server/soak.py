@@ -69,15 +69,17 @@ LARGE = {"type": "mlp", "hidden": [512, 512]}  # a checkpoint of some 3 MB
 MANY_ROWS = "SELECT p.* FROM points p CROSS JOIN generate_series(1, 500)"
 FOREVER = 1_000_000  # epochs
 DELETE = (
-    "DELETE FROM tensile_internal.jobs WHERE ended_at IS NOT NULL AND id < (SELECT max(id) FROM tensile_internal.jobs) - %(kept)s",
+    "DELETE FROM tensile_internal.jobs WHERE ended_at IS NOT NULL"
+    " AND id < (SELECT max(id) FROM tensile_internal.jobs) - %(kept)s",
     "DELETE FROM tensile_internal.model_versions v USING tensile_internal.models m"
     " WHERE m.id = v.model_id AND v.version <> m.deployed_version"
-    " AND v.version <= (SELECT max(o.version) FROM tensile_internal.model_versions o WHERE o.model_id = m.id) - %(kept)s",
+    " AND v.version <="
+    " (SELECT max(o.version) FROM tensile_internal.model_versions o WHERE o.model_id = m.id) - %(kept)s",
 )
 TABLES = """
     SELECT c.relname, pg_total_relation_size(c.oid),
            pg_stat_get_dead_tuples(c.oid) + pg_stat_get_dead_tuples(c.reltoastrelid)
-    FROM pg_class c WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind = 'r'
+    FROM pg_class c WHERE c.relnamespace = 'tensile_internal'::regnamespace AND c.relkind = 'r'
 """
 
 

@@ -142,7 +142,8 @@ def measured(conn: Connection, number: int, subject: Subject) -> dict[str, Any]:
             time.sleep(INTERVAL_S)
     state, ended, took, epochs, stopped = conn.execute(
         "SELECT state, extract(epoch FROM ended_at)::float8, extract(epoch FROM ended_at - started_at)::float8,"
-        " (SELECT max(epoch) FROM tensile_internal.epochs e WHERE e.job = j.job), stopped FROM tensile.jobs j WHERE id = %s",
+        " (SELECT max(epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job), stopped"
+        " FROM tensile.jobs j WHERE job = %s",
         (job,),
     ).fetchone() or (None, 0.0, 0.0, None, None)
     assert state == "finished" and estimate is not None, (subject.what, state, estimate)

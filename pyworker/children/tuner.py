@@ -1,9 +1,9 @@
 """The tuner: chooses the values of the next trial of a tuning with Optuna, from the trials before it.
 
 Its supervisor is the controller (supervisors/tunings.py). Each SUGGEST frame has all that is to be known about a tuning
-(`tensile_internal._next_suggestion`), and the study is made from it, in memory: a tuner remembers nothing. The generator of
-random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before it give the
-same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
+(`tensile_internal._next_suggestion`), and the study is made from it, in memory: a tuner remembers nothing. The
+generator of random numbers is seeded by the tuning's seed and the number of the trial, so that the same trials before
+it give the same values. SUGGESTED answers with `params`, the value of each key of the space that applies to the chosen
 architecture.
 
 The sampler is the tree-structured Parzen estimator (Bergstra et al., Algorithms for Hyper-Parameter Optimization,

@@ -2,7 +2,8 @@
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
 snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
-tensile_worker._session_wait. The query's rows are read with the caller's rights (tensile_worker._session_feed has the query already).
+tensile_worker._session_wait. The query's rows are read with the caller's rights (tensile_worker._session_feed has the
+query already).
 Cancel and time-out are raised by a wait or by the query; in every case, the trainer is gone when `run` returns.
 
 The kind of trainer decides what it needs before the rows (`OPENINGS`). Its RESULT frames have the rows of the public
@@ -98,7 +99,7 @@ def _error(server: Server, failure: Failure) -> dict[str, Any]:
 
 
 async def _run_trainer(server: Server, request: dict[str, Any]) -> list[list[Any]]:
-    """Run a trainer for the request, which a function such as tensile_internal._explain_training has made; return the rows."""
+    """Run a trainer for the request, which a function such as `_explain_training` has made; return the rows."""
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "trainer", threads=threads, timeout=timeout, forked=True)

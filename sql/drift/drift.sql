@@ -14,10 +14,10 @@ AS $$
     SELECT 200, 0.2::float8
 $$;
 
--- Population stability index of numbers of rows in the same bins: the sum of (q - p) * ln(q / p) over shares p and q, less
--- its expectation for two samples of one distribution, (bins - 1) * (1 / m + 1 / n), and at least 0. So that no share is
--- 0, half a row for each bin is added to both samples, divided as both together are. Bins that are empty in both are
--- left out. Null without rows.
+-- Population stability index of numbers of rows in the same bins: the sum of (q - p) * ln(q / p) over shares p and q,
+-- less its expectation for two samples of one distribution, (bins - 1) * (1 / m + 1 / n), and at least 0. So that no
+-- share is 0, half a row for each bin is added to both samples, divided as both together are. Bins that are empty in
+-- both are left out. Null without rows.
 CREATE FUNCTION tensile_worker._psi(expected bigint[], actual bigint[]) RETURNS float8
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -30,7 +30,8 @@ AS $$
                       FROM unnest($1, $2) u (e, a) WHERE u.e + u.a > 0) o) s) t
 $$;
 
--- Kolmogorov-Smirnov statistic of numbers of rows in the same ordered bins: the largest distance of the cumulative shares
+-- Kolmogorov-Smirnov statistic of numbers of rows in the same ordered bins: the largest distance of the cumulative
+-- shares
 CREATE FUNCTION tensile_worker._ks(expected bigint[], actual bigint[]) RETURNS float8
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -53,7 +54,8 @@ CREATE FUNCTION tensile_worker._add_counts(counts bigint[], others bigint[]) RET
 AS $$
     SELECT array_agg(u.a + u.b ORDER BY u.bin) FROM unnest($1, $2) WITH ORDINALITY u (a, b, bin)
 $$;
-CREATE AGGREGATE tensile_worker._sum_counts(pg_catalog.int8[]) (SFUNC = tensile_worker._add_counts, STYPE = pg_catalog.int8[]);
+CREATE AGGREGATE tensile_worker._sum_counts(pg_catalog.int8[]) (SFUNC = tensile_worker._add_counts,
+                                                                STYPE = pg_catalog.int8[]);
 
 -- The drift of each column of a version with that reference, of rows that were counted; no rows if none were
 CREATE FUNCTION tensile_worker._drift(reference jsonb, counts bigint[])
@@ -66,19 +68,21 @@ AS $$
                  sum(cardinality(e.counts)) OVER (ORDER BY c.number)::int AS stop, c.number
           FROM jsonb_array_elements($1->'columns') WITH ORDINALITY c (value, number)
                CROSS JOIN LATERAL (SELECT array_agg(u.text::bigint ORDER BY u.bin)
-                                   FROM jsonb_array_elements_text(c.value->'counts') WITH ORDINALITY u (text, bin)) e (counts)
+                                   FROM jsonb_array_elements_text(c.value->'counts') WITH ORDINALITY u (text, bin)
+                                  ) e (counts)
          ) d
          CROSS JOIN LATERAL (SELECT $2[d.stop - cardinality(d.counts) + 1 : d.stop]) a (counts)
     ORDER BY d.number
 $$;
 
--- The column of a model's deployed version that has drifted most, by rows that were counted after that time; null if they
--- are too few. Times do not count: they always go on.
+-- The column of a model's deployed version that has drifted most, by rows that were counted after that time; null if
+-- they are too few. Times do not count: they always go on.
 CREATE FUNCTION tensile_internal._most_drifted(model bigint, after timestamptz, OUT column_name text, OUT psi float8)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT d.column_name, d.psi
-    FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id AND v.version = m.deployed_version
+    FROM tensile_internal.models m
+         JOIN tensile_internal.model_versions v ON v.model_id = m.id AND v.version = m.deployed_version
          CROSS JOIN LATERAL (SELECT sum(x.rows) AS rows, tensile_worker._sum_counts(x.counts) AS counts
                              FROM tensile_internal.drift_counts x WHERE x.version = v.id AND x.since >= $2) c
          CROSS JOIN LATERAL tensile_worker._drift(v.reference, c.counts) d CROSS JOIN tensile_worker._drift_limits() l
@@ -122,7 +126,8 @@ DECLARE
     threshold float8;
 BEGIN
     SELECT v.version INTO number FROM tensile_internal.model_versions v WHERE v.id = _check_drift.version;
-    SELECT o.* INTO m FROM tensile_internal.models o JOIN tensile_internal.model_versions v ON v.model_id = o.id AND v.version = o.deployed_version
+    SELECT o.* INTO m FROM tensile_internal.models o
+         JOIN tensile_internal.model_versions v ON v.model_id = o.id AND v.version = o.deployed_version
         WHERE v.id = _check_drift.version;
     IF NOT FOUND THEN
         DELETE FROM tensile_internal.drift_alarms a WHERE a.version = _check_drift.version;
@@ -146,8 +151,8 @@ BEGIN
     END IF;
 END $$;
 
--- Notify sessions that LISTEN to tensile_drift. Any role may listen, so the payload has no names. A full queue would abort
--- the transaction.
+-- Notify sessions that LISTEN to tensile_drift. Any role may listen, so the payload has no names. A full queue would
+-- abort the transaction.
 CREATE FUNCTION tensile_internal._announce_drift(model bigint, version int, psi float8) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -160,5 +165,6 @@ CREATE FUNCTION tensile_internal._forget_drift() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM tensile_internal.drift_counts d WHERE d.since < tensile_worker._drift_begin();
-    DELETE FROM tensile_internal.drift_alarms a WHERE NOT EXISTS (SELECT FROM tensile_internal.drift_counts d WHERE d.version = a.version);
+    DELETE FROM tensile_internal.drift_alarms a
+        WHERE NOT EXISTS (SELECT FROM tensile_internal.drift_counts d WHERE d.version = a.version);
 $$;

@@ -29,12 +29,14 @@ COMMENT ON COLUMN tensile_internal.drift_alarms.version IS 'id of the version in
 ALTER TABLE tensile_internal.drift_alarms ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY visible ON tensile_internal.drift_counts FOR SELECT USING (
-    EXISTS (SELECT FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
+    EXISTS (SELECT FROM tensile_internal.model_versions v
+                 JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
             WHERE v.id OPERATOR(pg_catalog.=) drift_counts.version
               AND (tensile_worker._owned(m.owner_id, m.owner)
                    OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));
 CREATE POLICY visible ON tensile_internal.drift_alarms FOR SELECT USING (
-    EXISTS (SELECT FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
+    EXISTS (SELECT FROM tensile_internal.model_versions v
+                 JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
             WHERE v.id OPERATOR(pg_catalog.=) drift_alarms.version
               AND (tensile_worker._owned(m.owner_id, m.owner)
                    OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')))));

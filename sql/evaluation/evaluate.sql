@@ -21,8 +21,8 @@ BEGIN
 END $$;
 
 -- For csrc/training/evaluate.c, which has checked the caller's privilege on the model
-CREATE FUNCTION tensile_internal._evaluate_model(caller oid, model text, query text, by text, version int, memory_budget text,
-                                        version_id bigint) RETURNS jsonb
+CREATE FUNCTION tensile_internal._evaluate_model(caller oid, model text, query text, by text, version int,
+                                                 memory_budget text, version_id bigint) RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile_internal._evaluation_spec(version_id, memory_budget, '{"function": "evaluate_model"}')
@@ -37,17 +37,19 @@ AS $$
                    'pr_auc'] END
 $$;
 
-CREATE FUNCTION tensile_internal._feature_importance(caller oid, model text, query text, repeats int, metric text, seed bigint,
-                                            version_id bigint) RETURNS jsonb
+CREATE FUNCTION tensile_internal._feature_importance(caller oid, model text, query text, repeats int, metric text,
+                                                     seed bigint, version_id bigint) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    metrics text[] := tensile_internal._metrics_of((SELECT v.task FROM tensile_internal.model_versions v WHERE v.id = version_id));
+    metrics text[] := tensile_internal._metrics_of((SELECT v.task FROM tensile_internal.model_versions v
+                                                    WHERE v.id = version_id));
     chosen text := coalesce(metric, metrics[1]);
 BEGIN
     IF repeats NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('repeats is %s, but must be between 1 and 1000', repeats), HINT = 'Ten are usually enough.';
+            MESSAGE = format('repeats is %s, but must be between 1 and 1000', repeats),
+            HINT = 'Ten are usually enough.';
     ELSIF NOT chosen = ANY (metrics) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('the model has no metric "%s"', chosen),

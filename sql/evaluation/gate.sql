@@ -1,7 +1,7 @@
 -- The gate: a new version is compared with the deployed one
 
 CREATE FUNCTION tensile_worker._gate_feed(fd int, previous_fd int, version bigint, previous bigint, query text,
-                                   settings jsonb) RETURNS bigint
+                                          settings jsonb) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_gate_feed';
 
 -- Raise an error unless the rows and the metric by which versions are compared are known, and can be.
@@ -39,8 +39,8 @@ AS $$
                 ELSE (SELECT v.id FROM tensile_internal.model_versions v WHERE v.job = ($1).id) END
 $$;
 
--- What the job's version is to be compared with; null unless it is deployed if it is better. "previous" is null while no
--- version is deployed, otherwise the versions are as in JOB frames of evaluations.
+-- What the job's version is to be compared with; null unless it is deployed if it is better. "previous" is null while
+-- no version is deployed, otherwise the versions are as in JOB frames of evaluations.
 CREATE FUNCTION tensile_worker._job_gate() RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -51,7 +51,8 @@ BEGIN
             'metric', coalesce(j.options->'gate'->>'metric', CASE v.task WHEN 'regression' THEN 'rmse' ELSE 'log_loss' END),
             'version', tensile_internal._evaluation_spec(v.id, NULL, '{"function": "evaluate_model"}'),
             'previous', tensile_internal._evaluation_spec(p.id, NULL, '{"function": "evaluate_model"}'))
-        FROM tensile_internal.jobs j JOIN tensile_internal.model_versions v ON v.id = tensile_internal._version_of(j) JOIN tensile_internal.models m ON m.id = j.model_id
+        FROM tensile_internal.jobs j JOIN tensile_internal.model_versions v ON v.id = tensile_internal._version_of(j)
+             JOIN tensile_internal.models m ON m.id = j.model_id
             LEFT JOIN tensile_internal.model_versions p ON p.model_id = m.id AND p.version = m.deployed_version
         WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better');
 END $$;
@@ -64,14 +65,15 @@ AS $$
     SELECT w.data
     FROM tensile_internal.model_weights w JOIN tensile_internal.model_versions v ON v.id = w.version
         JOIN tensile_internal.jobs j ON j.model_id = v.model_id
-    WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better' AND w.version = $1 AND w.seq = $2
+    WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better' AND w.version = $1
+        AND w.seq = $2
 $$;
 
 -- Decide whether the job's version is deployed, in the transaction that finishes the job. `previous` is the id of the
 -- version that it was compared with: false if another one is deployed by now, with which it has to be compared.
 -- `warning` is for the job if its version is not deployed; `error` is what the comparison has failed with.
-CREATE FUNCTION tensile_worker._job_decide(previous bigint, metric text, value float8, previous_value float8, sqlstate text,
-                                    error text, OUT decided bool, OUT warning text)
+CREATE FUNCTION tensile_worker._job_decide(previous bigint, metric text, value float8, previous_value float8,
+                                           sqlstate text, error text, OUT decided bool, OUT warning text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -79,7 +81,8 @@ DECLARE
     m tensile_internal.models;
     version int;
     margin float8;
-    gain float8 := CASE WHEN metric = ANY (tensile_internal._losses()) THEN previous_value - value ELSE value - previous_value END;
+    gain float8 := CASE WHEN metric = ANY (tensile_internal._losses()) THEN previous_value - value
+        ELSE value - previous_value END;
     better bool;
     reason text := 'no version was deployed';
 BEGIN

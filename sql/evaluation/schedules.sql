@@ -5,13 +5,14 @@ CREATE FUNCTION tensile_worker._evaluation_feed(fd int, version bigint, query te
 
 -- The part of schedule_evaluation after the checks of the query (csrc/training/evaluate.c)
 CREATE FUNCTION tensile_internal._schedule_evaluation(caller oid, model text, query text, every interval, metric text,
-                                             search_path text) RETURNS bigint
+                                                      search_path text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     model_id bigint := (SELECT m.id FROM tensile_internal.models m WHERE m.name = model);
     metrics text[] := (SELECT tensile_internal._metrics_of(v.task) FROM tensile_internal.models m
-                           JOIN tensile_internal.model_versions v ON v.model_id = m.id AND v.version = m.deployed_version
+                           JOIN tensile_internal.model_versions v ON v.model_id = m.id
+                               AND v.version = m.deployed_version
                        WHERE m.name = model);
     schedule bigint;
 BEGIN
@@ -72,7 +73,8 @@ AS $$
     ORDER BY s.next_run, s.id
 $$;
 
--- Submit the evaluation that is due, as its owner. A refusal is kept in the schedule, and the next time is the next try.
+-- Submit the evaluation that is due, as its owner. A refusal is kept in the schedule, and the next time is the next
+-- try.
 CREATE FUNCTION tensile_internal._run_evaluation(schedule bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -105,8 +107,8 @@ BEGIN
         WHERE o.id = s.id;
 END $$;
 
--- An evaluation is a job without a model, which neither trains one nor keeps others from training it. Of the ended ones of
--- a schedule, the last one is kept.
+-- An evaluation is a job without a model, which neither trains one nor keeps others from training it. Of the ended ones
+-- of a schedule, the last one is kept.
 CREATE FUNCTION tensile_internal._submit_evaluation(s tensile_internal.evaluation_schedules) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -160,7 +162,8 @@ AS $$
     SELECT w.data
     FROM tensile_internal.model_weights w JOIN tensile_internal.model_versions v ON v.id = w.version
         JOIN tensile_internal.jobs j ON (j.options->>'model')::bigint = v.model_id
-    WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate' AND tensile_internal._granted(j.owner_id, v.model_id, 'predict')
+    WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate'
+        AND tensile_internal._granted(j.owner_id, v.model_id, 'predict')
       AND w.version = $1 AND w.seq = $2
 $$;
 
@@ -172,7 +175,8 @@ AS $$
     UPDATE tensile_internal.jobs SET rows = $2 WHERE id = tensile_worker._my_job();
     INSERT INTO tensile_internal.evaluations (model_id, version, at, rows, metric, value)
         SELECT s.model_id, v.version, clock_timestamp(), $2, e.key, e.value::float8
-        FROM tensile_internal.jobs j JOIN tensile_internal.evaluation_schedules s ON s.id = (j.options->>'schedule')::bigint
+        FROM tensile_internal.jobs j
+             JOIN tensile_internal.evaluation_schedules s ON s.id = (j.options->>'schedule')::bigint
              JOIN tensile_internal.model_versions v ON v.id = $1 AND v.model_id = s.model_id
              CROSS JOIN LATERAL jsonb_each_text($3) e
         WHERE j.id = tensile_worker._my_job() AND j.kind = 'evaluate' AND e.key = coalesce(s.metric, e.key);

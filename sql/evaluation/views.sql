@@ -6,7 +6,8 @@ CREATE VIEW tensile.evaluation_schedules WITH (security_invoker = true) AS
            CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE j.state END AS last_state,
            coalesce(s.sqlstate, j.sqlstate) AS last_sqlstate, coalesce(s.error, j.error) AS last_error,
            coalesce(s.hint, j.hint) AS last_hint
-    FROM tensile_internal.evaluation_schedules s LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model_id
+    FROM tensile_internal.evaluation_schedules s
+         LEFT JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) s.model_id
          LEFT JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) s.last_job;
 COMMENT ON VIEW tensile.evaluation_schedules IS
     'schedules of evaluations, their next runs, and the outcomes of their last ones; evaluations has the values';
@@ -19,7 +20,8 @@ COMMENT ON COLUMN tensile.evaluation_schedules.metric IS 'metric that is kept; n
 COMMENT ON COLUMN tensile.evaluation_schedules.every IS 'time between two evaluations';
 COMMENT ON COLUMN tensile.evaluation_schedules.next_run IS 'time of the next evaluation';
 COMMENT ON COLUMN tensile.evaluation_schedules.last_run IS 'time at which an evaluation was last due';
-COMMENT ON COLUMN tensile.evaluation_schedules.last_job IS 'job of the last evaluation; null: none yet, or it was refused';
+COMMENT ON COLUMN tensile.evaluation_schedules.last_job IS
+    'job of the last evaluation; null: none yet, or it was refused';
 COMMENT ON COLUMN tensile.evaluation_schedules.last_state IS
     'refused, or the state of that job; null: none yet, or the job was deleted';
 COMMENT ON COLUMN tensile.evaluation_schedules.last_sqlstate IS 'SQLSTATE of the refusal, or of the job''s failure';

@@ -9,7 +9,8 @@
 -- All JSON is the text of a jsonb, so that equal models have equal bytes, in every database.
 
 -- Raise the error of a file that cannot be read.
-CREATE FUNCTION tensile_internal._refuse_file(reason text, hint text DEFAULT NULL, detail text DEFAULT NULL) RETURNS void
+CREATE FUNCTION tensile_internal._refuse_file(reason text, hint text DEFAULT NULL, detail text DEFAULT NULL)
+    RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN

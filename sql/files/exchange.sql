@@ -78,18 +78,22 @@ BEGIN
     length := tensile_internal._header_length(contents);
     IF template IS NULL THEN
         header := tensile_internal._check_file(contents, length);
-        description := tensile_internal._file_object(convert_to(header->'__metadata__'->>'description', 'UTF8'), 'description');
+        description := tensile_internal._file_object(convert_to(header->'__metadata__'->>'description', 'UTF8'),
+                                                     'description');
     ELSE
         header := tensile_internal._file_object(substring(contents FROM 9 FOR length), 'header');
         description := tensile_internal._description_like(tensile_internal._owned_version(caller, template, NULL));
     END IF;
     PERFORM tensile_internal._check_description(caller, description);
 
-    PERFORM tensile_internal._insert_model(caller, model, description->'architecture', NULL, description->>'description');
+    PERFORM tensile_internal._insert_model(caller, model, description->'architecture', NULL,
+                                           description->>'description');
     m := tensile_internal._own_model(caller, model);
-    INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture, metrics, rows, training,
+    INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture, metrics, rows,
+                                                 training,
                                         reference)
-        VALUES (m.id, tensile_internal._next_version(m.id), description->'preprocessing'->>'task', description->'preprocessing',
+        VALUES (m.id, tensile_internal._next_version(m.id), description->'preprocessing'->>'task',
+                description->'preprocessing',
                 description->'architecture', nullif(description->'metrics', 'null'), (description->>'rows')::bigint,
                 nullif(description->'training', 'null'), nullif(description->'reference', 'null'))
         RETURNING * INTO v;
@@ -99,7 +103,8 @@ BEGIN
         SELECT v.id, 1 + i, substring(contents FROM 9 + length + i * chunk FOR chunk)
         FROM generate_series(0, (octet_length(contents) - 9 - length) / chunk) i;
     UPDATE tensile_internal.model_versions o
-        SET weight_bytes = (SELECT sum(octet_length(w.data)) FROM tensile_internal.model_weights w WHERE w.version = o.id)
+        SET weight_bytes = (SELECT sum(octet_length(w.data)) FROM tensile_internal.model_weights w
+                            WHERE w.version = o.id)
         WHERE o.id = v.id;
     IF m.deployed_version IS NULL THEN
         PERFORM tensile_internal._deploy(m, v.version, pg_get_userbyid(caller), 'imported');

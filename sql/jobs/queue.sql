@@ -6,7 +6,8 @@ CREATE FUNCTION tensile_internal._free_slots() RETURNS int
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_free_slots';
 CREATE FUNCTION tensile_internal._launch_worker(job bigint, owner oid) RETURNS text
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_launch_worker';
-CREATE FUNCTION tensile_internal._job_slots(OUT job bigint, OUT pid int, OUT state text, OUT seconds float8) RETURNS SETOF record
+CREATE FUNCTION tensile_internal._job_slots(OUT job bigint, OUT pid int, OUT state text, OUT seconds float8)
+    RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_job_slots';
 
 -- Open jobs with their effective priority, which rises by one for every pg_tensile.ageing seconds since submission
@@ -109,7 +110,8 @@ END $$;
 
 -- Jobs without the worker that they should have, and how their last worker ended, if known. That is asked for after the
 -- worker has been found gone: before, it may still be about to tell.
-CREATE FUNCTION tensile_internal._orphans() RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
+CREATE FUNCTION tensile_internal._orphans(
+    RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     WITH orphans AS MATERIALIZED (

@@ -23,11 +23,12 @@ END $$;
 CREATE FUNCTION tensile_internal._lock_model(job bigint) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT FROM tensile_internal.models m JOIN tensile_internal.jobs j ON j.model_id = m.id WHERE j.id = $1 FOR NO KEY UPDATE OF m
+    SELECT FROM tensile_internal.models m JOIN tensile_internal.jobs j ON j.model_id = m.id
+        WHERE j.id = $1 FOR NO KEY UPDATE OF m
 $$;
 
--- Lock a model unless another transaction holds it; true if it is locked, or does not exist. For the controller, with which
--- all jobs would wait: a transaction that has called cancel_job or drop_model may stay open for hours.
+-- Lock a model unless another transaction holds it; true if it is locked, or does not exist. For the controller, with
+-- which all jobs would wait: a transaction that has called cancel_job or drop_model may stay open for hours.
 CREATE FUNCTION tensile_internal._try_lock_model(model bigint) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -61,8 +62,8 @@ AS $$
     FROM tensile_internal.jobs j WHERE j.id = $1 AND NOT (j.automatic AND $2 = 'failed')
 $$;
 
--- Notify sessions that LISTEN to pg_tensile of the end of a job or a tuning. Any role may listen, so the payload has only
--- its number and state. A full queue would abort the transaction that ends it.
+-- Notify sessions that LISTEN to pg_tensile of the end of a job or a tuning. Any role may listen, so the payload has
+-- only its number and state. A full queue would abort the transaction that ends it.
 CREATE FUNCTION tensile_internal._announce(what text, number bigint, state text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -78,8 +79,8 @@ $$;
 -- End a job as finished, failed or cancelled. A failed job keeps its last complete checkpoint until a later job of
 -- the model finishes. `reason`: the cause of a cancellation other than cancel_job.
 CREATE FUNCTION tensile_internal._end_job(job bigint, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
-                                 hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
-                                 warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
+                                          hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
+                                          warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -113,7 +114,8 @@ BEGIN
     IF state <> 'finished' AND j.kind = 'train' THEN
         PERFORM tensile_internal._undo_submission(j.model_id);
     END IF;
-    PERFORM tensile_internal._notify(job), tensile_internal._log_event(job, state), tensile_internal._announce_end(job, state);
+    PERFORM tensile_internal._notify(job), tensile_internal._log_event(job, state),
+        tensile_internal._announce_end(job, state);
 END $$;
 
 -- Make the job's version visible, and delete old versions beyond the model's retention.
@@ -149,7 +151,8 @@ END $$;
 -- Interrupt a job, which will continue from its last checkpoint. With `retry` the interruption counts towards
 -- pg_tensile.max_retries, and the next attempt is delayed by 1, 2, 4 ... s, at most an hour. An automatic calibration
 -- ends: the controller begins another one when the server is idle.
-CREATE FUNCTION tensile_internal._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
+CREATE FUNCTION tensile_internal._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL)
+    RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -157,7 +160,8 @@ DECLARE
     failures int;
 BEGIN
     PERFORM tensile_internal._lock_model(job);
-    SELECT * INTO j FROM tensile_internal.jobs WHERE id = job AND state IN ('starting', 'running', 'waiting') FOR UPDATE;
+    SELECT * INTO j FROM tensile_internal.jobs
+        WHERE id = job AND state IN ('starting', 'running', 'waiting') FOR UPDATE;
     failures := j.retries + retry::int;
     IF NOT FOUND THEN
         RETURN;

@@ -108,9 +108,11 @@ CREATE TABLE tensile_internal.epochs (
     at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     PRIMARY KEY (job, epoch, split)
 );
-COMMENT ON TABLE tensile_internal.epochs IS 'finished epochs of each job: a row for the training and one for the validation';
+COMMENT ON TABLE tensile_internal.epochs IS
+    'finished epochs of each job: a row for the training and one for the validation';
 COMMENT ON COLUMN tensile_internal.epochs.epoch IS 'number of the epoch, from 1';
-COMMENT ON COLUMN tensile_internal.epochs.split IS 'training (metrics summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile_internal.epochs.split IS
+    'training (metrics summed up during the epoch) or validation (after it)';
 COMMENT ON COLUMN tensile_internal.epochs.samples IS 'number of rows behind the metrics';
 COMMENT ON COLUMN tensile_internal.epochs.seconds IS 'duration in seconds';
 COMMENT ON COLUMN tensile_internal.epochs.at IS 'end time';
@@ -148,7 +150,8 @@ CREATE TABLE tensile_internal.rank_reports (
     ranks jsonb NOT NULL,
     at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
-COMMENT ON TABLE tensile_internal.rank_reports IS 'last reports of the ranks of each job with ranks that runs; see view ranks';
+COMMENT ON TABLE tensile_internal.rank_reports IS
+    'last reports of the ranks of each job with ranks that runs; see view ranks';
 COMMENT ON COLUMN tensile_internal.rank_reports.ranks IS 'array with an object for each rank';
 ALTER TABLE tensile_internal.rank_reports ENABLE ROW LEVEL SECURITY;
 

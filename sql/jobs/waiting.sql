@@ -59,7 +59,8 @@ BEGIN
     validated := EXISTS (SELECT FROM tensile.epoch_metrics e
                          WHERE e.job = j.job AND e.epoch = j.kept_epoch AND e.split = 'validation');
     -- log_loss is after calibration where there is one, as of the version's predictions
-    SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', ' ORDER BY o.place)
+    SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', '
+                      ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
              JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.job AND m.epoch = j.kept_epoch

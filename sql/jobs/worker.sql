@@ -1,11 +1,11 @@
 -- The worker: beginning, checkpoints, metrics, the version and the end of its job
 
 CREATE FUNCTION tensile_worker._feed(fd int, query text, target text, settings jsonb, split_by text DEFAULT NULL,
-                              validation_query text DEFAULT NULL) RETURNS bigint
+                                     validation_query text DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_feed';
 
--- The version whose weights training begins with (option start = deployed), as in the JOB frame; null: none. All attempts
--- begin with the same one, as long as it exists.
+-- The version whose weights training begins with (option start = deployed), as in the JOB frame; null: none. All
+-- attempts begin with the same one, as long as it exists.
 CREATE FUNCTION tensile_internal._start_of(j tensile_internal.jobs) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -43,8 +43,8 @@ AS $$
     SELECT starts_with($1, 'ray:')
 $$;
 
--- Name of the file with the rows of a tuning, among the server's temporary files. Numbers of tunings may come again, when
--- the extension is created anew.
+-- Name of the file with the rows of a tuning, among the server's temporary files. Numbers of tunings may come again,
+-- when the extension is created anew.
 CREATE FUNCTION tensile_internal._rows_file(t tensile_internal.tunings) RETURNS text
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -58,7 +58,8 @@ AS $$
 DECLARE
     j tensile_internal.jobs;
 BEGIN
-    UPDATE tensile_internal.jobs SET state = 'running', reason = NULL, started_at = coalesce(started_at, clock_timestamp())
+    UPDATE tensile_internal.jobs SET state = 'running', reason = NULL,
+        started_at = coalesce(started_at, clock_timestamp())
         WHERE id = tensile_worker._my_job() AND state = 'starting'
         RETURNING * INTO j;
     IF NOT FOUND THEN
@@ -88,21 +89,25 @@ AS $$
     SELECT CASE WHEN j.model_id IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN 'no_model'
                 WHEN j.cancel_requested OR j.automatic AND j.options ? 'stop' THEN 'cancel'
                 WHEN t.refusal IS NOT NULL THEN 'refused' ELSE 'ok' END
-    FROM tensile_internal.jobs j LEFT JOIN tensile_internal.traces t ON t.job = j.id WHERE j.id = tensile_worker._my_job()
+    FROM tensile_internal.jobs j LEFT JOIN tensile_internal.traces t ON t.job = j.id
+        WHERE j.id = tensile_worker._my_job()
 $$;
 
 CREATE FUNCTION tensile_worker._job_rows(rows bigint) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     UPDATE tensile_internal.jobs SET rows = $1 WHERE id = tensile_worker._my_job();
-    SELECT tensile_internal._notify(-1) FROM tensile_internal.jobs j WHERE j.id = tensile_worker._my_job() AND j.tuning IS NOT NULL;
+    SELECT tensile_internal._notify(-1) FROM tensile_internal.jobs j
+        WHERE j.id = tensile_worker._my_job() AND j.tuning IS NOT NULL;
 $$;
 
 CREATE FUNCTION tensile_worker._job_checkpoint(generation int, seq int, data bytea) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.checkpoints (job, generation) VALUES (tensile_worker._my_job(), $1) ON CONFLICT DO NOTHING;
-    INSERT INTO tensile_internal.checkpoint_chunks (job, generation, seq, data) VALUES (tensile_worker._my_job(), $1, $2, $3);
+    INSERT INTO tensile_internal.checkpoints (job, generation) VALUES (tensile_worker._my_job(), $1)
+        ON CONFLICT DO NOTHING;
+    INSERT INTO tensile_internal.checkpoint_chunks (job, generation, seq, data)
+        VALUES (tensile_worker._my_job(), $1, $2, $3);
 $$;
 
 -- Mark the checkpoint as complete, and reset the number of faults of a job that makes progress.
@@ -144,7 +149,7 @@ $$;
 -- Add a version of the job's model, which is not visible yet: its weights follow in chunks, each in its own
 -- transaction, and it is complete when the job has finished. Any other end of the attempt deletes it.
 CREATE FUNCTION tensile_worker._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text,
-                                     training jsonb DEFAULT NULL, reference jsonb DEFAULT NULL) RETURNS bigint
+                                            training jsonb DEFAULT NULL, reference jsonb DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -154,7 +159,8 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
-    INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, metrics, rows, training,
+    INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, metrics,
+                                                 rows, training,
                                         reference)
         VALUES (m.id, tensile_internal._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing,
                 coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
@@ -224,7 +230,8 @@ BEGIN
             chosen_learning_rate = (choice->>'learning_rate')::float8
         WHERE id = j;
     DELETE FROM tensile_internal.batch_sizes b WHERE b.job = j;
-    INSERT INTO tensile_internal.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s, iteration_us,
+    INSERT INTO tensile_internal.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s,
+                                              iteration_us,
                                      stall_us, device_bytes, measured_us, reason)
         SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
                c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
@@ -257,14 +264,14 @@ CREATE FUNCTION tensile_worker._job_log(event text, reason text, generation bigi
 AS $$
     UPDATE tensile_internal.traces SET rejected = $3 WHERE job = tensile_worker._my_job() AND $1 = 'rejected';
     SELECT tensile_internal._notify(tensile_worker._my_job()) WHERE $1 = 'rejected';
-    SELECT tensile_internal._log($1, m.job, $3, (SELECT t.device FROM tensile_internal.traces t WHERE t.job = m.job), $2)
+    SELECT tensile_internal._log($1, m.job, $3, (SELECT t.device FROM tensile_internal.traces t WHERE t.job = m.job),
+                                 $2)
     FROM (SELECT tensile_worker._my_job()) m (job)
 $$;
 
 CREATE FUNCTION tensile_worker._job_end(state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
-                                 hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
-                                 warnings text[] DEFAULT NULL, reason text DEFAULT NULL)
-    RETURNS void
+                                        hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
+                                        warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile_internal._end_job(tensile_worker._my_job(), $1, $2, $3, $4, $5, $6, $7, $8)

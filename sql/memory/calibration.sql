@@ -1,13 +1,14 @@
 -- Calibration: measuring a device's operators
 
--- Store the result of a calibration. `known_kinds`: those of the operators that were to be measured. Those of jobs count as
--- known as well, because a kind that cannot be measured must not cause another calibration.
-CREATE FUNCTION tensile_worker._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int, error float8,
-                                        known_kinds text[], torch text) RETURNS void
+-- Store the result of a calibration. `known_kinds`: those of the operators that were to be measured. Those of jobs
+-- count as known as well, because a kind that cannot be measured must not cause another calibration.
+CREATE FUNCTION tensile_worker._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int,
+                                               error float8, known_kinds text[], torch text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.id = tensile_worker._my_job() AND j.kind = 'calibrate') THEN
+    IF NOT EXISTS (SELECT FROM tensile_internal.jobs j
+                   WHERE j.id = tensile_worker._my_job() AND j.kind = 'calibrate') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('job %s is not a calibration', tensile_worker._my_job());
     END IF;
@@ -30,8 +31,8 @@ BEGIN
 END $$;
 
 -- A calibration is a job without a model and a query, and with its own kind of executor. The options in its row
--- have the time that it may take; those of an automatic one also its device, the cause, and why it is to stop, if it is.
--- Null if there is one already.
+-- have the time that it may take; those of an automatic one also its device, the cause, and why it is to stop, if it
+-- is. Null if there is one already.
 CREATE FUNCTION tensile_internal._submit_calibration(owner name, options jsonb, automatic bool) RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -65,13 +66,15 @@ BEGIN
     RETURN job;
 END $$;
 
--- Times of automatic calibrations. idle_s: how long the server must have been idle; a user's next statement, and the next
--- job of a script, come sooner and find the device free. pause_s: least time after an interruption or a failure until
--- the next attempt, doubled each time. device_seconds: that of calibrate_device(). most_s: after which it is stopped, whatever
--- it has measured. most_load: share of the processors' time above which the machine is busy: a calibration does not begin
--- then, and stops if others than processes of a lowered priority, as its own are, take as much.
-CREATE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8, OUT device_seconds int,
-                                                     OUT most_s float8, OUT most_load float8)
+-- Times of automatic calibrations. idle_s: how long the server must have been idle; a user's next statement, and the
+-- next job of a script, come sooner and find the device free. pause_s: least time after an interruption or a failure
+-- until the next attempt, doubled each time. device_seconds: that of calibrate_device(). most_s: after which it is
+-- stopped, whatever it has measured. most_load: share of the processors' time above which the machine is busy: a
+-- calibration does not begin then, and stops if others than processes of a lowered priority, as its own are, take as
+-- much.
+CREATE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s float8,
+                                                              OUT device_seconds int, OUT most_s float8,
+                                                              OUT most_load float8)
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT 30, 60, 240, 480, 0.5
@@ -85,9 +88,9 @@ AS $$
     SELECT concat_ws(' ', $1, substring($2 FROM '^\[?([a-z]+[0-9]+)\['))
 $$;
 
--- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose jobs
--- have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an executor
--- knows which device "auto" is, so any calibration will do for it.
+-- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose
+-- jobs have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an
+-- executor knows which device "auto" is, so any calibration will do for it.
 CREATE FUNCTION tensile_internal._uncalibrated() RETURNS TABLE (device text, cause text)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

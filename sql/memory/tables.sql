@@ -158,10 +158,12 @@ COMMENT ON COLUMN tensile_internal.plan_searches.seconds IS 'time allowed for th
 COMMENT ON COLUMN tensile_internal.plan_searches.cached IS 'true if the result of an earlier search was used';
 COMMENT ON COLUMN tensile_internal.plan_searches.first_us IS
     'expected duration of an iteration under the first plan of the search';
-COMMENT ON COLUMN tensile_internal.plan_searches.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile_internal.plan_searches.best_us IS
+    'expected duration of an iteration under the best plan so far';
 COMMENT ON COLUMN tensile_internal.plan_searches.generation IS
     'generation of the genetic search in which the best plan was found';
-COMMENT ON COLUMN tensile_internal.plan_searches.evaluations IS 'number of plans evaluated until the best one was found';
+COMMENT ON COLUMN tensile_internal.plan_searches.evaluations IS
+    'number of plans evaluated until the best one was found';
 ALTER TABLE tensile_internal.plan_searches ENABLE ROW LEVEL SECURITY;
 
 CREATE TABLE tensile_internal.search_results (

@@ -1,15 +1,14 @@
 -- Views of devices and plans
 
 CREATE FUNCTION tensile_worker._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
-                                 OUT granted_bytes bigint, OUT in_use_bytes bigint, OUT inference_bytes bigint,
-                                 OUT jobs int, OUT out_bytes_per_s float8, OUT in_bytes_per_s float8,
-                                 OUT utilisation float8, OUT flowing_jobs int, OUT flowing_bytes bigint)
+                                        OUT granted_bytes bigint, OUT in_use_bytes bigint, OUT inference_bytes bigint,
+                                        OUT jobs int, OUT out_bytes_per_s float8, OUT in_bytes_per_s float8,
+                                        OUT utilisation float8, OUT flowing_jobs int, OUT flowing_bytes bigint)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_devices';
 CREATE FUNCTION tensile_worker._plan(OUT job bigint, OUT generation bigint, OUT sequence int, OUT event text,
-                              OUT tensor int, OUT version int, OUT trigger_operator int, OUT delay_us bigint,
-                              OUT deadline_operator int, OUT bytes bigint, OUT codec text)
-    RETURNS SETOF record
+                                     OUT tensor int, OUT version int, OUT trigger_operator int, OUT delay_us bigint,
+                                     OUT deadline_operator int, OUT bytes bigint, OUT codec text) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_plan';
 
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS
@@ -47,7 +46,8 @@ CREATE VIEW tensile.plan_events WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.plan_events IS
     'plan of each running job: swap, recompute and release events, and groups if the job shares memory as it goes';
 COMMENT ON COLUMN tensile.plan_events.generation IS 'generation of the plan';
-COMMENT ON COLUMN tensile.plan_events.sequence IS 'position of the event, in the order of execution; groups follow all others';
+COMMENT ON COLUMN tensile.plan_events.sequence IS
+    'position of the event, in the order of execution; groups follow all others';
 COMMENT ON COLUMN tensile.plan_events.event IS 'swap_out, swap_in, recompute, release, begin_group or end_group';
 COMMENT ON COLUMN tensile.plan_events.tensor IS 'number of the tensor in tensors; null: a group';
 COMMENT ON COLUMN tensile.plan_events.bytes IS
@@ -118,7 +118,8 @@ CREATE VIEW tensile.compression WITH (security_invoker = true) AS
     FROM tensile_internal.sparsities s
          CROSS JOIN ROWS FROM (pg_catalog.unnest(s.tensors), pg_catalog.unnest(s.zero_share),
                                pg_catalog.unnest(s.moved)) u (tensor, zero_share, moved)
-         JOIN tensile_internal.tensors t ON t.job OPERATOR(pg_catalog.=) s.job AND t.tensor OPERATOR(pg_catalog.=) u.tensor
+         JOIN tensile_internal.tensors t ON t.job OPERATOR(pg_catalog.=) s.job
+             AND t.tensor OPERATOR(pg_catalog.=) u.tensor
          LEFT JOIN (SELECT c.job, r.tensor, r.codec, r.coded_bytes, r.coded_us, r.plain_us, r.compressed
                     FROM tensile_internal.codings c
                          CROSS JOIN LATERAL pg_catalog.jsonb_to_recordset(c.decisions) r (

@@ -1,12 +1,11 @@
 -- The worker's part of memory scheduling: traces, latencies and plans
 
-CREATE FUNCTION tensile_worker._register_device(name text, total_bytes bigint, out_bytes_per_s float8, in_bytes_per_s float8,
-                                         overhead_bytes bigint) RETURNS void
+CREATE FUNCTION tensile_worker._register_device(name text, total_bytes bigint, out_bytes_per_s float8,
+                                                in_bytes_per_s float8, overhead_bytes bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_register_device';
-CREATE FUNCTION tensile_worker._fetch_plan(after bigint, OUT generation bigint, OUT events bytea, OUT planned_bytes bigint,
-                                    OUT granted_bytes bigint, OUT link_share float8, OUT plan_order bytea,
-                                    OUT groups bytea)
-    RETURNS SETOF record
+CREATE FUNCTION tensile_worker._fetch_plan(after bigint, OUT generation bigint, OUT events bytea,
+                                           OUT planned_bytes bigint, OUT granted_bytes bigint, OUT link_share float8,
+                                           OUT plan_order bytea, OUT groups bytea) RETURNS SETOF record
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_fetch_plan';
 CREATE FUNCTION tensile_worker._acknowledge_plan(generation bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_acknowledge_plan';
@@ -31,7 +30,8 @@ BEGIN
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
         least_bytes bigint, operator text, graphs jsonb, load float8, torch text);
-    INSERT INTO tensile_internal.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes, persistent_bytes,
+    INSERT INTO tensile_internal.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes,
+                                              persistent_bytes,
                                      parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load,
                                      torch, profile)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
@@ -48,7 +48,8 @@ BEGIN
     IF h.profile <> 'null' THEN
         PERFORM tensile_internal._check_profile(h.device, h.profile);
         IF NOT tensile_internal._on_cluster(h.device) THEN
-            INSERT INTO tensile_internal.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
+            INSERT INTO tensile_internal.device_profiles (device, profile) VALUES (h.device, h.profile)
+                ON CONFLICT DO NOTHING;
         END IF;
     END IF;
     IF tables IS NOT NULL THEN -- another graph: latencies and footprint of the previous one do not apply
@@ -87,7 +88,8 @@ CREATE FUNCTION tensile_internal._keep_tables(job bigint, tables jsonb) RETURNS 
 AS $$
     DELETE FROM tensile_internal.operators o WHERE o.job = $1;
     DELETE FROM tensile_internal.tensors t WHERE t.job = $1;
-    INSERT INTO tensile_internal.operators (job, operator, target, phase, module, source, signature, flops, bytes, random,
+    INSERT INTO tensile_internal.operators (job, operator, target, phase, module, source, signature, flops, bytes,
+                                            random,
                                    tensors)
         SELECT $1, o.operator, o.target, o.phase, o.module, o.source, o.signature, o.flops, o.bytes, o.random, o.tensors
         FROM jsonb_to_recordset($2->'operators') AS o (operator int, target text, phase text, module text,
@@ -111,15 +113,18 @@ $$;
 CREATE FUNCTION tensile_worker._job_admitted() RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE tensile_internal.jobs SET state = 'running', reason = NULL WHERE id = tensile_worker._my_job() AND state = 'waiting';
+    UPDATE tensile_internal.jobs SET state = 'running', reason = NULL
+        WHERE id = tensile_worker._my_job() AND state = 'waiting';
     SELECT tensile_internal._notify(tensile_worker._my_job());
 $$;
 
 -- LATENCY frame: microseconds by operator; NaN: unknown
-CREATE FUNCTION tensile_worker._job_latency(header jsonb, predicted real[], measured real[], average real[]) RETURNS void
+CREATE FUNCTION tensile_worker._job_latency(header jsonb, predicted real[], measured real[], average real[])
+    RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.operator_latencies (job, predicted, measured, average, samples, total_us, load, average_load,
+    INSERT INTO tensile_internal.operator_latencies (job, predicted, measured, average, samples, total_us, load,
+                                                     average_load,
                                    alone_us)
         SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load, h.alone_us
         FROM tensile_internal.traces t,
@@ -133,7 +138,7 @@ $$;
 
 -- SPARSITY frame; `moved`: bytes, -1: unknown
 CREATE FUNCTION tensile_worker._job_sparsity(revision int, tensors int[], zero_share real[], run_share real[],
-                                      lz4_share real[], moved bigint[]) RETURNS void
+                                             lz4_share real[], moved bigint[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile_internal.sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)
@@ -151,7 +156,8 @@ CREATE FUNCTION tensile_worker._job_codec_times(device text, times jsonb, relati
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile_worker._my_job();
-    UPDATE tensile_internal.traces t SET codec_times = $2 WHERE t.job = tensile_worker._my_job() AND tensile_internal._on_cluster(t.device);
+    UPDATE tensile_internal.traces t SET codec_times = $2
+        WHERE t.job = tensile_worker._my_job() AND tensile_internal._on_cluster(t.device);
     INSERT INTO tensile_internal.codec_times (device, times, relative_error)
         SELECT $1, $2, $3
         WHERE NOT EXISTS (SELECT FROM tensile_internal.traces t

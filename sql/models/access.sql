@@ -4,7 +4,8 @@
 CREATE FUNCTION tensile_internal._granted(caller oid, model bigint, privilege text) RETURNS bool
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM tensile_internal.models m WHERE m.id = $2 AND tensile_internal._acts_for($1, m.owner_id, m.owner))
+    SELECT EXISTS (SELECT FROM tensile_internal.models m
+                   WHERE m.id = $2 AND tensile_internal._acts_for($1, m.owner_id, m.owner))
         OR EXISTS (SELECT FROM tensile_internal.model_grants g
                    WHERE g.model_id = $2 AND g.privilege = $3
                    AND (g.grantee = 0 OR tensile_internal._acts_for($1, g.grantee, g.grantee_name)))
@@ -92,7 +93,8 @@ BEGIN
 END $$;
 
 -- The version (null: the deployed one) of a model, for its owner. Nothing is locked, so that a standby can export.
-CREATE FUNCTION tensile_internal._owned_version(caller oid, model text, version int) RETURNS tensile_internal.model_versions
+CREATE FUNCTION tensile_internal._owned_version(caller oid, model text, version int)
+    RETURNS tensile_internal.model_versions
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE

@@ -24,7 +24,8 @@ BEGIN
             HINT = tensile_internal._names_hint('', types, 'types');
     ELSIF type <> ALL (types) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('unknown architecture type "%s"', type), HINT = tensile_internal._names_hint(type, types, 'types');
+            MESSAGE = format('unknown architecture type "%s"', type),
+            HINT = tensile_internal._names_hint(type, types, 'types');
     END IF;
     PERFORM tensile_internal._check_object(architecture - 'type', rules->type, format('architecture "%s"', type), '');
 END $$;
@@ -65,7 +66,8 @@ BEGIN
         IF NOT object ? name THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = format('key "%s" is missing in the %s', name, what),
-                HINT = format('It must be %s.', tensile_internal._describe(tensile_internal._resolved(properties->name)));
+                HINT = format('It must be %s.',
+                              tensile_internal._describe(tensile_internal._resolved(properties->name)));
         END IF;
     END LOOP;
     FOR name, divisor_key IN SELECT p.key, p.value->>'divisibleBy' FROM json_each(properties) p

@@ -11,8 +11,9 @@ $$;
 -- Record a decision about a version of the locked model `m`, and unless it is "kept", have predictions use the version.
 -- `restored`: the deployment that a rollback returns to. `comparison`: {"metric", "value", "previous_value"}.
 CREATE FUNCTION tensile_internal._deploy(m tensile_internal.models, version int, decided_by name, reason text,
-                                decision text DEFAULT 'deployed', job bigint DEFAULT NULL,
-                                restored tensile_internal.deployments DEFAULT NULL, comparison jsonb DEFAULT '{}') RETURNS void
+                                         decision text DEFAULT 'deployed', job bigint DEFAULT NULL,
+                                         restored tensile_internal.deployments DEFAULT NULL,
+                                         comparison jsonb DEFAULT '{}') RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -26,7 +27,8 @@ BEGIN
         DELETE FROM tensile_internal.drift_alarms a USING tensile_internal.model_versions v
             WHERE v.id = a.version AND v.model_id = m.id AND v.version <> _deploy.version;
     END IF;
-    INSERT INTO tensile_internal.deployments (model_id, version, decision, reason, job, decided_by, decided_at, ended_at, metric,
+    INSERT INTO tensile_internal.deployments (model_id, version, decision, reason, job, decided_by, decided_at,
+                                              ended_at, metric,
                                      value, previous_version, previous_value, follows)
         VALUES (m.id, _deploy.version, _deploy.decision, _deploy.reason, _deploy.job, _deploy.decided_by, moment,
                 CASE WHEN _deploy.decision = 'kept' THEN moment END, comparison->>'metric',
@@ -39,12 +41,14 @@ CREATE FUNCTION tensile_internal._earlier_deployment(model bigint) RETURNS tensi
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH RECURSIVE earlier AS (
-        SELECT d.follows AS id, d.version FROM tensile_internal.deployments d WHERE d.model_id = $1 AND d.ended_at IS NULL
+        SELECT d.follows AS id, d.version FROM tensile_internal.deployments d
+            WHERE d.model_id = $1 AND d.ended_at IS NULL
         UNION ALL
         SELECT d.follows, e.version FROM earlier e JOIN tensile_internal.deployments d ON d.id = e.id
     )
     SELECT d.* FROM earlier e JOIN tensile_internal.deployments d ON d.id = e.id
-        JOIN tensile_internal.model_versions v ON v.model_id = d.model_id AND v.version = d.version AND v.weight_bytes IS NOT NULL
+        JOIN tensile_internal.model_versions v ON v.model_id = d.model_id AND v.version = d.version
+            AND v.weight_bytes IS NOT NULL
     WHERE d.version <> e.version
     ORDER BY d.id DESC LIMIT 1
 $$;
@@ -74,6 +78,7 @@ BEGIN
             HINT = 'Choose a version with deploy_model; tensile.deployments lists the earlier ones, whose versions '
                    'may have been dropped.';
     END IF;
-    PERFORM tensile_internal._deploy(m, earlier.version, pg_get_userbyid(caller), reason, 'rolled back', restored => earlier);
+    PERFORM tensile_internal._deploy(m, earlier.version, pg_get_userbyid(caller), reason, 'rolled back',
+                                     restored => earlier);
     RETURN earlier.version;
 END $$;

@@ -15,7 +15,8 @@ AS $$
              CROSS JOIN jsonb_to_recordset($2) s (purpose text, schema name, name name, kind text, columns name[])
         WHERE v.id = $1 AND v.job = tensile_worker._my_job() AND v.weight_bytes IS NULL;
     UPDATE tensile_internal.version_sources o SET relation = s.relation
-        FROM jsonb_to_recordset($2) s (purpose text, schema name, name name, relation oid), tensile_internal.model_versions v
+        FROM jsonb_to_recordset($2) s (purpose text, schema name, name name, relation oid),
+            tensile_internal.model_versions v
         WHERE o.version = $1 AND v.id = o.version AND v.job = tensile_worker._my_job() AND v.weight_bytes IS NULL
           AND o.purpose = s.purpose AND o.schema_name = s.schema AND o.relation_name = s.name
           AND o.relation IS DISTINCT FROM s.relation;

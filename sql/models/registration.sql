@@ -13,15 +13,16 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE FUNCTION tensile_internal._register_model(caller oid, name text, architecture jsonb, description text, replace bool)
-    RETURNS bigint
+CREATE FUNCTION tensile_internal._register_model(caller oid, name text, architecture jsonb, description text,
+                                                 replace bool) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile_internal.models;
     model bigint;
 BEGIN
-    PERFORM tensile_internal._not_null('name', name, 'replace', replace::text), tensile_internal._check_model_name(name);
+    PERFORM tensile_internal._not_null('name', name, 'replace', replace::text),
+        tensile_internal._check_model_name(name);
     IF architecture IS NOT NULL THEN -- otherwise the first train_model chooses one
         PERFORM tensile_internal._check_architecture(architecture);
     END IF;
@@ -65,7 +66,8 @@ AS $$
 BEGIN
     -- Bytes that ISO 8859 and Unicode have for control characters are letters in these encodings.
     IF length(name) NOT BETWEEN 1 AND 200
-       OR name ~ (CASE WHEN getdatabaseencoding() ~ '^(WIN|KOI8|SQL_ASCII)' THEN '[\x01-\x1F\x7F]' ELSE '[[:cntrl:]]' END) THEN
+       OR name ~ (CASE WHEN getdatabaseencoding() ~ '^(WIN|KOI8|SQL_ASCII)' THEN '[\x01-\x1F\x7F]'
+                  ELSE '[[:cntrl:]]' END) THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid model name',
             HINT = 'A name has 1 to 200 characters and no control characters.';
     ELSIF getdatabaseencoding() = 'SQL_ASCII' THEN
@@ -75,8 +77,7 @@ END $$;
 
 -- Id of the new model; null if there is one of that name
 CREATE FUNCTION tensile_internal._insert_model(caller oid, name text, architecture jsonb, reason text, description text,
-                                      auto_registered bool DEFAULT false)
-    RETURNS bigint
+                                               auto_registered bool DEFAULT false) RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile_internal.models (name, owner, architecture, architecture_reason, description, auto_registered)
@@ -89,7 +90,8 @@ CREATE FUNCTION tensile_internal._no_open_job(model tensile_internal.models) RET
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := (SELECT j.id FROM tensile_internal.jobs j WHERE j.model_id = (_no_open_job.model).id AND j.ended_at IS NULL
+    job bigint := (SELECT j.id FROM tensile_internal.jobs j
+                   WHERE j.model_id = (_no_open_job.model).id AND j.ended_at IS NULL
                                                    AND j.tuning IS NULL);
 BEGIN
     IF job IS NOT NULL THEN
@@ -114,7 +116,8 @@ BEGIN
         END IF;
         DELETE FROM tensile_internal.checkpoints c WHERE c.job = job.id;
         -- A worker that has not noticed yet continues to write; the end of its job deletes the trace.
-        DELETE FROM tensile_internal.traces t WHERE t.job = job.id AND job.state NOT IN ('starting', 'running', 'waiting');
+        DELETE FROM tensile_internal.traces t
+            WHERE t.job = job.id AND job.state NOT IN ('starting', 'running', 'waiting');
         PERFORM tensile_internal._notify_stop(job.id);
     END LOOP;
     DELETE FROM tensile_internal.models WHERE id = m.id;
@@ -126,6 +129,7 @@ AS $$
 DECLARE
     m tensile_internal.models := tensile_internal._own_model(caller, model);
 BEGIN
-    UPDATE tensile_internal.models SET memory_budget = tensile_internal._parse_budget(_set_model_memory_budget.memory_budget),
+    UPDATE tensile_internal.models SET memory_budget =
+        tensile_internal._parse_budget(_set_model_memory_budget.memory_budget),
         updated_at = clock_timestamp() WHERE id = m.id;
 END $$;

@@ -106,7 +106,8 @@ ALTER TABLE tensile_internal.version_sources ENABLE ROW LEVEL SECURITY;
 
 -- A grant stores its grantor so that this policy need not query models, whose own policy queries model_grants.
 CREATE POLICY visible ON tensile_internal.model_grants FOR SELECT USING (
-    grantee OPERATOR(pg_catalog.=) 0 OR tensile_worker._owned(grantee, grantee_name) OR tensile_worker._owned(grantor, grantor_name)
+    grantee OPERATOR(pg_catalog.=) 0 OR tensile_worker._owned(grantee, grantee_name)
+        OR tensile_worker._owned(grantor, grantor_name)
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile_internal.models FOR SELECT USING (
     tensile_worker._owned(owner_id, owner)
@@ -114,13 +115,15 @@ CREATE POLICY visible ON tensile_internal.models FOR SELECT USING (
                AND (g.grantee OPERATOR(pg_catalog.=) 0 OR tensile_worker._owned(g.grantee, g.grantee_name)))
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile_internal.model_versions FOR SELECT USING (
-    weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile_internal.models m WHERE m.id OPERATOR(pg_catalog.=) model_id));
+    weight_bytes IS NOT NULL
+        AND EXISTS (SELECT FROM tensile_internal.models m WHERE m.id OPERATOR(pg_catalog.=) model_id));
 CREATE POLICY visible ON tensile_internal.deployments FOR SELECT USING (
     EXISTS (SELECT FROM tensile_internal.models m WHERE m.id OPERATOR(pg_catalog.=) model_id));
 CREATE POLICY visible ON tensile_internal.version_sources FOR SELECT USING (
     EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version_sources.version));
 CREATE POLICY owner ON tensile_internal.model_weights FOR SELECT USING (
-    EXISTS (SELECT FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
+    EXISTS (SELECT FROM tensile_internal.model_versions v
+                 JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) v.model_id
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile_worker._owned(m.owner_id, m.owner)));
 
 CREATE FUNCTION tensile_internal._models_changed() RETURNS trigger

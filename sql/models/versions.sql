@@ -16,8 +16,8 @@ AS $$
                         (SELECT max(o.version) FROM tensile_internal.jobs o WHERE o.model_id = $1), 0)
 $$;
 
--- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to, nor
--- those of trials while their tuning goes on.
+-- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to,
+-- nor those of trials while their tuning goes on.
 CREATE FUNCTION tensile_internal._drop_old_versions(m tensile_internal.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -38,12 +38,14 @@ CREATE FUNCTION tensile_internal._check_version(m tensile_internal.models, versi
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.version = _check_version.version
+    IF NOT EXISTS (SELECT FROM tensile_internal.model_versions v
+                   WHERE v.model_id = m.id AND v.version = _check_version.version
                    AND v.weight_bytes IS NOT NULL) THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object',
             MESSAGE = format('model "%s" has no version %s', m.name, coalesce(version::text, 'null')),
             HINT = coalesce((SELECT 'It has: ' || string_agg(v.version::text, ', ' ORDER BY v.version) || '.'
-                             FROM tensile_internal.model_versions v WHERE v.model_id = m.id AND v.weight_bytes IS NOT NULL),
+                             FROM tensile_internal.model_versions v
+                                 WHERE v.model_id = m.id AND v.weight_bytes IS NOT NULL),
                             'Train the model first with train_model.');
     END IF;
 END $$;
@@ -74,6 +76,7 @@ BEGIN
             MESSAGE = format('keep_versions is out of range: %s', keep_versions),
             HINT = 'Use 1 or more, or null to keep all versions.';
     END IF;
-    UPDATE tensile_internal.models SET keep_versions = _set_model_retention.keep_versions, updated_at = clock_timestamp()
+    UPDATE tensile_internal.models SET keep_versions = _set_model_retention.keep_versions,
+        updated_at = clock_timestamp()
         WHERE id = m.id;
 END $$;

@@ -26,7 +26,8 @@ COMMENT ON COLUMN tensile.model_sources.kind IS
 COMMENT ON COLUMN tensile.model_sources.columns IS
     'names, at the time of the training, of the columns that the query reads, in any place';
 
--- Only rows that are found by an index are joined, and drift is that of the alarm, so that hundreds of models cost little.
+-- Only rows that are found by an index are joined, and drift is that of the alarm, so that hundreds of models cost
+-- little.
 CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
     SELECT m.name AS model, m.owner, m.deployed_version, v.task, k.metric,
            CASE WHEN k.metric OPERATOR(pg_catalog.=) 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
@@ -54,7 +55,8 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
          LEFT JOIN tensile_internal.schedules s ON s.model_id OPERATOR(pg_catalog.=) m.id
          LEFT JOIN tensile_internal.drift_alarms a ON a.version OPERATOR(pg_catalog.=) v.id
          LEFT JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) v.job
-         LEFT JOIN tensile_internal.jobs o ON o.model_id OPERATOR(pg_catalog.=) m.id AND o.ended_at IS NULL AND o.tuning IS NULL;
+         LEFT JOIN tensile_internal.jobs o ON o.model_id OPERATOR(pg_catalog.=) m.id AND o.ended_at IS NULL
+             AND o.tuning IS NULL;
 COMMENT ON VIEW tensile.model_status IS
     'models with their deployed versions: how good, since when, when trained again, and what to look at; visible as '
     'models are, schedules and warnings as schedules and jobs are, drift as drift_alarms is';
@@ -76,7 +78,8 @@ COMMENT ON COLUMN tensile.model_status.next_training IS
 COMMENT ON COLUMN tensile.model_status.schedule IS 'what causes the next training; null: no schedule';
 COMMENT ON COLUMN tensile.model_status.drifted_column IS
     'column of predicted rows that has drifted most from the training rows; null: none above its threshold';
-COMMENT ON COLUMN tensile.model_status.drift IS 'population stability index of that column when it exceeded the threshold';
+COMMENT ON COLUMN tensile.model_status.drift IS
+    'population stability index of that column when it exceeded the threshold';
 COMMENT ON COLUMN tensile.model_status.warnings IS 'what the job that trained the version warned of; null: nothing';
 
 CREATE VIEW tensile.models WITH (security_invoker = true) AS

@@ -45,16 +45,16 @@ COMMENT ON FUNCTION @extschema@.predict_table(text, regclass, text) IS
     'predict for every row of the query that is derived from the training query; it reads "source" in place of its own '
     'table, unless that is null; with the caller''s privileges';
 CREATE FUNCTION @extschema@.predict_interval(model text, features record, coverage float8 DEFAULT 0.9,
-                                             memory_budget text DEFAULT NULL,
-                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+                                             memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
+                                             OUT upper float8)
     LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_record';
 CREATE FUNCTION @extschema@.predict_interval(model text, features float8[], coverage float8 DEFAULT 0.9,
-                                             memory_budget text DEFAULT NULL,
-                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+                                             memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
+                                             OUT upper float8)
     LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_array';
 CREATE FUNCTION @extschema@.predict_interval(model text, features jsonb, coverage float8 DEFAULT 0.9,
-                                             memory_budget text DEFAULT NULL,
-                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+                                             memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
+                                             OUT upper float8)
     LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_jsonb';
 COMMENT ON FUNCTION @extschema@.predict_interval(text, record, float8, text) IS
     'predict for a row, with columns matched by name, with an interval in which the target lies with the '
@@ -79,8 +79,8 @@ COMMENT ON FUNCTION @extschema@.explain_prediction(text, jsonb, text) IS
     'is the prediction for average features, and all together are the prediction';
 
 CREATE FUNCTION @extschema@.materialize_predictions(model text, query text, into_table text, key text[] DEFAULT NULL,
-                                                    memory_budget text DEFAULT NULL,
-                                                    OUT predicted bigint, OUT unchanged bigint, OUT removed bigint)
+                                                    memory_budget text DEFAULT NULL, OUT predicted bigint,
+                                                    OUT unchanged bigint, OUT removed bigint)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_materialize_predictions';
 COMMENT ON FUNCTION @extschema@.materialize_predictions(text, text, text, text[], text) IS
     'keep the predictions for the rows of a query in a table: predict for new and changed rows, and for all when another '

@@ -17,15 +17,16 @@ BEGIN
               = (SELECT array_agg(n ORDER BY n COLLATE "C") FROM unnest(names) n)) THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('table %s has no primary key or unique constraint for the key (%s)', kept, columns),
-            HINT = format('ALTER TABLE %s ADD PRIMARY KEY (%s), or give the columns of another constraint as key.', kept,
+            HINT = format('ALTER TABLE %s ADD PRIMARY KEY (%s), or give the columns of another constraint as key.',
+                          kept,
                           columns);
     END IF;
 END $$;
 
 -- `search_path`: the caller's. Every name but the query's is qualified; operators of the key's types are looked up.
 CREATE FUNCTION tensile_worker._materialize_predictions(model text, query text, into_table text, key text[],
-                                                 memory_budget text, search_path text,
-                                                 OUT predicted bigint, OUT unchanged bigint, OUT removed bigint)
+                                                        memory_budget text, search_path text, OUT predicted bigint,
+                                                        OUT unchanged bigint, OUT removed bigint)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -43,8 +44,10 @@ BEGIN
     END IF;
     PERFORM pg_catalog.set_config('search_path', search_path, true); -- until the function ends
     -- The errors of a model without a version, of a caller who may not use it, and of a query without its features
-    PERFORM FROM @extschema@.predict_rows(model, pg_catalog.format('SELECT * FROM %s q LIMIT 0', source), memory_budget);
-    SELECT m.deployed_version INTO version FROM tensile.models m WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
+    PERFORM FROM @extschema@.predict_rows(model, pg_catalog.format('SELECT * FROM %s q LIMIT 0', source),
+                                          memory_budget);
+    SELECT m.deployed_version INTO version FROM tensile.models m
+        WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
 
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p.part), '.' ORDER BY p.number) INTO kept
         FROM pg_catalog.unnest(pg_catalog.parse_ident(into_table)) WITH ORDINALITY p (part, number);
@@ -63,7 +66,8 @@ BEGIN
     END IF;
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.name), ', ' ORDER BY n.number) INTO columns
         FROM pg_catalog.unnest(names) WITH ORDINALITY n (name, number);
-    FOREACH name IN ARRAY ARRAY['prediction', 'label', 'probability', 'version', 'predicted_at', 'row_hash', 'tensile_row',
+    FOREACH name IN ARRAY ARRAY['prediction', 'label', 'probability', 'version', 'predicted_at', 'row_hash',
+        'tensile_row',
                                 'tensile_hash', 'tensile_version', 'tensile_known'] LOOP
         IF name OPERATOR(pg_catalog.=) ANY (names) THEN
             PERFORM tensile_worker._raise('42701', pg_catalog.format('the key cannot have a column "%s"', name),
@@ -76,7 +80,8 @@ BEGIN
             WHERE a.attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(kept)::pg_catalog.oid
               AND a.attname OPERATOR(pg_catalog.=) ANY (ARRAY['prediction', 'label', 'probability', 'version',
                                                               'predicted_at', 'row_hash'])) OPERATOR(pg_catalog.<>) 6 THEN
-            PERFORM tensile_worker._raise('55000', pg_catalog.format('table %s was not made by materialize_predictions', kept),
+            PERFORM tensile_worker._raise('55000',
+                                          pg_catalog.format('table %s was not made by materialize_predictions', kept),
                                    'Use another name, or drop the table.', NULL);
         END IF;
         PERFORM tensile_worker._check_unique(kept, names, columns);
@@ -117,13 +122,17 @@ BEGIN
             'row_hash = EXCLUDED.row_hash',
             kept, columns, version, model, memory_budget));
     EXCEPTION WHEN cardinality_violation THEN
-        PERFORM tensile_worker._raise('21000', pg_catalog.format('the query has more than one row with the same key (%s)', columns),
+        PERFORM tensile_worker._raise('21000',
+                                      pg_catalog.format('the query has more than one row with the same key (%s)',
+                                                        columns),
                                'Add columns to the key until it identifies a row.', NULL);
     END;
     DROP TABLE pg_temp.tensile_changed_rows;
-    SELECT m.deployed_version INTO version_after FROM tensile.models m WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
+    SELECT m.deployed_version INTO version_after FROM tensile.models m
+        WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
     IF coalesce(version_after OPERATOR(pg_catalog.<>) version, true) THEN
-        PERFORM tensile_worker._raise('40001', pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
+        PERFORM tensile_worker._raise('40001',
+                                      pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
                                'Call it again.', NULL);
     END IF;
     removed := tensile_worker._run_statement(pg_catalog.format(

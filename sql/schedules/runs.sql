@@ -1,6 +1,7 @@
 -- When a schedule is due, and what it submits
 
--- Number of rows that were inserted into a table or its partitions, as autovacuum counts them; null if the table is gone
+-- Number of rows that were inserted into a table or its partitions, as autovacuum counts them; null if the table is
+-- gone
 CREATE FUNCTION tensile_worker._inserted_rows(source regclass) RETURNS bigint
     LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -41,8 +42,10 @@ BEGIN
             OR s.last_run > clock_timestamp() - current_setting('pg_tensile.drift_window')::interval / 24 THEN
         RETURN NULL;
     END IF;
-    SELECT * INTO most FROM tensile_internal._most_drifted(s.model_id, greatest(s.last_run, tensile_worker._drift_begin()));
-    RETURN CASE WHEN most.psi > s.drift THEN format('drift %s of "%s"', round(most.psi::numeric, 2), most.column_name) END;
+    SELECT * INTO most FROM tensile_internal._most_drifted(s.model_id,
+                                                           greatest(s.last_run, tensile_worker._drift_begin()));
+    RETURN CASE WHEN most.psi > s.drift
+        THEN format('drift %s of "%s"', round(most.psi::numeric, 2), most.column_name) END;
 END $$;
 
 -- Milliseconds until the next training by time, or the next evaluation; null if there is none
@@ -52,9 +55,11 @@ AS $$
     SELECT (1000 * min(least(greatest(extract(epoch FROM n.next_run - clock_timestamp()), 0), 3600)))::int
     FROM (SELECT s.next_run FROM tensile_internal.schedules s
           WHERE s.next_run IS NOT NULL
-            AND NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.model_id = s.model_id AND j.ended_at IS NULL AND j.tuning IS NULL)
+            AND NOT EXISTS (SELECT FROM tensile_internal.jobs j
+                            WHERE j.model_id = s.model_id AND j.ended_at IS NULL AND j.tuning IS NULL)
           UNION ALL
-          SELECT e.next_run FROM tensile_internal.evaluation_schedules e WHERE NOT tensile_internal._evaluates(e.last_job)) n
+          SELECT e.next_run FROM tensile_internal.evaluation_schedules e
+              WHERE NOT tensile_internal._evaluates(e.last_job)) n
 $$;
 
 -- The first time after now that is a whole number of intervals after `start`
@@ -74,8 +79,8 @@ BEGIN
     RETURN start + number * every;
 END $$;
 
--- Submit the training that is due, as train_model would for the schedule's owner. A refusal is kept in the schedule, and
--- the next time is the next try. If a job of the model has just been submitted, the training waits for its end.
+-- Submit the training that is due, as train_model would for the schedule's owner. A refusal is kept in the schedule,
+-- and the next time is the next try. If a job of the model has just been submitted, the training waits for its end.
 CREATE FUNCTION tensile_internal._run_schedule(schedule bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -106,7 +111,8 @@ BEGIN
             END IF;
     END;
     UPDATE tensile_internal.schedules o
-        SET last_run = clock_timestamp(), last_reason = reason, last_job = submitted, sqlstate = code, error = text_of_error,
+        SET last_run = clock_timestamp(), last_reason = reason, last_job = submitted, sqlstate = code,
+            error = text_of_error,
             hint = nullif(text_of_hint, ''), next_run = tensile_internal._next_run(s.created_at, s.every),
             counted_rows = tensile_worker._inserted_rows(s.source)
         WHERE o.id = s.id;
@@ -124,7 +130,8 @@ BEGIN
             HINT = 'Schedule the training again with another source.';
     END IF;
     job := tensile_internal._submit_training(
-        s.owner_id, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile_internal.models m WHERE m.id = s.model_id),
+        s.owner_id, s.arguments || (SELECT jsonb_build_object('model', m.name) FROM tensile_internal.models m
+                                    WHERE m.id = s.model_id),
         s.settings, '{}');
     PERFORM tensile_internal._notify(job);
     RETURN job;

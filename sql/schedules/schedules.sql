@@ -1,8 +1,9 @@
 -- Making and removing schedules
 
 -- The part of schedule_training after the checks of the query, which are those of train_model (csrc/training/submit.c)
-CREATE FUNCTION tensile_internal._schedule_training(caller oid, arguments jsonb, every interval, rows bigint, source regclass,
-                                           drift float8, search_path text, arrays text[]) RETURNS bigint
+CREATE FUNCTION tensile_internal._schedule_training(caller oid, arguments jsonb, every interval, rows bigint,
+                                                    source regclass, drift float8, search_path text, arrays text[])
+    RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -15,7 +16,8 @@ BEGIN
             HINT = 'Train it once with train_model, or register it with register_model.';
     END IF;
     PERFORM tensile_internal._store_architecture(caller, m, arrays);
-    INSERT INTO tensile_internal.schedules (model_id, owner, every, rows, source, drift, next_run, counted_rows, settings,
+    INSERT INTO tensile_internal.schedules (model_id, owner, every, rows, source, drift, next_run, counted_rows,
+                                            settings,
                                    arguments)
         VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,
                 _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
@@ -25,7 +27,8 @@ BEGIN
         ON CONFLICT DO NOTHING
         RETURNING id INTO schedule;
     IF schedule IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already has a schedule', m.name),
+        RAISE EXCEPTION USING ERRCODE = 'duplicate_object',
+            MESSAGE = format('model "%s" already has a schedule', m.name),
             HINT = 'Remove it with unschedule_training first.';
     END IF;
     PERFORM tensile_internal._notify(-1); -- wakes the controller
@@ -73,7 +76,8 @@ END $$;
 CREATE FUNCTION tensile_internal._check_every(every interval) RETURNS void
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._check_time('every', every, '1 second', 'Use a time from 1 second to 100 years, such as ''1 day''.')
+    SELECT tensile_internal._check_time('every', every, '1 second',
+                                        'Use a time from 1 second to 100 years, such as ''1 day''.')
 $$;
 
 -- Raise an error unless the role of a schedule exists and may execute the public function of that name.

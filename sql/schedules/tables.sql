@@ -28,7 +28,8 @@ COMMENT ON COLUMN tensile_internal.schedules.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called schedule_training';
 COMMENT ON COLUMN tensile_internal.schedules.counted_rows IS
     'number of rows inserted into the source, by the server''s statistics, when the last training was due';
-COMMENT ON COLUMN tensile_internal.schedules.sqlstate IS 'SQLSTATE of the last refusal; null: the last training was submitted';
+COMMENT ON COLUMN tensile_internal.schedules.sqlstate IS
+    'SQLSTATE of the last refusal; null: the last training was submitted';
 COMMENT ON COLUMN tensile_internal.schedules.error IS 'message of the last refusal';
 ALTER TABLE tensile_internal.schedules ENABLE ROW LEVEL SECURITY;
 

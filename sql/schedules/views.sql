@@ -17,7 +17,8 @@ COMMENT ON VIEW tensile.schedules IS
     'schedules of trainings, their next runs, and the outcomes of their last ones; visible to their owners and to members '
     'of pg_read_all_stats';
 COMMENT ON COLUMN tensile.schedules.id IS 'id of the schedule';
-COMMENT ON COLUMN tensile.schedules.model IS 'name of the model; null: the owner of the schedule may not use it any more';
+COMMENT ON COLUMN tensile.schedules.model IS
+    'name of the model; null: the owner of the schedule may not use it any more';
 COMMENT ON COLUMN tensile.schedules.owner IS 'role that submits the jobs';
 COMMENT ON COLUMN tensile.schedules.every IS 'time between two trainings; null: not by time';
 COMMENT ON COLUMN tensile.schedules.rows IS 'number of new rows that cause a training; null: not by rows';

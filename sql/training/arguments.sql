@@ -1,7 +1,7 @@
 -- The arguments of a training, and their checks
 --
--- They are one jsonb, {name: value} as train_model declares them. csrc/training/submit.c makes it; schedules and tunings
--- store it without the model's name.
+-- They are one jsonb, {name: value} as train_model declares them. csrc/training/submit.c makes it; schedules and
+-- tunings store it without the model's name.
 
 -- The columns of a job that these arguments determine, as they are before the checks. Not the memory budget:
 -- _parse_budget has a check of its own. Options that are JSON null are refused later.
@@ -65,9 +65,9 @@ BEGIN
     END IF;
 END $$;
 
--- Raise an error unless the time is at least `shortest` and at most 100 years, so that it can be added to any time of now,
--- and none of its fields is negative: months differ in length, so '1 month -30 days' goes back in some of them. `hint` is
--- about times that are too short.
+-- Raise an error unless the time is at least `shortest` and at most 100 years, so that it can be added to any time of
+-- now, and none of its fields is negative: months differ in length, so '1 month -30 days' goes back in some of them.
+-- `hint` is about times that are too short.
 CREATE FUNCTION tensile_internal._check_time(name text, value interval, shortest interval, hint text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$

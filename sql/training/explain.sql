@@ -2,7 +2,8 @@
 
 -- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
 -- and what its admission depends on. The rows of the query are read as the caller.
-CREATE FUNCTION tensile_internal._explain_training(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS jsonb
+CREATE FUNCTION tensile_internal._explain_training(caller oid, arguments jsonb, search_path text, arrays text[])
+    RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
@@ -16,7 +17,8 @@ BEGIN
     END IF;
     m := tensile_internal._check_submission(caller, arguments, arrays);
     j := tensile_internal._job_of_arguments(arguments);
-    open_job := (SELECT o.id FROM tensile_internal.jobs o WHERE o.model_id = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
+    open_job := (SELECT o.id FROM tensile_internal.jobs o
+                 WHERE o.model_id = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
     RETURN arguments - '{query,priority,max_time}'::text[] || jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'architecture', m.architecture,
         'policy', j.policy, 'memory_budget', tensile_internal._parse_budget(arguments->>'memory_budget'),
@@ -46,7 +48,8 @@ AS $$
     SELECT CASE WHEN s.seconds BETWEEN 0 AND 1e12 THEN s.seconds END
     FROM tensile_internal.jobs j
          CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
-         LEFT JOIN tensile_worker._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'refitting', 'saving')
+         LEFT JOIN tensile_worker._progress() p ON p.job = j.id
+             AND p.phase IN ('training', 'validating', 'refitting', 'saving')
          LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
          CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
                              FROM (SELECT y.epoch, y.seconds FROM tensile_internal.epochs y WHERE y.job = j.id
@@ -118,7 +121,9 @@ BEGIN
                    'swap_share', coalesce((j.options->>'swap_share')::float8, 1)),
                t.traces[1], l.average
         FROM tensile_internal.jobs j JOIN tensile_internal.traces t ON t.job = j.id
-             LEFT JOIN tensile_internal.plans f ON f.job = j.id LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
-        WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL AND NOT tensile_internal._on_cluster(t.device)
+             LEFT JOIN tensile_internal.plans f ON f.job = j.id
+                  LEFT JOIN tensile_internal.operator_latencies l ON l.job = j.id
+        WHERE j.state = 'running' AND NOT j.automatic AND t.refusal IS NULL
+            AND NOT tensile_internal._on_cluster(t.device)
         ORDER BY j.id;
 END $$;

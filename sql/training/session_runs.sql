@@ -2,8 +2,8 @@
 
 -- The supervisor, called only by public functions (csrc/processes/session_run.c), as the caller and in the caller's
 -- transaction. `result` has the values of all columns of each row.
-CREATE FUNCTION tensile_internal._session_run(spec jsonb, folder text, OUT result text[], OUT sqlstate text, OUT message text,
-                                     OUT hint text, OUT detail text, OUT traceback text)
+CREATE FUNCTION tensile_internal._session_run(spec jsonb, folder text, OUT result text[], OUT sqlstate text,
+                                              OUT message text, OUT hint text, OUT detail text, OUT traceback text)
     LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
 AS $$
 import sys

@@ -3,7 +3,8 @@
 -- Insert a job after the checks of the query. `settings`: those with which the query is to run;
 -- `architecture`: that of a trial; null: the model's.
 CREATE FUNCTION tensile_internal._submit_training(caller oid, arguments jsonb, settings jsonb, arrays text[],
-                                         architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL) RETURNS bigint
+                                                  architecture jsonb DEFAULT NULL, tuning bigint DEFAULT NULL)
+    RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -16,7 +17,8 @@ BEGIN
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
                               split_by, validation_query, max_time, architecture, tuning)
         VALUES (model_id, m.name, pg_get_userbyid(caller), j.query, j.target, j.epochs, j.batch_size, j.optimizer,
-                j.learning_rate, j.validation, j.seed, j.policy, tensile_internal._parse_budget(arguments->>'memory_budget'),
+                j.learning_rate, j.validation, j.seed, j.policy,
+                    tensile_internal._parse_budget(arguments->>'memory_budget'),
                 j.priority, j.options, _submit_training.settings, j.split_by, j.validation_query, j.max_time,
                 _submit_training.architecture, _submit_training.tuning)
         ON CONFLICT DO NOTHING
@@ -41,20 +43,22 @@ $$;
 
 -- The part of train_model after the checks of the query, which need the caller's privileges and are in
 -- csrc/training/submit.c
-CREATE FUNCTION tensile_internal._train_model(caller oid, arguments jsonb, search_path text, arrays text[]) RETURNS bigint
+CREATE FUNCTION tensile_internal._train_model(caller oid, arguments jsonb, search_path text, arrays text[])
+    RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    job bigint := tensile_internal._submit_training(caller, arguments, tensile_internal._session_settings(search_path), arrays);
+    job bigint := tensile_internal._submit_training(caller, arguments, tensile_internal._session_settings(search_path),
+                                                    arrays);
     about text := ', ' || tensile_internal._about(tensile_internal._expected_time(caller, job));
 BEGIN
     RAISE NOTICE 'job %: SELECT wait_for_job(%)', job || coalesce(about, ''), job;
     RETURN job;
 END $$;
 
--- Seconds that the job takes once it has started, if it takes as long as the last one of the model with the same queries
--- and settings that the caller may see; null if there is none. Another number of epochs is allowed for; the time between
--- two attempts of a job that was interrupted is not known.
+-- Seconds that the job takes once it has started, if it takes as long as the last one of the model with the same
+-- queries and settings that the caller may see; null if there is none. Another number of epochs is allowed for; the
+-- time between two attempts of a job that was interrupted is not known.
 CREATE FUNCTION tensile_internal._expected_time(caller oid, job bigint) RETURNS float8
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -62,7 +66,8 @@ AS $$
                      * CASE f.stopped WHEN 'early_stopping' THEN least(j.epochs, d.epochs) ELSE j.epochs END / d.epochs,
                  extract(epoch FROM j.max_time)::float8)
     FROM tensile_internal.jobs j JOIN tensile_internal.models m ON m.id = j.model_id
-         JOIN tensile_internal.jobs f ON f.model_id = j.model_id AND f.kind = 'train' AND f.state = 'finished' AND f.attempts = 1
+         JOIN tensile_internal.jobs f ON f.model_id = j.model_id AND f.kind = 'train' AND f.state = 'finished'
+             AND f.attempts = 1
              AND f.query = j.query AND f.target = j.target AND f.options = j.options AND f.validation = j.validation
              AND (f.batch_size, f.validation_query, f.max_time, f.policy, f.memory_budget,
                   coalesce(f.architecture, m.architecture))
@@ -78,7 +83,8 @@ $$;
 -- Register a model that does not exist to the caller, store the architecture that was chosen for a model without one,
 -- and tell the client of both; return the model's id. The lock keeps the model from being dropped until the caller has
 -- referred to it.
-CREATE FUNCTION tensile_internal._store_architecture(caller oid, m tensile_internal.models, arrays text[]) RETURNS bigint
+CREATE FUNCTION tensile_internal._store_architecture(caller oid, m tensile_internal.models, arrays text[])
+    RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -117,8 +123,8 @@ BEGIN
 END $$;
 
 -- Undo what a training that ended before its first epoch has done to its model by being submitted: the choice of an
--- architecture and, unless something else refers to the model, its registration. A transaction that goes on may be about
--- to refer to it, so its lock counts as a reference.
+-- architecture and, unless something else refers to the model, its registration. A transaction that goes on may be
+-- about to refer to it, so its lock counts as a reference.
 CREATE FUNCTION tensile_internal._undo_submission(model bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -146,7 +152,8 @@ END $$;
 -- not exist has no id; one without an architecture gets one if the query has no array. Neither is stored. Which
 -- architecture takes an array depends on its values, so the job chooses it. `arrays`: names of the features that are
 -- arrays; null: not known
-CREATE FUNCTION tensile_internal._check_submission(caller oid, arguments jsonb, arrays text[]) RETURNS tensile_internal.models
+CREATE FUNCTION tensile_internal._check_submission(caller oid, arguments jsonb, arrays text[])
+    RETURNS tensile_internal.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -163,8 +170,10 @@ BEGIN
             HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', m.name,
                           pg_get_userbyid(caller));
     END IF;
-    PERFORM tensile_internal._check_training(j), tensile_internal._check_split(j), tensile_internal._check_max_time(j.max_time),
-            tensile_internal._check_options(j.options), tensile_internal._check_choice(j), tensile_internal._check_compression(j),
+    PERFORM tensile_internal._check_training(j), tensile_internal._check_split(j),
+        tensile_internal._check_max_time(j.max_time),
+            tensile_internal._check_options(j.options), tensile_internal._check_choice(j),
+                tensile_internal._check_compression(j),
             tensile_internal._check_swap_share(j), tensile_internal._check_ranks(j), tensile_internal._check_gate(m, j),
             tensile_internal._check_can_start(caller), tensile_internal._parse_budget(arguments->>'memory_budget');
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN

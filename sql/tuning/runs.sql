@@ -27,7 +27,8 @@ DECLARE
     text_of_hint text;
 BEGIN
     -- Lock the model before the tuning and its jobs, as drop_model does.
-    IF NOT tensile_internal._try_lock_model((SELECT o.model_id FROM tensile_internal.tunings o WHERE o.id = tuning)) THEN
+    IF NOT tensile_internal._try_lock_model((SELECT o.model_id FROM tensile_internal.tunings o
+                                             WHERE o.id = tuning)) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO t FROM tensile_internal.tunings o WHERE o.id = tuning AND o.ended_at IS NULL FOR UPDATE SKIP LOCKED;
@@ -109,14 +110,16 @@ BEGIN
     SELECT * INTO first_failure FROM tensile_internal.trials k
         WHERE k.tuning = t.id AND k.state IN ('failed', 'infeasible') ORDER BY k.state, k.number LIMIT 1;
     IF stop IS NULL AND tensile_internal._is_open(t)
-       AND EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.state NOT IN ('waiting', 'running')) THEN
+       AND EXISTS (SELECT FROM tensile_internal.trials k
+                   WHERE k.tuning = t.id AND k.state NOT IN ('waiting', 'running')) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', coalesce(first_failure.sqlstate, '55000'),
                                     coalesce(first_failure.error, 'the first trial was stopped'),
                                     'The first trial chooses the architecture; tensile.trials has its job.');
         RETURN true;
     ELSIF NOT EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number < 2 * t.parallel
                    AND k.state <> 'failed')
-       AND (SELECT count(*) >= least(t.trials, 2 * t.parallel) FROM tensile_internal.trials k WHERE k.tuning = t.id) THEN
+       AND (SELECT count(*) >= least(t.trials, 2 * t.parallel) FROM tensile_internal.trials k
+            WHERE k.tuning = t.id) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', first_failure.sqlstate, first_failure.error,
                                     'All of the first trials have failed; tensile.trials has their jobs.');
         RETURN true;
@@ -144,14 +147,16 @@ CREATE FUNCTION tensile_internal._stop_trials(t tensile_internal.tunings, reason
 AS $$
     UPDATE tensile_internal.trials k SET state = 'cancelled', error = $2, ended_at = clock_timestamp()
         WHERE k.tuning = ($1).id AND k.state IN ('waiting', 'running');
-    SELECT tensile_internal._stop_trial(j.id, $2) FROM tensile_internal.jobs j WHERE j.tuning = ($1).id AND j.ended_at IS NULL;
+    SELECT tensile_internal._stop_trial(j.id, $2) FROM tensile_internal.jobs j
+        WHERE j.tuning = ($1).id AND j.ended_at IS NULL;
 $$;
 
 -- End a tuning whose trials cannot be chosen.
 CREATE FUNCTION tensile_internal._fail_tuning(tuning bigint, sqlstate text, error text, hint text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._end_tuning(t, 'failed', $2, $3, $4) FROM tensile_internal.tunings t WHERE t.id = $1 AND t.ended_at IS NULL
+    SELECT tensile_internal._end_tuning(t, 'failed', $2, $3, $4) FROM tensile_internal.tunings t
+        WHERE t.id = $1 AND t.ended_at IS NULL
 $$;
 
 -- Deploy the version of the best trial, or have a job compare it with the deployed one, as the option deploy says.
@@ -172,13 +177,15 @@ BEGIN
             MESSAGE = format('the version of the best trial, %s, was dropped', t.best_trial),
             HINT = 'tensile.trials has its values, with which train_model trains it again.';
     ELSIF tensile_internal._deploys(options) = 'if_better' THEN
-        UPDATE tensile_internal.tunings o SET state = 'comparing', comparison = tensile_internal._submit_comparison(t, v)
+        UPDATE tensile_internal.tunings o SET state = 'comparing',
+            comparison = tensile_internal._submit_comparison(t, v)
             WHERE o.id = t.id;
         RETURN;
     ELSIF tensile_internal._deploys(options) = 'always' THEN
         best := (SELECT k.value FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number = t.best_trial);
         PERFORM tensile_internal._deploy(m, v.version, t.owner,
-                                format('%s: %s is %s', tensile_internal._winner_of(t.id), t.metric, best), job => v.job),
+                                format('%s: %s is %s', tensile_internal._winner_of(t.id), t.metric, best),
+                                    job => v.job),
                 tensile_internal._adopt_architecture(t, v.architecture);
     END IF;
     PERFORM tensile_internal._end_tuning(t, 'finished');
@@ -196,16 +203,19 @@ AS $$
 $$;
 
 -- Submit a job that does what a job with deploy = if_better does after its training.
-CREATE FUNCTION tensile_internal._submit_comparison(t tensile_internal.tunings, v tensile_internal.model_versions) RETURNS bigint
+CREATE FUNCTION tensile_internal._submit_comparison(t tensile_internal.tunings, v tensile_internal.model_versions)
+    RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     job bigint;
 BEGIN
     INSERT INTO tensile_internal.jobs (kind, model_id, model, owner, query, target, epochs, optimizer, validation, seed,
-                              policy, priority, options, settings, validation_query, start_version, architecture, tuning)
+                              policy, priority, options, settings, validation_query, start_version, architecture,
+                                  tuning)
         SELECT 'compare', j.model_id, j.model, t.owner, j.query, j.target, j.epochs, j.optimizer, j.validation,
-               j.seed, j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads), t.settings,
+               j.seed, j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads),
+                   t.settings,
                j.validation_query, v.id, v.architecture, t.id
         FROM tensile_internal.jobs j WHERE j.id = v.job
         RETURNING id INTO job;
@@ -241,14 +251,15 @@ BEGIN
 END $$;
 
 -- End a tuning: stop what is left of its jobs, and delete old versions beyond the model's retention.
-CREATE FUNCTION tensile_internal._end_tuning(t tensile_internal.tunings, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
-                                    hint text DEFAULT NULL) RETURNS void
+CREATE FUNCTION tensile_internal._end_tuning(t tensile_internal.tunings, state text, sqlstate text DEFAULT NULL,
+                                             error text DEFAULT NULL, hint text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile_internal.models;
 BEGIN
-    PERFORM tensile_internal._stop_trials(t, CASE state WHEN 'failed' THEN 'the tuning has failed' ELSE 'the tuning has ended' END);
+    PERFORM tensile_internal._stop_trials(t, CASE state WHEN 'failed' THEN 'the tuning has failed'
+                                          ELSE 'the tuning has ended' END);
     UPDATE tensile_internal.tunings o SET state = _end_tuning.state, ended_at = clock_timestamp(),
             started_at = coalesce(o.started_at, clock_timestamp()), sqlstate = _end_tuning.sqlstate,
             error = _end_tuning.error, hint = _end_tuning.hint
@@ -260,7 +271,8 @@ BEGIN
     IF state <> 'finished' THEN
         PERFORM tensile_internal._undo_submission(t.model_id);
     END IF;
-    PERFORM tensile_internal._log_tuning(t.id, state), tensile_internal._notify(-1), tensile_internal._announce('tuning', t.id, state);
+    PERFORM tensile_internal._log_tuning(t.id, state), tensile_internal._notify(-1),
+        tensile_internal._announce('tuning', t.id, state);
 END $$;
 
 -- Delete tunings that ended more than pg_tensile.job_retention ago.

@@ -25,7 +25,8 @@ AS $$
                  ('optimizer', '{"type": "string", "enum": ["sgd", "adam", "adamw"]}')) a (key, rule)
     UNION ALL
     SELECT o.key, 'option', tensile_internal._resolved(o.value)
-    FROM json_each(tensile_internal._rules()->'options'->'properties') o WHERE o.key = ANY (tensile_internal._tunable_options())
+    FROM json_each(tensile_internal._rules()->'options'->'properties') o
+        WHERE o.key = ANY (tensile_internal._tunable_options())
     UNION ALL
     SELECT p.key, t.type, tensile_internal._resolved(p.value)
     FROM unnest($1) t (type), json_each(tensile_internal._rules()->'architectures'->t.type->'properties') p
@@ -94,7 +95,8 @@ BEGIN
         END LOOP;
     END IF;
     types := tensile_internal._space_types(space, type);
-    names := ARRAY(SELECT DISTINCT r.key FROM tensile_internal._space_rules(types) r ORDER BY 1) || 'architecture'::text;
+    names := ARRAY(SELECT DISTINCT r.key FROM tensile_internal._space_rules(types) r ORDER BY 1)
+        || 'architecture'::text;
     FOR name, item IN SELECT * FROM jsonb_each(space - 'architecture') LOOP
         IF name <> ALL (names) THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
@@ -105,7 +107,8 @@ BEGIN
         ELSE
             PERFORM tensile_internal._check_choices(name, item);
         END IF;
-        PERFORM tensile_internal._check_domain(name, item, r.rule) FROM tensile_internal._space_rules(types) r WHERE r.key = name;
+        PERFORM tensile_internal._check_domain(name, item, r.rule) FROM tensile_internal._space_rules(types) r
+            WHERE r.key = name;
     END LOOP;
 END $$;
 
@@ -174,7 +177,8 @@ DECLARE
 BEGIN
     IF jsonb_typeof(item) = 'array' THEN
         FOR i IN 0 .. jsonb_array_length(item) - 1 LOOP
-            PERFORM tensile_internal._check_value(tensile_internal._as_array(item->i, rule), rule, 'space', format('%s[%s]', name, i));
+            PERFORM tensile_internal._check_value(tensile_internal._as_array(item->i, rule), rule, 'space',
+                                                  format('%s[%s]', name, i));
         END LOOP;
     ELSIF element->>'type' NOT IN ('integer', 'number') OR element->'not' IS NOT NULL
           OR tensile_internal._as_array('1', rule) <> '1' AND (rule->>'minItems')::int > 1 THEN
@@ -185,7 +189,8 @@ BEGIN
         PERFORM tensile_internal._check_value(item->'low', element, 'space', name || '.low'),
                 tensile_internal._check_value(item->'high', element, 'space', name || '.high');
         IF element->>'type' = 'integer' AND item ? 'step' THEN
-            PERFORM tensile_internal._check_value(item->'step', '{"type": "integer", "minimum": 1, "maximum": 10000000}',
+            PERFORM tensile_internal._check_value(item->'step',
+                                                  '{"type": "integer", "minimum": 1, "maximum": 10000000}',
                                          'space', name || '.step');
         END IF;
     END IF;
@@ -209,19 +214,21 @@ AS $$
                          (SELECT jsonb_agg(r.kind ORDER BY r.kind) FROM s, tensile_internal._space_rules(s.types) r
                           WHERE r.key = e.key AND r.kind NOT IN ('argument', 'option')))
                      || CASE jsonb_typeof(e.value) WHEN 'array' THEN jsonb_build_object('choices', e.value)
-                             ELSE e.value || jsonb_build_object('integer', tensile_internal._is_integer(e.key, s.types)) END
+                             ELSE e.value || jsonb_build_object('integer',
+                                                                tensile_internal._is_integer(e.key, s.types)) END
                      ORDER BY e.key <> 'architecture', e.key COLLATE "C")
     FROM s, jsonb_each($1) e
 $$;
 
--- Architecture of a trial: the model's, or one of another type, with the values that were chosen for its keys; null: the
--- trial chooses it
+-- Architecture of a trial: the model's, or one of another type, with the values that were chosen for its keys; null:
+-- the trial chooses it
 CREATE FUNCTION tensile_internal._trial_architecture(architecture jsonb, params jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN t.type = $1->>'type' THEN $1 WHEN t.type IS NOT NULL THEN jsonb_build_object('type', t.type) END
         || (SELECT coalesce(jsonb_object_agg(p.key, tensile_internal._as_array(p.value, r.rule)), '{}')
-            FROM jsonb_each($2) p JOIN tensile_internal._space_rules(ARRAY[t.type]) r ON r.key = p.key AND r.kind = t.type)
+            FROM jsonb_each($2) p
+                 JOIN tensile_internal._space_rules(ARRAY[t.type]) r ON r.key = p.key AND r.kind = t.type)
     FROM (SELECT coalesce($2->>'architecture', $1->>'type')) t (type)
 $$;
 
@@ -250,8 +257,8 @@ AS $$
     SELECT ($1).architecture IS NULL AND NOT coalesce(($1).space ? 'architecture', false)
 $$;
 
--- Complete a tuning whose first trial has chosen the architecture. The space is the default one, or the keys of the given
--- one that the architecture has.
+-- Complete a tuning whose first trial has chosen the architecture. The space is the default one, or the keys of the
+-- given one that the architecture has.
 CREATE FUNCTION tensile_internal._settle_space(tuning bigint, architecture jsonb) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -290,7 +297,8 @@ AS $$
 DECLARE
     types text[] := tensile_internal._space_types(space, architecture->>'type');
 BEGIN
-    IF EXISTS (SELECT FROM tensile_internal._space_rules(types) r WHERE space ? r.key AND r.kind NOT IN ('argument', 'option'))
+    IF EXISTS (SELECT FROM tensile_internal._space_rules(types) r
+               WHERE space ? r.key AND r.kind NOT IN ('argument', 'option'))
        OR space ? 'architecture' THEN
         PERFORM tensile_internal._check_code(caller, jsonb_build_object('type', t)) FROM unnest(types) t;
     END IF;

@@ -1,9 +1,9 @@
 -- Submitting, cancelling and waiting for a tuning
 
--- The part of tune_model after the checks of the query, which are those of train_model (csrc/training/submit.c). max_time
--- limits the tuning; a key of that name in the options limits each trial.
+-- The part of tune_model after the checks of the query, which are those of train_model (csrc/training/submit.c).
+-- max_time limits the tuning; a key of that name in the options limits each trial.
 CREATE FUNCTION tensile_internal._tune_model(caller oid, arguments jsonb, space jsonb, trials int, max_time interval,
-                                    metric text, parallel int, halving jsonb, search_path text, arrays text[])
+                                             metric text, parallel int, halving jsonb, search_path text, arrays text[])
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -19,9 +19,12 @@ BEGIN
     END IF;
     m := tensile_internal._check_submission(caller, arguments, arrays);
     base := m.architecture;
-    PERFORM tensile_internal._check_tuning(trials, max_time, metric, parallel), tensile_internal._check_measurable(arguments);
+    PERFORM tensile_internal._check_tuning(trials, max_time, metric, parallel),
+        tensile_internal._check_measurable(arguments);
     IF base IS NOT NULL THEN -- otherwise the first trial chooses it
-        space := coalesce(space, tensile_internal._default_space(base->>'type') - tensile_internal._given_keys(base, arguments));
+        space := coalesce(space,
+                          tensile_internal._default_space(base->>'type')
+                              - tensile_internal._given_keys(base, arguments));
     END IF;
     IF space IS NOT NULL THEN
         PERFORM tensile_internal._check_space(space, base->>'type'), tensile_internal._check_given(space, arguments),
@@ -122,7 +125,8 @@ END $$;
 CREATE FUNCTION tensile_internal._log_tuning(tuning bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._log_job(format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2, t.model,
+    SELECT tensile_internal._log_job(format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2,
+                                            t.model,
                                    t.owner, (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id))
         || coalesce(' seconds=' || round(extract(epoch FROM t.ended_at - t.started_at), 3), '')
         || coalesce(' sqlstate=' || t.sqlstate, '') || coalesce(' reason="' || t.error || '"', ''))

@@ -23,13 +23,16 @@ DECLARE
 BEGIN
     IF t.metric IS NULL THEN
         t.metric := (SELECT CASE WHEN bool_or(m.metric = 'rmse') THEN 'rmse' ELSE 'log_loss' END
-                     FROM tensile_internal.jobs j JOIN tensile_internal.metrics m ON m.job = j.id AND m.split = 'validation'
+                     FROM tensile_internal.jobs j
+                          JOIN tensile_internal.metrics m ON m.job = j.id AND m.split = 'validation'
                      WHERE j.tuning = t.id HAVING count(*) > 0);
     END IF;
     -- a trial without its job comes from a dump, which has no open jobs
     UPDATE tensile_internal.trials o SET state = 'waiting', job = NULL, started_at = NULL
-        WHERE o.tuning = t.id AND o.state = 'running' AND NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.id = o.job);
-    FOR k IN SELECT * FROM tensile_internal.trials o WHERE o.tuning = t.id AND o.state = 'running' ORDER BY o.number LOOP
+        WHERE o.tuning = t.id AND o.state = 'running'
+            AND NOT EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.id = o.job);
+    FOR k IN SELECT * FROM tensile_internal.trials o
+        WHERE o.tuning = t.id AND o.state = 'running' ORDER BY o.number LOOP
         PERFORM tensile_internal._collect_trial(t, k);
     END LOOP;
     UPDATE tensile_internal.tunings o SET metric = t.metric WHERE o.id = t.id AND o.metric IS DISTINCT FROM t.metric;
@@ -40,7 +43,8 @@ BEGIN
     UPDATE tensile_internal.tunings o SET best_trial = best WHERE o.id = t.id AND o.best_trial IS DISTINCT FROM best;
     -- Not one statement: sessions forget the models that they know whenever one deletes versions, even none.
     FOR worse IN SELECT v.id FROM tensile_internal.trials o JOIN tensile_internal.jobs j ON j.id = o.job
-                     JOIN tensile_internal.model_versions v ON v.job = j.id JOIN tensile_internal.models m ON m.id = v.model_id
+                     JOIN tensile_internal.model_versions v ON v.job = j.id
+                          JOIN tensile_internal.models m ON m.id = v.model_id
                  WHERE o.tuning = t.id AND o.number IS DISTINCT FROM best AND o.state <> 'running'
                    AND j.ended_at IS NOT NULL AND v.version IS DISTINCT FROM m.deployed_version LOOP
         DELETE FROM tensile_internal.model_versions v WHERE v.id = worse;
@@ -69,7 +73,8 @@ BEGIN
                   ORDER BY i.id LIMIT 1) j
             WHERE o.id = t.id;
     END IF;
-    FOR seen IN SELECT k.number, j.fingerprint FROM tensile_internal.jobs j JOIN tensile_internal.trials k ON k.job = j.id
+    FOR seen IN SELECT k.number, j.fingerprint FROM tensile_internal.jobs j
+         JOIN tensile_internal.trials k ON k.job = j.id
                 WHERE j.tuning = t.id AND j.fingerprint IS NOT NULL ORDER BY k.number LOOP
         t.fingerprint := coalesce(t.fingerprint, seen.fingerprint);
         changed := format('trial %s has other rows than the trials before: they have changed, and had to be read again',
@@ -116,7 +121,8 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs o WHERE o.id = k.job;
     k.epochs := (SELECT max(e.epoch) FROM tensile_internal.epochs e WHERE e.job = j.id AND e.split = 'validation');
-    FOREACH rung IN ARRAY (tensile_internal._rungs(t.halving, (t.arguments->>'epochs')::int))[cardinality(k.rungs) + 1:] LOOP
+    FOREACH rung IN ARRAY (tensile_internal._rungs(t.halving,
+                                                   (t.arguments->>'epochs')::int))[cardinality(k.rungs) + 1:] LOOP
         EXIT WHEN k.epochs IS NULL OR k.epochs < rung;
         k.rungs := k.rungs || tensile_internal._best_until(j.id, t.metric, rung);
         IF tensile_internal._loses(t, k) THEN
@@ -196,7 +202,8 @@ DECLARE
     k tensile_internal.trials;
     open int := (SELECT count(*) FROM tensile_internal.jobs j WHERE j.tuning = t.id AND j.ended_at IS NULL);
 BEGIN
-    FOR k IN SELECT * FROM tensile_internal.trials o WHERE o.tuning = t.id AND o.state = 'waiting' ORDER BY o.number LOOP
+    FOR k IN SELECT * FROM tensile_internal.trials o
+        WHERE o.tuning = t.id AND o.state = 'waiting' ORDER BY o.number LOOP
         EXIT WHEN open >= t.parallel OR open > 0 AND t.rows IS NULL;
         IF tensile_internal._begin_trial(t, k) THEN
             open := open + 1;
@@ -266,7 +273,8 @@ CREATE FUNCTION tensile_internal._add_trial(tuning bigint, number int, params js
 AS $$
     INSERT INTO tensile_internal.trials (tuning, number, params)
         SELECT t.id, $2, $3 FROM tensile_internal.tunings t
-        WHERE t.id = $1 AND t.ended_at IS NULL AND $2 = (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id)
+        WHERE t.id = $1 AND t.ended_at IS NULL
+            AND $2 = (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id)
         ON CONFLICT DO NOTHING;
     SELECT tensile_internal._notify(-1); -- the controller's next turn submits it
 $$;

@@ -2,10 +2,13 @@
 
 CREATE VIEW tensile.tunings WITH (security_invoker = true) AS
     SELECT t.id AS tuning, t.model, t.model_id, t.owner, t.owner_id, t.state,
-           t.arguments, t.architecture, t.space, t.max_time, t.parallel, t.halving, t.trials, k.ended, k.running, k.pruned,
-           k.infeasible, k.failed, t.metric, t.best_trial, b.value AS best_value, b.params AS best_params, b.version AS best_version,
+           t.arguments, t.architecture, t.space, t.max_time, t.parallel, t.halving, t.trials, k.ended, k.running,
+               k.pruned,
+           k.infeasible, k.failed, t.metric, t.best_trial, b.value AS best_value, b.params AS best_params,
+               b.version AS best_version,
            d.decision, t.rows, t.submitted_at, t.started_at, t.ended_at,
-           coalesce(t.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) t.started_at AS elapsed, t.comparison,
+           coalesce(t.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) t.started_at AS elapsed,
+               t.comparison,
            t.sqlstate, t.error, t.hint, t.warnings
     FROM tensile_internal.tunings t
          CROSS JOIN LATERAL (
@@ -15,7 +18,8 @@ CREATE VIEW tensile.tunings WITH (security_invoker = true) AS
                     pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'infeasible') AS infeasible,
                     pg_catalog.count(*) FILTER (WHERE o.state OPERATOR(pg_catalog.=) 'failed') AS failed
              FROM tensile_internal.trials o WHERE o.tuning OPERATOR(pg_catalog.=) t.id) k
-         LEFT JOIN tensile_internal.trials b ON b.tuning OPERATOR(pg_catalog.=) t.id AND b.number OPERATOR(pg_catalog.=) t.best_trial
+         LEFT JOIN tensile_internal.trials b ON b.tuning OPERATOR(pg_catalog.=) t.id
+             AND b.number OPERATOR(pg_catalog.=) t.best_trial
          LEFT JOIN LATERAL (
              SELECT x.decision FROM tensile_internal.deployments x
              WHERE x.job OPERATOR(pg_catalog.=) coalesce(t.comparison, b.job) ORDER BY x.id LIMIT 1) d ON true;
@@ -28,7 +32,8 @@ COMMENT ON COLUMN tensile.tunings.trials IS 'number of trials that are to be mad
 COMMENT ON COLUMN tensile.tunings.ended IS 'number of trials that have ended, in any way';
 COMMENT ON COLUMN tensile.tunings.running IS 'number of trials whose jobs are open';
 COMMENT ON COLUMN tensile.tunings.pruned IS 'number of trials that were stopped because others were better';
-COMMENT ON COLUMN tensile.tunings.infeasible IS 'number of trials that did not fit into the memory, or could not be made';
+COMMENT ON COLUMN tensile.tunings.infeasible IS
+    'number of trials that did not fit into the memory, or could not be made';
 COMMENT ON COLUMN tensile.tunings.failed IS 'number of trials whose jobs have failed';
 COMMENT ON COLUMN tensile.tunings.metric IS 'metric by which trials are compared';
 COMMENT ON COLUMN tensile.tunings.best_trial IS 'number of the best trial so far';
