@@ -1,9 +1,9 @@
 """Jobs that are each nearly as large as the device, whose memory flows; simulated.
 
-For each network, with the memory of the paper's V100: the batch of each of two equal jobs over that of one job
-alone, if the paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its
-next group as soon as its memory is free (planning/memory_flow/grants.py). Beside it, `joint` with half of the memory
-and of the link for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing.
+For each network, with the memory of the paper's V100: the batch of each of two equal jobs over that of one job alone,
+if the paper's pairs of groups have to fit, and the training speed of both over taking turns if each begins its next
+group as soon as its memory is free (planning/memory_flow/grants.py). Beside it, `joint` with half of the memory and of
+the link for each; and both together: plans of `joint` that take more than half, with the memory beyond that flowing.
 How much jobs slow each other down when they compute at once depends on the device, so each speed is given for none, for
 half and for all of it.
 

@@ -2,8 +2,8 @@
 
 A supervisor is a coroutine inside a background worker. `step` starts and resumes it, once in each CALL of
 tensile_worker._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has
-ended (csrc/processes/worker.c). Waiting is `await`, nothing else, and it ends the transaction: so no snapshot and no xmin is
-held while a child works, and the statistics of what was written are reported.
+ended (csrc/processes/worker.c). Waiting is `await`, nothing else, and it ends the transaction: so no snapshot and no
+xmin is held while a child works, and the statistics of what was written are reported.
 
 Each process has a module of its name here (controller, scheduler, worker, inference; explain runs in a session). They
 share this one, the server (server.py), children (child_process.py, child_environment.py) and failures.py. A supervisor

@@ -110,7 +110,7 @@ END $$;
 
 -- Jobs without the worker that they should have, and how their last worker ended, if known. That is asked for after the
 -- worker has been found gone: before, it may still be about to tell.
-CREATE FUNCTION tensile_internal._orphans(
+CREATE FUNCTION tensile_internal._orphans()
     RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$

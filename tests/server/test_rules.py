@@ -170,7 +170,10 @@ def test_code_of_users_is_marked(db: Connection) -> None:
 def test_policies_of_jobs_are_those_of_the_setting_and_the_library_has_them(db: Connection) -> None:
     words = value(db, "SELECT enumvals FROM pg_settings WHERE name = 'pg_tensile.policy'")
     assert set(words) <= set(POLICIES)
-    check = "SELECT tensile_internal._check_training(tensile_internal._job_of_arguments(jsonb_build_object('policy', %s::text)))"
+    check = """
+        SELECT tensile_internal._check_training(
+            tensile_internal._job_of_arguments(jsonb_build_object('policy', %s::text)))
+    """
     for policy in words:
         db.execute(check, (policy,))
     for policy in [name for name in POLICIES if name not in words]:
