@@ -9,7 +9,8 @@ $python -m ruff format -q --check . || { $python -m ruff format --diff . | head 
 # A worker of mypy has three seconds to start, which a busy machine may not give it: mypy ends with 2 then.
 $python -m mypy --no-error-summary --num-workers "$(nproc)" || { [ $? = 2 ] || exit 1; $python -m mypy --no-error-summary; }
 # Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
-if LC_ALL=C grep -nP '[^\x00-\x7F]' $(git ls-files 'pg_tensile/csrc/*.[ch]' 'sql/*.sql' | grep -v -e --0.1.0); then
+mapfile -t sources < <(git ls-files 'pg_tensile/csrc/*.[ch]' 'sql/*.sql' ':!sql/*--0.1.0.sql')
+if LC_ALL=C grep -nP '[^\x00-\x7F]' "${sources[@]}"; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1
 fi
 MAKEFLAGS='' make --no-print-directory -s -j"$(nproc)" all # -Wall -Wextra -Werror, and the SQL scripts in build/
@@ -22,7 +23,7 @@ fi
 # pgspot: unsafe search_path use and the like in the extension script. Exceptions, each with its reason:
 exceptions=(
     # a procedure with SET search_path can't commit; every name in it is qualified
-    --proc-without-search-path 'tensile_internal._wait_for_job_procedure(caller oid,job bigint,timeout interval,INOUT state text)'
+    --proc-without-search-path 'tensile_internal._await_job(caller oid,job bigint,timeout interval,INOUT state text)'
     --proc-without-search-path 'extschema.wait_for_job_procedure(job bigint,timeout interval,INOUT state text)' # 0.1.0
     # pgspot reads SQL and PL/pgSQL only; these procedures import their module and call it
     --ignore-lang plpython3u

@@ -64,7 +64,7 @@ def visible(db: Connection, role: str, table: str) -> int:
         return int(value(db, f"SELECT count(*) FROM tensile_internal.{table}"))
 
 
-def denied_within(conn: Connection, statement: sql.Composable | str, message: str = "") -> None:
+def denied_within(conn: Connection, statement: sql.SQL | sql.Composed | str, message: str = "") -> None:
     """Check that an open transaction is denied a statement; it goes on."""
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match=message), conn.transaction():
         conn.execute(statement)
