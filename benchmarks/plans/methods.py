@@ -31,7 +31,7 @@ BATCH, ROUNDS = 8, 1  # chosen to keep the whole below two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
 SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
-FIGURES = {"savings": "pareto-savings", "fig6": "fig6", "fig7": "fig7", "optimum": "pareto-optimum"}
+FIGURES = {"savings": "pareto-savings", "fig6": "fig6"}
 
 
 def size(quick: bool) -> Size:
