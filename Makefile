@@ -6,7 +6,8 @@
 PG_CONFIG ?= pg_config
 # The interpreter of the child processes, compiled in as the default of pg_tensile.python: PYTHON=…, else the venv's.
 # (A variable of our own, because PGXS sets PYTHON to that of PL/Python.)
-child_python := $(or $(PYTHON),$(addsuffix /bin/python,$(realpath .venv)),python3)
+given_python := $(PYTHON)
+child_python := $(or $(given_python),$(addsuffix /bin/python,$(realpath .venv)),python3)
 VENV_PYTHON = .venv/bin/python
 
 EXTENSION = pg_tensile
@@ -205,5 +206,5 @@ lint: venv
 
 # Sections of plans need no server. Without .venv, PYTHON=python3 names an interpreter, as for test-cuda.
 BENCH = --help
-bench: $(if $(PYTHON),,venv) $(if $(filter server answers,$(BENCH)),deploy)
-	@$(or $(PYTHON),$(VENV_PYTHON)) -m benchmarks $(BENCH)
+bench: $(if $(given_python),,venv) $(if $(filter server answers,$(BENCH)),deploy)
+	@$(or $(given_python),$(VENV_PYTHON)) -m benchmarks $(BENCH)
