@@ -241,7 +241,7 @@ healthy() {
     mapfile -t running <"$PGDATA/postmaster.pid"
     export PGPORT=${running[3]:-} PGHOST=${running[4]:-} PGPASSWORD=$POSTGRES_PASSWORD
     # The view fails unless the library was preloaded.
-    docker_process_sql -At --command 'SELECT tensile._version(), count(*) FROM tensile.progress' || exit 1
+    docker_process_sql -At --command 'SELECT tensile_worker._version(), count(*) FROM tensile.progress' || exit 1
 }
 
 case ${1:-} in

@@ -36,8 +36,8 @@ TRAIN_ENDLESS = """
 PREDICTIONS = "SELECT id, predict_class('digit', d), predict('digit', d) FROM digits d WHERE id > 1500 ORDER BY id"
 READ = "SELECT avg((predict_class('digit', d)::int = label)::int) FROM digits d WHERE id > 1500"
 LAST_EPOCH = "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = 2"
-ATTEMPTS = "SELECT attempts FROM tensile.jobs WHERE id = 2"
-CHECKPOINT = "SELECT coalesce(max((meta->>'epoch')::int), 0) FROM tensile.checkpoints WHERE job = 2"
+ATTEMPTS = "SELECT attempts FROM tensile.jobs WHERE job = 2"
+CHECKPOINT = "SELECT coalesce(max((meta->>'epoch')::int), 0) FROM tensile_internal.checkpoints WHERE job = 2"
 
 
 def setting(value: str) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def test_stop_is_a_fast_shutdown_and_jobs_write_checkpoints(survivor):
     server.start(command=setting("pg_tensile.database="))  # nobody goes on with the job
     row = server.psql(
         f"SELECT j.state, j.reason, c.created_at > '{asked}' FROM tensile.jobs j"
-        " JOIN tensile.checkpoints c ON c.job = j.id AND c.meta IS NOT NULL WHERE j.id = 2"
+        " JOIN tensile_internal.checkpoints c ON c.job = j.job AND c.meta IS NOT NULL WHERE j.job = 2"
     )
     server.start()
     assert row == "interrupted|the server was stopped|t"
@@ -250,7 +250,7 @@ def test_variables_and_scripts_of_the_official_image(tmp_path):
         collation = "SELECT datcollate FROM pg_database WHERE datname = current_database()"
         assert server.psql("SHOW data_checksums", collation) == "on\nC"
         assert server.psql("SELECT rolsuper FROM pg_roles WHERE rolname = current_user") == "t"
-        assert server.psql("SELECT tensile._version()") != ""
+        assert server.psql("SELECT tensile_worker._version()") != ""
 
 
 def test_an_interrupted_first_start_is_begun_anew(tmp_path):

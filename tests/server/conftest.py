@@ -126,8 +126,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     version = value(
         db,
         "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture,"
-        " weight_bytes)"
-        " VALUES (%s, 1, %s, 'regression', '{}', '{}', 6) RETURNING id",
+        " weight_bytes) VALUES (%s, 1, %s, 'regression', '{}', '{}', 6) RETURNING id",
         *(model, job),
     )
     db.execute("INSERT INTO tensile_internal.model_weights VALUES (%s, 0, 'secret')", (version,))

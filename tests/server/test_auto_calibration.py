@@ -50,8 +50,7 @@ def hurry(
     `device_seconds`."""
     conn.execute(
         "CREATE OR REPLACE FUNCTION tensile_internal._automatic_calibration_times(OUT idle_s float8, OUT pause_s"
-        " float8,"
-        " OUT device_seconds int, OUT most_s float8, OUT most_load float8) LANGUAGE sql IMMUTABLE"
+        " float8, OUT device_seconds int, OUT most_s float8, OUT most_load float8) LANGUAGE sql IMMUTABLE"
         f" AS 'SELECT {idle_s}, {pause_s}, {device_seconds}, {most_s}, {most_load}'"
     )
 
@@ -268,8 +267,7 @@ def trained(db: Connection) -> Iterator[int]:
     db.execute("INSERT INTO tensile_internal.device_profiles VALUES ('cpu', %s)", (PROFILE,))
     db.execute(
         "INSERT INTO tensile_internal.latency_models (device, models, kinds, samples, calibrated_at, torch,"
-        " known_kinds)"
-        " VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default f32}')"
+        " known_kinds) VALUES ('cpu', '', 1, 1, now() - interval '1 hour', '2.1', '{aten.relu.default f32}')"
     )
     yield int(job)
     db.execute("DELETE FROM tensile_internal.latency_models; DELETE FROM tensile_internal.device_profiles")

@@ -198,7 +198,7 @@ def test_calibration_needs_a_privilege(
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function calibrate"):
         calibrate(conn)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        conn.execute("SELECT tensile_internal._calibrate(10, 1)")
+        conn.execute("SELECT tensile_internal._calibrate_device(10, 1)")
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute("SELECT tensile_worker._calibration_workloads()")
     db.execute(f"GRANT EXECUTE ON FUNCTION calibrate_device(int) TO {role}")

@@ -29,8 +29,7 @@ def deploy(
     version = value(
         db,
         "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture,"
-        " metrics, rows,"
-        " weight_bytes)"
+        " metrics, rows, weight_bytes)"
         " SELECT m.id, 1 + count(v), %s, %s, '{}', '{}', %s, 400, 8 FROM tensile_internal.models m"
         " LEFT JOIN tensile_internal.model_versions v ON v.model_id = m.id"
         " WHERE m.name = %s GROUP BY m.id RETURNING version",

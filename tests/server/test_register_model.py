@@ -133,8 +133,7 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
     )
     flights.execute(
         "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
-        " weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
+        " weight_bytes) SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
         " FROM tensile_internal.models, generate_series(1, 3) v"
     )
     refused(
@@ -149,8 +148,7 @@ def test_dropping_a_version(flights: Connection) -> None:
     """Version 3 is unfinished, version 2 deployed."""
     flights.execute(
         "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
-        " weight_bytes)"
-        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
+        " weight_bytes) SELECT id, v, 'regression', '{}', architecture, nullif(v, 3)"
         " FROM tensile_internal.models, generate_series(1, 3) v"
     )
     flights.execute("INSERT INTO tensile_internal.model_weights SELECT id, 0, '' FROM tensile_internal.model_versions")

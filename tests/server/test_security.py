@@ -227,6 +227,14 @@ def test_users_cannot_write_tables(db: Connection, play: Cast, table: str, state
             denied_within(db, "SELECT nextval('tensile_internal.scheduler_log_id_seq')", "sequence")
 
 
+def test_nobody_may_more_than_read_any_relation(db: Connection) -> None:
+    assert db.execute(
+        "SELECT c.oid::regclass::text, a.privilege_type FROM pg_class c, aclexplode(c.relacl) a"
+        " WHERE c.relnamespace IN ('tensile'::regnamespace, 'tensile_internal'::regnamespace)"
+        " AND a.grantee <> c.relowner AND a.privilege_type <> 'SELECT'"
+    ).fetchall() == []  # fmt: skip
+
+
 def test_users_cannot_update_tables(db: Connection, play: Cast) -> None:
     for change in ("models SET owner = current_user", "jobs SET priority = 1000", "model_weights SET data = ''"):
         denied(partial(play.mallory.execute, f"UPDATE tensile_internal.{change}"))

@@ -189,8 +189,7 @@ def capture(stage: Stage, job: int, fingerprint: str, alone_us: float | None, de
     """Store a graph of the job's, and the latencies that its trainer has reported."""
     stage.conn.execute(
         "INSERT INTO tensile_internal.traces (job, device, revision, policy, fingerprint, overhead_bytes,"
-        " least_bytes, graphs,"
-        " traces) VALUES (%s, %s, 1, 'joint', %s, 0, 0, '[]', '{}')",
+        " least_bytes, graphs, traces) VALUES (%s, %s, 1, 'joint', %s, 0, 0, '[]', '{}')",
         (job, device, fingerprint),
     )
     header = Jsonb({"samples": 1, "total_us": 5.0, "load": 0.5, "average_load": 0.5, "alone_us": alone_us})

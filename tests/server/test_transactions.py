@@ -137,8 +137,7 @@ def test_models_are_served_in_one_database_only(quiet: Any) -> None:
         register(conn, "m")
         conn.execute(
             "INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture,"
-            " weight_bytes)"
-            " SELECT id, 1, 'regression', %s, '{}', 1 FROM tensile_internal.models",
+            " weight_bytes) SELECT id, 1, 'regression', %s, '{}', 1 FROM tensile_internal.models",
             (preprocessing,),
         )
         conn.execute("UPDATE tensile_internal.models SET deployed_version = 1")
