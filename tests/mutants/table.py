@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant("first-deployment-instead-of-the-last", SQL + "models/deployments.sql",
            "ORDER BY d.id DESC LIMIT 1", "ORDER BY d.id LIMIT 1",
            SERVER + "test_deployments.py", "rollbacks"),
-    Mutant("schedule-that-drifts", SQL + "schedules/runs.sql",
+    Mutant("schedule-that-drifts", SQL + "schedules/due.sql",
            "    RETURN start + number * every;", "    RETURN clock_timestamp() + every;",
            SERVER + "test_schedules.py", "next_run"),
     # ---- supervisors and children
