@@ -24,6 +24,7 @@ class DeviceMemory:
         self.overhead_bytes = 0  # that the predictor takes besides its models
         self.loaded_bytes = 0  # of the models that the predictor has loaded
         self.arriving_bytes = 0  # of the models that are being sent to it
+        self._granted_bytes = 0  # by the ledger
 
     async def reserve(self, size: int) -> int | None:
         """Reserve memory for one more arriving model of `size` bytes, and for those loaded if there is room.
@@ -43,9 +44,12 @@ class DeviceMemory:
             await self._server.wait(-1, 0.05)
 
     def return_unused(self) -> None:
-        """Return unused memory to the ledger."""
+        """Return unused memory to the ledger.
+
+        Nothing is claimed: the predictor may still report models as loaded that give way to one that is arriving.
+        """
         used = self.overhead_bytes + self.arriving_bytes + self.loaded_bytes
-        self._request(used, used)
+        self._request(min(used, self._granted_bytes), used)
 
     def forget(self) -> None:
         """Forget what a predictor took that has ended; `return_unused` returns it."""
@@ -63,4 +67,6 @@ class DeviceMemory:
             "tensile_internal._inference_memory(text,int8,int8,int8)", self.device, self._total_bytes, least, wanted
         )
         self._server.commit()
+        if granted is not None:
+            self._granted_bytes = granted
         return granted

@@ -122,7 +122,7 @@ class Scheduler:
             self._planned.pop(view.name, None)
             self._loads.forget(view.name)
             self._brief.discard(view.name)
-            self._publisher.tell_predictor(view.name, [], 0)
+            self._publisher.tell_predictor(view, [], 0)
             self._server.commit()
             return
         reasons = view.situation.changes(self._planned.get(view.name))

@@ -1,6 +1,6 @@
 -- Evaluating a model in the caller's session
 
--- The input of the executor (docs/internals.md) for a version of a model; null if it is gone. `request`: what to do.
+-- The input of the trainer (docs/internals.md) for a version of a model; null if it is gone. `request`: what to do.
 CREATE FUNCTION tensile_internal._evaluation_spec(version bigint, memory_budget text, request jsonb) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

@@ -123,7 +123,7 @@ BEGIN
     RETURN header;
 END $$;
 
--- Raise an error unless the description has what a version needs. The executor checks the rest (kind import_model).
+-- Raise an error unless the description has what a version needs. The trainer checks the rest (kind import_model).
 CREATE FUNCTION tensile_internal._check_description(caller oid, description jsonb) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

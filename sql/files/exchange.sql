@@ -46,7 +46,7 @@ BEGIN
                    FROM position(convert_to('"sha256": "' || zeros, 'UTF8') IN header) + 11) || tensors;
 END $$;
 
--- The spec of the executor that exports a version in the format "onnx"
+-- The spec of the trainer that exports a version in the format "onnx"
 CREATE FUNCTION tensile_internal._export_spec(caller oid, model text, version int) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -60,7 +60,7 @@ BEGIN
 END $$;
 
 -- Add a version with the contents of a model file (with `template`, of a safetensors file with the weights of a model
--- like the deployed version of that one), and return the spec of the executor that checks it: its error undoes
+-- like the deployed version of that one), and return the spec of the trainer that checks it: its error undoes
 -- everything, so no other session ever sees a version that was not checked.
 CREATE FUNCTION tensile_internal._import_model(caller oid, contents bytea, model text, template text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

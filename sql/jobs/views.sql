@@ -60,7 +60,7 @@ COMMENT ON COLUMN tensile.progress.time_left IS
     'estimated time until the job ends, as fast as it was recently, if nothing ends it early; null: not known yet';
 COMMENT ON COLUMN tensile.progress.least_time_left IS
     'the same if nothing improves any more: less than time_left if early stopping can end the job early';
-COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the executor''s last report';
+COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the trainer''s last report';
 
 CREATE VIEW tensile.ranks WITH (security_invoker = true) AS
     SELECT j.id AS job, r.rank, r.node, r.device, r.state, r.step, r.samples_per_s, r.device_bytes

@@ -187,7 +187,7 @@ BEGIN
     END IF;
 END $$;
 
--- ARCHITECTURE frame: what the executor has chosen by the values of the arrays for a model without an architecture. The
+-- ARCHITECTURE frame: what the trainer has chosen by the values of the arrays for a model without an architecture. The
 -- job's code may call this, too, so it is checked as in register_model.
 CREATE FUNCTION tensile_worker._job_architecture(architecture jsonb, reason text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -209,7 +209,7 @@ BEGIN
     PERFORM tensile_internal._settle_space(j.tuning, $1);
 END $$;
 
--- SETTINGS frame: what the executor has chosen of the settings that the job leaves open
+-- SETTINGS frame: what the trainer has chosen of the settings that the job leaves open
 CREATE FUNCTION tensile_worker._job_settings(settings jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -30,7 +30,7 @@ BEGIN
                          jsonb_build_object('kinds', $4, 'samples', $5, 'error', $6));
 END $$;
 
--- A calibration is a job without a model and a query, and with its own kind of executor. The options in its row
+-- A calibration is a job without a model and a query, and with its own kind of trainer. The options in its row
 -- have the time that it may take; those of an automatic one also its device, the cause, and why it is to stop, if it
 -- is. Null if there is one already.
 CREATE FUNCTION tensile_internal._submit_calibration(owner name, options jsonb, automatic bool) RETURNS bigint
@@ -90,7 +90,7 @@ $$;
 
 -- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose
 -- jobs have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an
--- executor knows which device "auto" is, so any calibration will do for it.
+-- trainer knows which device "auto" is, so any calibration will do for it.
 CREATE FUNCTION tensile_internal._uncalibrated() RETURNS TABLE (device text, cause text)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -138,7 +138,7 @@ BEGIN
     RETURN job;
 END $$;
 
--- Stop an automatic calibration. Its worker kills the executor at once.
+-- Stop an automatic calibration. Its worker kills the trainer at once.
 CREATE FUNCTION tensile_internal._stop_calibration(job bigint, reason text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

@@ -14,7 +14,8 @@ CREATE FUNCTION tensile_internal._device_memory(OUT device text, OUT total_bytes
                                                 OUT inference_bytes bigint, OUT wanted_bytes bigint,
                                                 OUT claimed_bytes bigint, OUT claimed_s float8) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_budgets';
-CREATE FUNCTION tensile_internal._lack_memory(device text, bytes bigint[], slowed_bytes bigint) RETURNS void
+CREATE FUNCTION tensile_internal._lack_memory(device text, bytes bigint[], slowed_bytes bigint, inference_bytes bigint)
+    RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_lack_memory';
 CREATE FUNCTION tensile_internal._lacking_memory(OUT device text, OUT number bigint, OUT bytes bigint[],
                                                  OUT slowed_bytes bigint) RETURNS SETOF record

@@ -16,7 +16,7 @@ CREATE VIEW tensile.devices WITH (security_invoker = true) AS
            d.out_bytes_per_s, d.in_bytes_per_s, d.utilisation, d.flowing_jobs, d.flowing_bytes
     FROM tensile_worker._devices() d;
 COMMENT ON VIEW tensile.devices IS
-    'devices in use by executors: memory budget, parts granted to and used by jobs, part used for predictions';
+    'devices in use by trainers: memory budget, parts granted to and used by jobs, part used for predictions';
 COMMENT ON COLUMN tensile.devices.name IS
     'name of the device; of a job with ranks "ray:" and its number, which stands for the smallest of their devices';
 COMMENT ON COLUMN tensile.devices.total_bytes IS 'memory of the device';
@@ -178,10 +178,10 @@ CREATE VIEW tensile.traces WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.traces IS
     'captured graphs of each job''s training iteration, with their memory requirements';
 COMMENT ON COLUMN tensile.traces.revision IS
-    'number of the trace, from 1; the executor sends another one when its workspaces change';
+    'number of the trace, from 1; the trainer sends another one when its workspaces change';
 COMMENT ON COLUMN tensile.traces.fingerprint IS
     'fingerprint of the graph: the same for equal graphs; null: not captured';
-COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the executor besides its tensors';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the trainer besides its tensors';
 COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
 COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
 COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';
@@ -189,7 +189,7 @@ COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that every plan r
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'operator that requires the most memory';
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and row counts of the graphs in column traces';
 COMMENT ON COLUMN tensile.traces.traces IS 'graphs in the library''s binary format';
-COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the executor could not use';
+COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the trainer could not use';
 COMMENT ON COLUMN tensile.traces.refusal IS 'error for a job that cannot be given memory; null: none';
 COMMENT ON COLUMN tensile.traces.load IS
     'share of the time, 0 to 1, that other processes kept the device busy, for which its latencies were predicted';
@@ -210,7 +210,7 @@ COMMENT ON VIEW tensile.plans IS
     'expected memory use under each job''s newest plan; see view footprint';
 COMMENT ON COLUMN tensile.plans.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.plans.planned_bytes IS 'peak device memory under the plan';
-COMMENT ON COLUMN tensile.plans.granted_bytes IS 'device memory that the executor may use';
+COMMENT ON COLUMN tensile.plans.granted_bytes IS 'device memory that the trainer may use';
 COMMENT ON COLUMN tensile.plans.host_bytes IS 'host memory for copies of tensors';
 COMMENT ON COLUMN tensile.plans.out_bytes IS 'bytes copied to the host in an iteration';
 COMMENT ON COLUMN tensile.plans.in_bytes IS 'bytes copied to the device in an iteration';

@@ -78,7 +78,7 @@ BEGIN
         IF number IS NULL OR number < least OR number > most THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = format('%s of device "%s" cannot be %s', field, device, coalesce(profile->>field, 'null')),
-                HINT = 'The executor measured this value; code of the model may have disturbed the measurement.';
+                HINT = 'The trainer measured this value; code of the model may have disturbed the measurement.';
         END IF;
     END LOOP;
 END $$;
@@ -150,7 +150,7 @@ AS $$
     SELECT tensile_internal._notify(tensile_worker._my_job());
 $$;
 
--- Store codec times measured by an executor; only a calibration replaces those that exist. Those of a cluster's device
+-- Store codec times measured by a trainer; only a calibration replaces those that exist. Those of a cluster's device
 -- belong to the job's trace.
 CREATE FUNCTION tensile_worker._job_codec_times(device text, times jsonb, relative_error float8) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -170,7 +170,7 @@ BEGIN
     RETURN address;
 END $$;
 
--- How an executor reaches the Ray cluster, for the JOB frame. Only superusers see the setting of the token's file.
+-- How a trainer reaches the Ray cluster, for the JOB frame. Only superusers see the setting of the token's file.
 CREATE FUNCTION tensile_internal._ray_access() RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

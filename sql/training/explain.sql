@@ -1,6 +1,6 @@
 -- EXPLAIN for training
 
--- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
+-- Make the same checks as train_model, and return the input of the trainer: the job's spec (docs/internals.md)
 -- and what its admission depends on. The rows of the query are read as the caller.
 CREATE FUNCTION tensile_internal._explain_training(caller oid, arguments jsonb, search_path text, arrays text[])
     RETURNS jsonb
@@ -96,7 +96,7 @@ AS $$
     SELECT m.device, m.models FROM tensile_internal.latency_models m
 $$;
 
--- Likewise: how the executor reaches the Ray cluster; JSON null for options without ranks
+-- Likewise: how the trainer reaches the Ray cluster; JSON null for options without ranks
 CREATE FUNCTION tensile_worker._explain_ray(options jsonb) RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -105,7 +105,7 @@ BEGIN
     RETURN CASE WHEN options ? 'ranks' THEN tensile_internal._ray_access() ELSE 'null' END;
 END $$;
 
--- Likewise: the running jobs of all roles, for which the executor makes the scheduler's decision. `description`: fields
+-- Likewise: the running jobs of all roles, for which the trainer makes the scheduler's decision. `description`: fields
 -- of JobState, with device, granted_bytes and traced; the trace is null for a job that is executed eagerly
 CREATE FUNCTION tensile_worker._explain_running() RETURNS TABLE (description jsonb, trace bytea, average real[])
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -38,7 +38,7 @@ CREATE INDEX tunings_open ON tensile_internal.tunings (id) WHERE ended_at IS NUL
 COMMENT ON COLUMN tensile_internal.tunings.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that has called tune_model';
 COMMENT ON COLUMN tensile_internal.tunings.threads IS
-    'threads of each trial''s executor; null: not known before the first trial';
+    'threads of each trial''s trainer; null: not known before the first trial';
 COMMENT ON COLUMN tensile_internal.tunings.cancel_requested IS 'true if cancel_tuning was called';
 COMMENT ON COLUMN tensile_internal.tunings.fingerprint IS 'fingerprint of these rows, as in jobs';
 ALTER TABLE tensile_internal.tunings ENABLE ROW LEVEL SECURITY;

@@ -89,7 +89,7 @@ def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]
 
         def make(name: str) -> Connection:
             with server.connect() as conn:
-                conn.execute(f"CREATE DATABASE {name}")
+                conn.execute(f'CREATE DATABASE "{name}"')
             server.configure({"pg_tensile.database": name})
             server.reload()
             conn = connections.enter_context(server.connect(name))

@@ -153,7 +153,7 @@ def test_a_trainer_that_takes_no_data_is_given_up(recorder: Recorder, wait_until
         conn.execute("ALTER SYSTEM RESET pg_tensile.max_retries")
         cluster.reload()
     assert sqlstate == "58000"
-    assert message == "the executor took no data for 1 s"
+    assert message == "the trainer took no data for 1 s"
     wait_until(lambda: pid not in cluster.processes(), what="the trainer's end")
 
 

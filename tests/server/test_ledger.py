@@ -271,7 +271,7 @@ def memory(stage: Stage, inference: str) -> Iterator[Callable[[int, int], Any]]:
 
     yield take
     take(0, 0)
-    stage.order("scheduler", "SELECT tensile_internal._lack_memory('cuda:0', '{}', 0)")
+    stage.order("scheduler", "SELECT tensile_internal._lack_memory('cuda:0', '{}', 0, 0)")
 
 
 def claimed(stage: Stage) -> tuple[int, float]:
@@ -311,14 +311,17 @@ def test_what_idle_models_give_up_is_for_the_jobs_that_lack_it(
     assert publish(stage, job, [], 400) == 1
     assert memory(0, 600) == 600
     lacking = "SELECT number, bytes, slowed_bytes FROM tensile_internal._lacking_memory() WHERE device = 'cuda:0'"
-    lack = "SELECT tensile_internal._lack_memory('cuda:0', '{%s}', %s)"
-    stage.woken("inference", lambda: stage.order("scheduler", lack % ("500,100", 7)))
+    lack = "SELECT tensile_internal._lack_memory('cuda:0', '{%s}', %s, %s)"
+    stage.woken("inference", lambda: stage.order("scheduler", lack % ("500,100", 7, 600)))
     (before,) = stage.order("inference", lacking)
     assert (before["bytes"], before["slowed_bytes"]) == ([500, 100], 7)
-    assert memory(100, 100) == 100, "models have been dropped"
+    assert memory(150, 150) == 150, "models have been dropped"
+    (meanwhile,) = stage.order("inference", lacking)
+    assert (meanwhile["bytes"], meanwhile["slowed_bytes"]) == ([50, 0], 0), "the decision did not know that"
+    assert memory(100, 100) == 100
     assert memory(101, 101) is None
     assert publish(stage, second, [], 500) == 1
-    stage.order("scheduler", lack % (",".join(["1"] * 20), 0))
+    stage.order("scheduler", lack % (",".join(["1"] * 20), 0, 100))
     (after,) = stage.order("inference", lacking)
     assert (after["bytes"], after["slowed_bytes"]) == ([1] * 8, 0) and after["number"] > before["number"]
     stage.cancel(second)

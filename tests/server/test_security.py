@@ -157,7 +157,7 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile_internal._grants()",
         "SELECT tensile_internal._device_memory()",
         "SELECT tensile_internal._inference_memory('cpu', 1, 1, 1)",
-        "SELECT tensile_internal._lack_memory('cpu', '{1}', 1)",
+        "SELECT tensile_internal._lack_memory('cpu', '{1}', 1, 0)",
         "SELECT tensile_internal._lacking_memory()",
         "SELECT tensile_internal._report_loaded('{}', '{}')",
         "SELECT tensile_internal._predictor_socket()",

@@ -90,7 +90,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         ("scheduler", "SELECT tensile_worker._register_device('x', 1, 1, 1, 0)"),
         ("scheduler", "SELECT tensile_internal._inference_memory('cpu', 1, 1, 1)"),
         ("scheduler", "SELECT tensile_internal._lacking_memory()"),
-        (job, "SELECT tensile_internal._lack_memory('cpu', '{1}', 1)"),
+        (job, "SELECT tensile_internal._lack_memory('cpu', '{1}', 1, 0)"),
         ("scheduler", "SELECT tensile_internal._report_loaded('{}', '{}')"),
         ("scheduler", "SELECT tensile_internal._predictor_socket()"),
         ("scheduler", "SELECT tensile_worker._job_refusal()"),

@@ -225,7 +225,7 @@ define_resource_settings(void)
 							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_KB, NULL,
 							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.threads",
-							"Sets how many threads each executor computes with.",
+							"Sets how many threads each trainer computes with.",
 							"0 means the number of processor cores minus one, divided by the "
 							"number of running jobs.",
 							&tensile_threads, 0, 0, 1024, PGC_SIGHUP, 0, NULL, NULL, NULL);
@@ -319,7 +319,7 @@ define_job_settings(void)
 							&tensile_job_retention, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, NULL,
 							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.max_retries",
-							"Sets how often a job is retried after its executor died.",
+							"Sets how often a job is retried after its trainer died.",
 							"A new checkpoint resets the count.",
 							&tensile_max_retries, 2, 0, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("pg_tensile.log_jobs",
@@ -382,7 +382,7 @@ define_plan_settings(void)
 	DefineCustomIntVariable("pg_tensile.flow_timeout",
 							"Sets how long a job may hold memory that flows while another job "
 							"waits for it.",
-							"Then its executor counts as hung and is killed. 0 means no limit.",
+							"Then its trainer counts as hung and is killed. 0 means no limit.",
 							&tensile_flow_timeout, 30, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S,
 							NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.update_threshold",

@@ -1,12 +1,12 @@
 /*
- * model_file.c: export_model and import_model, which use an executor in the
+ * model_file.c: export_model and import_model, which use a trainer in the
  * caller's session (session_run.c) for what needs PyTorch.
  *
  * export_model: SQL composes files of the formats tensile and torch, and an
- * executor those of the format onnx.
+ * trainer those of the format onnx.
  *
  * import_model: tensile_internal._import_model (SECURITY DEFINER) makes all checks that
- * need no PyTorch and adds the version.  The executor then builds the model,
+ * need no PyTorch and adds the version.  The trainer then builds the model,
  * loads the weights and predicts.  Its error undoes the version with the
  * statement, so other sessions see only versions that were checked.
  *
@@ -28,9 +28,9 @@
 #include "processes/session_run.h"
 #include "state/extension.h"
 
-/* Runs the executor for this spec, and returns the values of its result. */
+/* Runs the trainer for this spec, and returns the values of its result. */
 static Datum *
-run_executor(const char *function, Datum spec, int *nvalues)
+run_trainer(const char *function, Datum spec, int *nvalues)
 {
 	SessionRun	run = {.function = function};
 	ArrayType  *result = DatumGetArrayTypeP(tensile_session_values(&run, spec));
@@ -40,7 +40,7 @@ run_executor(const char *function, Datum spec, int *nvalues)
 	deconstruct_array(result, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, nvalues);
 	for (int i = 0; i < *nvalues; i++)
 		if (nulls[i])
-			elog(ERROR, "the executor returned a null");
+			elog(ERROR, "the trainer returned a null");
 	return values;
 }
 
@@ -90,7 +90,7 @@ TENSILE_PUBLIC_FUNCTION(tensile_export_model)
 		return tensile_forward_with(fcinfo, 0, NULL, NULL);
 	tensile_require_no_session_run("export_model");
 	tensile_require_version();
-	values = run_executor("export_model", export_spec(fcinfo), &nvalues);
+	values = run_trainer("export_model", export_spec(fcinfo), &nvalues);
 	PG_RETURN_BYTEA_P(decoded(values, nvalues));
 }
 
@@ -107,8 +107,8 @@ TENSILE_PUBLIC_FUNCTION(tensile_import_model)
 	spec = tensile_forward_with(fcinfo, 0, NULL, NULL);
 	if (fcinfo->isnull)
 		elog(ERROR, "tensile_internal._import_model returned null");
-	values = run_executor("import_model", spec, &nvalues);
+	values = run_trainer("import_model", spec, &nvalues);
 	if (nvalues != 1)
-		elog(ERROR, "the executor returned %d values for a version", nvalues);
+		elog(ERROR, "the trainer returned %d values for a version", nvalues);
 	PG_RETURN_INT32(pg_strtoint32(TextDatumGetCString(values[0])));
 }

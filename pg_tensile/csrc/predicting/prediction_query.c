@@ -2,7 +2,7 @@
  * prediction_query.c: the query for predictions that is derived from the
  * training query of a version.
  *
- * The executor derives it (pg_tensile/queries/prediction.py), and the worker
+ * The trainer derives it (pg_tensile/queries/prediction.py), and the worker
  * has it judged here by the server's own parser, as the role that has
  * submitted the job: the query as it was parsed and printed again must mean
  * what the training query means, and the derived query must return the

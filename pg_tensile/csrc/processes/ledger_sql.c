@@ -154,7 +154,8 @@ tensile_budgets(PG_FUNCTION_ARGS)
 /*
  * tensile_internal._lacking_memory() -> (device, number, bytes, slowed_bytes) of the
  * devices that the predictor uses and the scheduler has decided about, as
- * tensile_internal._lack_memory has them; `number` rises with each decision
+ * tensile_internal._lack_memory has them, less what the predictor has returned since
+ * that decision; `number` rises with each decision
  */
 Datum
 tensile_lacking_memory(PG_FUNCTION_ARGS)
@@ -172,16 +173,18 @@ tensile_lacking_memory(PG_FUNCTION_ARGS)
 		Datum		values[4];
 		bool		nulls[lengthof(values)] = {false};
 
+		int64		returned = Max(0, devices[i].lacking_beside - devices[i].inference_bytes);
+
 		if (devices[i].inference_bytes == 0 || devices[i].lacking_number == 0)
 			continue;
 		for (int k = 0; k < devices[i].nlacking; k++)
-			bytes[k] = Int64GetDatum(devices[i].lacking[k]);
+			bytes[k] = Int64GetDatum(Max(0, devices[i].lacking[k] - returned));
 		values[0] = CStringGetTextDatum(devices[i].name);
 		values[1] = Int64GetDatum((int64) devices[i].lacking_number);
 		values[2] = PointerGetDatum(construct_array(bytes, devices[i].nlacking, INT8OID,
 													sizeof(int64), FLOAT8PASSBYVAL,
 													TYPALIGN_DOUBLE));
-		values[3] = Int64GetDatum(devices[i].slowed_bytes);
+		values[3] = Int64GetDatum(Max(0, devices[i].slowed_bytes - returned));
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	PG_RETURN_NULL();

@@ -1,14 +1,14 @@
 /*
  * memory_flow_socket.c: the socket on which a job asks before each group of steps.
  *
- * The executor of a job whose memory flows waits for an answer again and
+ * The trainer of a job whose memory flows waits for an answer again and
  * again, so its worker answers in C while it waits (wait.c), without a step in
  * Python.  A request is 16 bytes, an answer 8.  A job never asks twice at
  * once, and nothing here blocks.
  *
  * A request that makes no sense is an error of that job alone: the socket is
  * not served any more, the wait ends, and Python asks tensile_worker._flow_state()
- * why.  What the job holds is counted until its executor is gone.
+ * why.  What the job holds is counted until its trainer is gone.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -223,7 +223,7 @@ answer(void)
 		set_fault(false, "it does not read the answers to its requests for memory");
 }
 
-/* Frees all that the job holds: its executor is gone, or another one comes. */
+/* Frees all that the job holds: its trainer is gone, or another one comes. */
 static void
 leave(void)
 {

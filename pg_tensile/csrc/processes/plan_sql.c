@@ -84,7 +84,7 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	groups = tensile_plan_groups(&header, events);
 	values[6] = PointerGetDatum(cstring_to_text_with_len((char *) groups,
 														 header.ngroups * sizeof(TensilePlanGroup)));
-	tensile_memory_flow_know_plan(&header, groups);	/* its executor gets it, and may adopt it */
+	tensile_memory_flow_know_plan(&header, groups);	/* its trainer gets it, and may adopt it */
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	PG_RETURN_NULL();
 }

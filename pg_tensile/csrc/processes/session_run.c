@@ -1,16 +1,16 @@
 /*
- * session_run.c: public functions that run an executor in the caller's
+ * session_run.c: public functions that run a trainer in the caller's
  * session and transaction: on the rows of a query explain_training
  * (explain.c), evaluate_model and feature_importance (evaluate.c), and without
  * a query import_model and export_model (model_file.c).
  *
  * Phases: the public function makes its checks as the caller, and gets the
- * executor's spec from a SECURITY DEFINER function.  The supervisor
- * tensile_internal._session_run (PL/Python, as the caller) starts an executor of that
+ * trainer's spec from a SECURITY DEFINER function.  The supervisor
+ * tensile_internal._session_run (PL/Python, as the caller) starts a trainer of that
  * kind, and calls tensile_worker._session_feed to send it the rows of the query.  It
  * returns the values of the result, row by row, or an error.
  *
- * The executor runs as the server's operating-system user, so users must not
+ * The trainer runs as the server's operating-system user, so users must not
  * be able to start it: no role may execute tensile_internal._session_run, which is
  * called without a check of its ACL.  The functions that the supervisor calls
  * as the caller work only while it runs.  The only user code executed during
@@ -172,7 +172,7 @@ raise_query_error(const SessionRun *run)
 
 /*
  * Raises the error that the supervisor has returned, if any: that of the query,
- * or another one with the executor's traceback, which is of the user's code.
+ * or another one with the trainer's traceback, which is of the user's code.
  */
 static void
 raise_error(const SessionRun *run, HeapTupleHeader row)
@@ -208,7 +208,7 @@ return_rows(FunctionCallInfo fcinfo, Datum result_values)
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	ncolumns = result->setDesc->natts;
 	if (nvalues % ncolumns != 0)
-		elog(ERROR, "the executor returned %d values for rows of %d columns", nvalues, ncolumns);
+		elog(ERROR, "the trainer returned %d values for rows of %d columns", nvalues, ncolumns);
 	input = TupleDescGetAttInMetadata(result->setDesc);
 	strings = palloc(sizeof(char *) * ncolumns);
 	for (int i = 0; i < nvalues; i += ncolumns)

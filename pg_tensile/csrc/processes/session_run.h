@@ -1,5 +1,5 @@
 /*
- * session_run.h: public functions that run an executor in the caller's
+ * session_run.h: public functions that run a trainer in the caller's
  * session and transaction (session_run.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -35,9 +35,9 @@ typedef struct SessionRun
 extern void tensile_require_no_session_run(const char *function);
 
 /*
- * Starts an executor for `spec` (jsonb, with the "kind" of child), feeds it,
+ * Starts a trainer for `spec` (jsonb, with the "kind" of child), feeds it,
  * and makes its result that of the public function, a set of rows.  Raises
- * the errors of the executor.
+ * the errors of the trainer.
  */
 extern void tensile_session_run(FunctionCallInfo fcinfo, SessionRun *run, Datum spec);
 

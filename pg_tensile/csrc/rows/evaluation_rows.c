@@ -1,5 +1,5 @@
 /*
- * evaluation_rows.c: sends the rows of a query to executors that evaluate
+ * evaluation_rows.c: sends the rows of a query to trainers that evaluate
  * versions of models on them.
  *
  * The query returns the features and the target of each version by name; other
@@ -9,7 +9,7 @@
  * like training columns (training_rows.c).  A chunk of rows is a PREDICT frame
  * and a ROWS frame behind it.
  *
- * Memory: the buffers of one chunk for each executor, in the caller's context.
+ * Memory: the buffers of one chunk for each trainer, in the caller's context.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -48,7 +48,7 @@ typedef struct EvaluationColumns
 	TupleDesc	packed;			/* of target and groups */
 } EvaluationColumns;
 
-/* One executor, and the rows that are on their way to it. */
+/* One trainer, and the rows that are on their way to it. */
 typedef struct Sink
 {
 	const EvaluationReader *reader;

@@ -1,5 +1,5 @@
 /*
- * evaluation_rows.h: the rows of a query for executors that evaluate versions
+ * evaluation_rows.h: the rows of a query for trainers that evaluate versions
  * of models.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -13,7 +13,7 @@
 
 #define EVALUATION_QUERY_NAME "query of rows to evaluate"
 
-/* An executor behind a socket, and the version that it has. */
+/* A trainer behind a socket, and the version that it has. */
 typedef struct EvaluationReader
 {
 	int			fd;
@@ -28,7 +28,7 @@ extern void evaluation_check_columns(const PredictModel *model, const char *by, 
 
 /*
  * Runs the query once, read only, as the current user, and sends its rows to
- * each of the executors.  Returns their number.
+ * each of the trainers.  Returns their number.
  */
 extern int64 evaluation_feed(const char *query, const char *what, const char *by,
 							 const EvaluationReader *readers, int nreaders);

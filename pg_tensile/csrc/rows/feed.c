@@ -1,9 +1,9 @@
 /*
- * feed.c: sends the rows of a training query to the executor, in a worker
+ * feed.c: sends the rows of a training query to the trainer, in a worker
  * (tensile_worker._feed) or in the session of explain_training (explain.c).
  *
  * The query runs with a DestReceiver that packs every row into a chunk
- * (training_rows.c) and writes every full chunk to the executor's socket (wire.c).  No
+ * (training_rows.c) and writes every full chunk to the trainer's socket (wire.c).  No
  * row is kept.  The worker commits right afterwards, so that the snapshot
  * lives no longer than this call.
  *
@@ -45,7 +45,7 @@
 #include "state/identity.h"
 #include "state/shmem.h"
 
-#define EXECUTOR "the executor"
+#define TRAINER "the trainer"
 #define SEND_BUFFER (2 * 1024 * 1024)
 
 typedef struct FeedReceiver
@@ -77,7 +77,7 @@ feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job, const ch
 {
 	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
 
-	wire_send(writer, fd, EXECUTOR, timeout_ms, type, job, header, header_length, buffers, nbuffers);
+	wire_send(writer, fd, TRAINER, timeout_ms, type, job, header, header_length, buffers, nbuffers);
 }
 
 /* Sends a frame, whose header is in the server's encoding. */

@@ -1,5 +1,5 @@
 /*
- * feed.h: frames and rows of a query for an executor.
+ * feed.h: frames and rows of a query for a trainer.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -12,12 +12,12 @@
 #include "rows/wire.h"
 
 /*
- * Lets a whole frame wait in the socket while the executor decodes the one
+ * Lets a whole frame wait in the socket while the trainer decodes the one
  * before.  The kernel may allow less.
  */
 extern void feed_widen_socket(int fd);
 
-/* Sends a frame to the executor; 08006 when it takes nothing for too long. */
+/* Sends a frame to the trainer; 08006 when it takes nothing for too long. */
 extern void feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job,
 							const char *header, Size header_length, const WireBuffer *buffers,
 							int nbuffers);

@@ -36,7 +36,8 @@ typedef struct TensileDevice
 	TimestampTz yielded_until;	/* and for how long no prediction takes them */
 	int			nlacking;		/* waiting jobs to which idle models may give way, */
 	int64		lacking[TENSILE_MAX_LACKING];	/* what each of them lacks, in bytes, */
-	int64		slowed_bytes;	/* and what running jobs lack to lose no time; */
+	int64		slowed_bytes;	/* and what running jobs lack to lose no time, */
+	int64		lacking_beside; /* beside these bytes of the predictor; */
 	uint64		lacking_number; /* rises with each decision of the scheduler */
 	int64		reserved_bytes; /* held back for a waiting constant grant */
 	TimestampTz reserved_until; /* when that reservation expires */
@@ -80,7 +81,7 @@ extern bool tensile_device_on_cluster(const char *name);
 /* The most memory that a device of this name can have; known for the host. */
 extern int64 tensile_device_most_bytes(const char *name);
 
-/* Can a device have these numbers, and an executor this overhead on it? */
+/* Can a device have these numbers, and a trainer this overhead on it? */
 extern bool tensile_device_possible(const char *name, const TensileDevice *device,
 									int64 overhead_bytes);
 

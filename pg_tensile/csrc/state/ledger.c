@@ -3,7 +3,7 @@
  * jobs and predictions.
  *
  * A device has entries for the grant and the overhead of each job (the memory
- * that its executor needs outside of the plan, such as a CUDA context), and
+ * that its trainer needs outside of the plan, such as a CUDA context), and
  * for the predictor.  Their sum does not exceed the device's budget, which is
  * pg_tensile.device_memory and at most the device's memory, because a grant
  * that does not fit is refused.  A job with ranks has a device of its own, on a
@@ -11,7 +11,7 @@
  * lower setting, can raise the sum above the budget, and then no grant grows
  * until there is room.
  *
- * Until the executor has made an iteration under a new plan
+ * Until the trainer has made an iteration under a new plan
  * (tensile_worker._acknowledge_plan, plan.c), the larger of the former and the new
  * grant counts, so that jobs shrink before others grow.
  *
@@ -267,9 +267,10 @@ tensile_ledger_forget_inference(void)
 }
 
 /*
- * tensile_internal._lack_memory(device, bytes, slowed_bytes): what each waiting job
- * lacks, those first that start first, and what the running ones lack to lose
- * no time.  The inference process is told, so that idle models give way.
+ * tensile_internal._lack_memory(device, bytes, slowed_bytes, inference_bytes): what
+ * each waiting job lacks, those first that start first, and what the running ones
+ * lack to lose no time, beside what the predictor had when that was decided.  The
+ * inference process is told, so that idle models give way.
  */
 Datum
 tensile_lack_memory(PG_FUNCTION_ARGS)
@@ -294,6 +295,7 @@ tensile_lack_memory(PG_FUNCTION_ARGS)
 		for (int k = 0; k < device->nlacking; k++)
 			device->lacking[k] = DatumGetInt64(bytes[k]);
 		device->slowed_bytes = slowed_bytes;
+		device->lacking_beside = PG_GETARG_INT64(3);
 		device->yielded_bytes = 0;	/* by now jobs have it */
 		device->lacking_number++;
 		if (device->inference_bytes > 0)

@@ -8,8 +8,8 @@
  *
  * The scheduler is the only writer.  It writes the header and the rows under
  * the slot's lock, and readers copy both under that lock, so nobody sees half
- * a plan.  A worker that finds a newer generation than its executor has sends
- * the plan, and acknowledges it when the executor has made an iteration under
+ * a plan.  A worker that finds a newer generation than its trainer has sends
+ * the plan, and acknowledges it when the trainer has made an iteration under
  * it.
  *
  * A plan comes with a grant of device memory.  The grant is entered into the
@@ -223,7 +223,7 @@ tensile_publish_plan(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile_worker._acknowledge_plan(generation): the executor has made an iteration
+ * tensile_worker._acknowledge_plan(generation): the trainer has made an iteration
  * under that plan.  If it is still the newest, the job's grant becomes that of
  * the plan, and there may be room for others.
  */

@@ -10,7 +10,7 @@ typedef struct TensilePlanHeader
 {
 	uint64		generation;		/* 0: no plan; rises while the slot is the job's */
 	int64		planned_bytes;	/* device peak of the plan, with workspaces */
-	int64		granted_bytes;	/* that the executor may use: >= planned_bytes */
+	int64		granted_bytes;	/* that the trainer may use: >= planned_bytes */
 	float8		link_share;		/* of the link to the host, 0 to 1, assumed by the plan */
 	uint32		nevents;
 	uint32		ngroups;		/* group rows, behind the event rows; 0: the grant is

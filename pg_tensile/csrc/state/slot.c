@@ -7,7 +7,7 @@
  * worker's exit callback, whatever has ended the worker.  A worker that comes
  * too late finds its slot free or taken by another job, and exits.
  *
- * A session that explains a training job has an executor like a worker, so it
+ * A session that explains a training job has a trainer like a worker, so it
  * takes a slot too: one of job 0, ATTACHED.
  *
  * A slot that was freed remembers its last job and how the worker ended,

@@ -1,9 +1,9 @@
 /*
- * evaluate.c: evaluate_model and feature_importance, which run an executor in
+ * evaluate.c: evaluate_model and feature_importance, which run a trainer in
  * the caller's session on the rows of a query (session_run.c,
  * evaluation_rows.c); and schedule_evaluation.
  *
- * All columns are checked before the executor is started, and once more when
+ * All columns are checked before the trainer is started, and once more when
  * the query runs.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.

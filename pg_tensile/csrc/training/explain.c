@@ -4,7 +4,7 @@
  *
  * The checks are those of train_model (submit.c, as the caller; then
  * tensile_internal._explain_training, SECURITY DEFINER, which returns the spec).  The
- * executor makes a dry run on the rows of the query, and its result is lines
+ * trainer makes a dry run on the rows of the query, and its result is lines
  * of text.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.

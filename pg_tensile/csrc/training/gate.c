@@ -4,8 +4,8 @@
  *
  * train_model checks the query of the option "gate" like the training query.
  * The worker runs it once, as the role that has submitted the job, with that
- * role's settings, and sends each row to two executors, one for each version:
- * both are evaluated on the same rows.  A scheduled evaluation has one executor.
+ * role's settings, and sends each row to two trainers, one for each version:
+ * both are evaluated on the same rows.  A scheduled evaluation has one trainer.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */

@@ -20,7 +20,7 @@ from pyworker.wire import Frame
 
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 PUBLISH = "tensile_internal._publish_plan(int8,bytea,int8,int8,float8,bytea,bytea)"
-LACK = "tensile_internal._lack_memory(text,int8[],int8)"
+LACK = "tensile_internal._lack_memory(text,int8[],int8,int8)"
 BUFFERS = 6  # of a plan: those of job_records.Plan
 FOOTPRINT = (
     "tensile_internal._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,"
@@ -79,15 +79,15 @@ class Publisher:
         growth = {job: (0 if plan.groups else plan.granted_bytes) - before[job] for job, plan in plans.items()}
         for job in sorted(plans, key=lambda job: (growth[job], job)):
             self._publish(job, plans[job])
-        self.tell_predictor(view.name, header["lacking"], header["slowed_bytes"])
+        self.tell_predictor(view, header["lacking"], header["slowed_bytes"])
         self._server.commit()
         self._tried_ledger = None
 
-    def tell_predictor(self, device: str, lacking: list[int], slowed_bytes: int) -> None:
-        """Tell the predictor what waiting jobs lack, and the running ones to lose no time."""
-        if lacking or slowed_bytes or self._lacks.get(device, True):
-            self._server.call(LACK, device, lacking, slowed_bytes)
-        self._lacks[device] = bool(lacking or slowed_bytes)
+    def tell_predictor(self, view: DeviceView, lacking: list[int], slowed_bytes: int) -> None:
+        """Tell the predictor what waiting jobs lack, and the running ones to lose no time, by a decision on the view."""
+        if lacking or slowed_bytes or self._lacks.get(view.name, True):
+            self._server.call(LACK, view.name, lacking, slowed_bytes, view.situation.inference_bytes)
+        self._lacks[view.name] = bool(lacking or slowed_bytes)
 
     def _tell_job(self, device: str, answer: dict[str, Any]) -> None:
         """Record a decision that is not a plan in the job's row and in the log."""
