@@ -38,11 +38,9 @@ class IdleModels:
         self._lacking: dict[str, Lacking] = {}  # by device; empty once models have been dropped for it
 
     def tell(self, header: dict[str, Any]) -> None:
-        """Take over what jobs lack from the header of a LACKING frame, less what has been dropped unknown to it."""
+        """Take over what jobs lack from the header of a LACKING frame."""
         self._idle_s = header["idle_s"]
-        kept = sum(nbytes for _, nbytes, _ in self._cache.on_device(header["device"]))
-        dropped = 0 * kept
-        lacking = Lacking([max(0, nbytes - dropped) for nbytes in header["waiting"]], header["running"] - dropped)
+        lacking = Lacking(header["waiting"], header["running"])
         if lacking.running > 0 or lacking.waiting:
             self._lacking[header["device"]] = lacking
         else:

@@ -167,14 +167,7 @@ class Inference:
             if self._lacking.get(device) == decided:
                 continue
             self._lacking[device] = decided
-            memory = self._memories.get(device)
-            header = {
-                "device": device,
-                "waiting": row["bytes"],
-                "running": row["slowed_bytes"],
-                "loaded": 0 if memory is None else memory.loaded_bytes,
-                "idle_s": idle_s,
-            }
+            header = {"device": device, "waiting": row["bytes"], "running": row["slowed_bytes"], "idle_s": idle_s}
             self._child.queue(FrameType.LACKING, header=header)
 
     def _keep_drift(self, frame: Frame) -> None:

@@ -172,7 +172,6 @@ tensile_lacking_memory(PG_FUNCTION_ARGS)
 		Datum		bytes[TENSILE_MAX_LACKING];
 		Datum		values[4];
 		bool		nulls[lengthof(values)] = {false};
-
 		int64		returned = Max(0, devices[i].lacking_beside - devices[i].inference_bytes);
 
 		if (devices[i].inference_bytes == 0 || devices[i].lacking_number == 0)

@@ -84,7 +84,7 @@ class Publisher:
         self._tried_ledger = None
 
     def tell_predictor(self, view: DeviceView, lacking: list[int], slowed_bytes: int) -> None:
-        """Tell the predictor what waiting jobs lack, and the running ones to lose no time, by a decision on the view."""
+        """Tell the predictor what waiting jobs lack, and the running ones to lose no time, as of `view`."""
         if lacking or slowed_bytes or self._lacks.get(view.name, True):
             self._server.call(LACK, view.name, lacking, slowed_bytes, view.situation.inference_bytes)
         self._lacks[view.name] = bool(lacking or slowed_bytes)

@@ -123,7 +123,7 @@ def test_another_device_has_files_of_its_own() -> None:
 
 
 def test_a_table_is_written_as_columns() -> None:
-    table = [{"a": 1, "b": True, "c": [1.5]}, {"a": 2, "b": True}, {"a": 3, "b": True, "c": None}]
+    table: list[dict[str, Any]] = [{"a": 1, "b": True, "c": [1.5]}, {"a": 2, "b": True}, {"a": 3, "b": True, "c": None}]
     text = encoded(table)
     assert json.loads(text)["same"] == {"b": True} and text.count("\n") == 5
     assert decoded(json.loads(text)) == [{"c": None} | row for row in table]

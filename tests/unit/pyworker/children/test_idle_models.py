@@ -30,8 +30,8 @@ class Models:
     def use(self, number: int) -> None:
         assert self.cache.get(Key(number)) is not None
 
-    def lack(self, *waiting: int, running: int = 0, device: str = "cpu", loaded: int = 0) -> float | None:
-        header = {"device": device, "waiting": list(waiting), "running": running, "loaded": loaded, "idle_s": IDLE_S}
+    def lack(self, *waiting: int, running: int = 0, device: str = "cpu") -> float | None:
+        header = {"device": device, "waiting": list(waiting), "running": running, "idle_s": IDLE_S}
         self.idle.tell(header)
         return self.idle.give_way()
 
@@ -57,16 +57,6 @@ def test_models_give_way_once_they_are_idle_and_no_more_of_them_than_a_job_lacks
     assert models.idle.give_way() is None and models.dropped == [2, 1], "until the scheduler has decided anew"
     models.lack(1)
     assert models.dropped == [2, 1, 3]
-
-
-def test_models_whose_memory_the_supervisor_still_counts_have_given_way_already(models: Models) -> None:
-    """They are closing, or the frame that says so is on its way."""
-    models.now = IDLE_S
-    models.lack(101, running=50, loaded=300)
-    assert models.dropped == [2, 3]
-    assert models.lack(101, running=200, loaded=300) is None and models.dropped == [2, 3]
-    models.lack(201, loaded=300)
-    assert models.dropped == [2, 3, 1]
 
 
 def test_nothing_is_dropped_that_helps_no_job(models: Models) -> None:
