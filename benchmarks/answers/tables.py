@@ -196,7 +196,7 @@ ATTRIBUTIONS = {
 
 
 class Peak:
-    """The largest sizes of an executor, by kind of memory (see soak.process_sample)."""
+    """The largest sizes of a trainer, by kind of memory (see soak.process_sample)."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

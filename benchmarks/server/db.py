@@ -34,7 +34,7 @@ from scripts.cluster import Cluster, child_python
 
 ROUNDS = 3
 SAMPLE_S = 0.2
-TRAINER = "executor"  # the kind of the process that trains, as its command names it
+TRAINER = "trainer"  # the kind of the process that trains, as its command names it
 ONE_TO_FOUR = {1: ("ResNet-20",), 2: MIXES["2 mixed"], 3: MIXES["3 mixed"], 4: MIXES["4 mixed"]}
 
 Connection = psycopg.Connection[Any]
@@ -175,7 +175,7 @@ def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def kind_of(command: str) -> str:
-    """Return the kind of a process: "executor", "planner", …; for pg_tensile's background workers their kind with
+    """Return the kind of a process: "trainer", "planner", …; for pg_tensile's background workers their kind with
     "(server)", for PostgreSQL's own processes "server"."""
     child = re.search(r"-m pyworker (\w+)", command)
     if child:
