@@ -68,7 +68,7 @@ def measuring(conn: Connection, wait_until: Wait, after: int = 0) -> int:
     """Wait until an automatic calibration later than job `after` has sent its first progress; return its number."""
 
     def current() -> int | None:
-        job = value(conn, AUTOMATIC + " AND id > %s", after)
+        job = value(conn, AUTOMATIC + " AND job > %s", after)
         return job if job is not None and phase(conn, job) == "calibrating" else None
 
     return int(wait_until(current, 120, "an automatic calibration"))
