@@ -87,7 +87,7 @@ def run() -> None:
         console.print(INTRODUCTION)
         jobs = train_within(cluster, conn)
         console.print("\nThe same two trainings with all the memory, without a plan:")
-        compare_weights(conn, jobs)
+        compare_weights(cluster, conn, jobs)
         console.print("\nOf 297 handwritten digits that were kept out:")
         show(conn, DIGITS)
     console.print(f"\nThe demo took {time.monotonic() - started:.0f} s.")

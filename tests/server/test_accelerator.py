@@ -301,4 +301,4 @@ def test_the_demo_trains_both_models_on_the_device(
         processes = sum(overhead for _, _, overhead in sizes)
         assert sizes[0][0] < sizes[0][1]
         assert processes < watch.granted < processes + 0.61 * sum(size[1] for size in sizes)
-        training.compare_weights(conn, jobs)  # raises DemoError if they differ
+        training.compare_weights(cluster, conn, jobs)  # raises DemoError if they differ
