@@ -52,7 +52,7 @@ class Section(NamedTuple):
 
 
 class Run:
-    """What a section's function sees of its run: the device, the options, and the scenarios that are wanted."""
+    """A run of a section: its device and options, the scenarios that are wanted, and the rows of the present one."""
 
     def __init__(self, results: Results, device: str, options: Options) -> None:
         self.results, self.device, self.options = results, device, options
@@ -70,14 +70,13 @@ class Run:
         }
         return [name for name in names if self.options.only in name and name not in there]
 
-    def scenarios(self, names: Mapping[str, float] | Iterable[str]) -> Iterator[str]:
+    def scenarios(self, names: Iterable[str], seconds: Mapping[str, float] | None = None) -> Iterator[str]:
         """Yield the scenarios that are wanted, as long as there is time.
 
         The rows that a section yields until it asks for the next one are those of the scenario; they are written then.
-        `names` may have the seconds that each is expected to take.
+        `seconds`: how long each is expected to take, as far as that is known.
         """
-        expected = names if isinstance(names, Mapping) else {}
-        waiting = self.wanted(names)
+        expected, waiting = seconds or {}, self.wanted(names)
         spent = planned = 0.0
         for number, name in enumerate(waiting):
             if time.monotonic() > self._ends:
@@ -87,10 +86,10 @@ class Run:
             yield name
             self.results.replace(name, self._rows, self.about)
             self.results.write()
-            seconds, count, self._rows = time.monotonic() - began, len(self._rows), []
-            spent, planned = spent + seconds, planned + expected.get(name, 0.0)
+            took, count, self._rows = time.monotonic() - began, len(self._rows), []
+            spent, planned = spent + took, planned + expected.get(name, 0.0)
             ahead = time_left(sum(expected.get(other, 0.0) for other in waiting[number + 1 :]), spent, planned)
-            say(f"{name}: {count} rows in {seconds:.0f} s{ahead}")
+            say(f"{name}: {count} rows in {took:.0f} s{ahead}")
 
     def add(self, row: Row) -> None:
         self._rows.append(row)

@@ -93,7 +93,7 @@ def scenario_section(
             for _ in run.scenarios(("planning",)):
                 yield from ({"table": "planning", **row} for row in planning(run))
         listed = {scenario.name: scenario for scenario in scenarios(run.kind, run.quick)}
-        for name in run.scenarios({name: scenario.seconds for name, scenario in listed.items()}):
+        for name in run.scenarios(listed, {name: scenario.seconds for name, scenario in listed.items()}):
             yield from run_scenario(listed[name], run.device)
 
     def expected(kind: str) -> list[str]:

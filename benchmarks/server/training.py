@@ -103,7 +103,7 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
     conn.execute("SELECT wait_for_job(%s, '10 min')", row)
     row = conn.execute(
         "SELECT extract(epoch FROM max(m.at) - min(m.at))::float8, max(m.samples), v.preprocessing"
-        " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.version_id",
+        " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.preprocessing",
         row,
     ).fetchone()
     assert row is not None

@@ -78,7 +78,7 @@ def in_database(conn: psycopg.Connection[Any], size: Size, halving: Mapping[str,
     ).fetchone()  # fmt: skip
     conn.execute("SELECT wait_for_tuning(%s)", row)
     seconds = time.perf_counter() - began
-    status = conn.execute("SELECT best_value, pruned FROM tensile_internal.tunings WHERE tuning = %s", row).fetchone()
+    status = conn.execute("SELECT best_value, pruned FROM tensile.tunings WHERE tuning = %s", row).fetchone()
     assert status is not None
     conn.execute("SELECT drop_model('bench')")
     return Measured(seconds, *status)

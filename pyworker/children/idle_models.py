@@ -3,8 +3,9 @@
 A model is idle if no call uses it and none has used it for a while. The scheduler says what jobs lack
 (LACKING): models are dropped for the first waiting job that they suffice for, and for none if they suffice for no job,
 because loading them again costs time. Those that have been idle for longer also give way to running jobs that would
-lose less time. The predictor loads all of them again when they are needed. What has been dropped is taken off what jobs
-lack by the scheduler, which decides again once the memory is free.
+lose less time. The predictor loads all of them again when they are needed. The scheduler decides again once the memory
+of a dropped model is free. Until the ledger knows that it is, dropped models are taken off what jobs lack: a decision
+about the memory of the first of them may come before that of the second is free.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ class IdleModels:
 
     def tell(self, header: dict[str, Any]) -> None:
         """Take over what jobs lack from the header of a LACKING frame."""
-        self._idle_s = header["idle_s"]
-        lacking = Lacking(header["waiting"], header["running"])
+        self._idle_s, device = header["idle_s"], header["device"]
+        coming = self._cache.dropped_bytes[device] - header["closed_bytes"]
+        lacking = Lacking([max(0, bytes - coming) for bytes in header["waiting"]], header["running"] - coming)
         if lacking.running > 0 or lacking.waiting:
-            self._lacking[header["device"]] = lacking
+            self._lacking[device] = lacking
         else:
-            self._lacking.pop(header["device"], None)
+            self._lacking.pop(device, None)
 
     def give_way(self) -> float | None:
         """Drop models that are idle by now and that a job lacks the memory of.

@@ -38,14 +38,18 @@ class ModelCache:
         self._close = close or self._close_now
         self._models: OrderedDict[Key, Model] = OrderedDict()
         self._kept_bytes: Counter[str] = Counter()  # by device
-        self._closing_bytes: Counter[str] = Counter()
+        self.dropped_bytes: Counter[str] = Counter()  # in all, by device; of these
+        self.closed_bytes: Counter[str] = Counter()  # take no memory any more
         self._host_bytes = 0  # besides those of the CPU as a device
         self._loading: dict[Key, int] = {}  # host memory of models that are being loaded
 
     @property
     def device_bytes(self) -> dict[str, int]:
         """Memory that loaded and dropped models take, by device."""
-        return {device: kept + self._closing_bytes[device] for device, kept in self._kept_bytes.items()}
+        return {
+            device: kept + self.dropped_bytes[device] - self.closed_bytes[device]
+            for device, kept in self._kept_bytes.items()
+        }
 
     def get(self, key: Key) -> Model | None:
         model = self._models.get(key)
@@ -114,7 +118,7 @@ class ModelCache:
         dropped = self._models.pop(key)
         del self._used_at[key]
         self._kept_bytes[dropped.device] -= dropped.nbytes
-        self._closing_bytes[dropped.device] += dropped.nbytes
+        self.dropped_bytes[dropped.device] += dropped.nbytes
         self._host_bytes -= dropped.host_bytes
         self._close(key, dropped)
 
@@ -124,4 +128,4 @@ class ModelCache:
 
     def closed(self, device: str, nbytes: int) -> None:
         """Count a dropped model no more, which took `nbytes` of the device and has been closed."""
-        self._closing_bytes[device] -= nbytes
+        self.closed_bytes[device] += nbytes

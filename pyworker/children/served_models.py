@@ -194,8 +194,13 @@ class ServedModels:
 
         `key`: the model that has been loaded, or could not be."""
         version, memory_budget = key or (0, 0)
-        header = {"device_bytes": self._cache.device_bytes, "models": self._cache.shown()}
-        self._supervisor.send(FrameType.PROGRESS, version, header=header | {"memory_budget": memory_budget})
+        header = {
+            "memory_budget": memory_budget,
+            "device_bytes": self._cache.device_bytes,
+            "closed_bytes": self._cache.closed_bytes,
+            "models": self._cache.shown(),
+        }
+        self._supervisor.send(FrameType.PROGRESS, version, header=header)
 
     # ---- devices ----
 

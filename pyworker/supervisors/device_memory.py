@@ -23,6 +23,7 @@ class DeviceMemory:
         self.device = device
         self.overhead_bytes = 0  # that the predictor takes besides its models
         self.loaded_bytes = 0  # of the models that the predictor has loaded
+        self.closed_bytes = 0  # of the models that the predictor had loaded, in all
         self.arriving_bytes = 0  # of the models that are being sent to it
         self._granted_bytes = 0  # by the ledger
 
@@ -53,7 +54,7 @@ class DeviceMemory:
 
     def forget(self) -> None:
         """Forget what a predictor took that has ended; `return_unused` returns it."""
-        self.overhead_bytes = self.arriving_bytes = self.loaded_bytes = 0
+        self.overhead_bytes = self.arriving_bytes = self.loaded_bytes = self.closed_bytes = 0
 
     def limit(self) -> int:
         """Return the bytes of the device that jobs and models may use together."""

@@ -133,9 +133,10 @@ class Inference:
             self._requested.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
             self._forget_arriving(frame.job, int(frame.header["memory_budget"]))
-            loaded = frame.header["device_bytes"]
+            loaded, closed = frame.header["device_bytes"], frame.header["closed_bytes"]
             for memory in self._memories.values():
                 memory.loaded_bytes = int(loaded.get(memory.device, 0))
+                memory.closed_bytes = int(closed.get(memory.device, 0))
                 memory.return_unused()
             self._publish_loaded(frame.header["models"])
         elif frame.type == FrameType.DEVICE:
@@ -167,7 +168,13 @@ class Inference:
             if self._lacking.get(device) == decided:
                 continue
             self._lacking[device] = decided
-            header = {"device": device, "waiting": row["bytes"], "running": row["slowed_bytes"], "idle_s": idle_s}
+            header = {
+                "device": device,
+                "waiting": row["bytes"],
+                "running": row["slowed_bytes"],
+                "idle_s": idle_s,
+                "closed_bytes": self._memories[device].closed_bytes,
+            }
             self._child.queue(FrameType.LACKING, header=header)
 
     def _keep_drift(self, frame: Frame) -> None:

@@ -89,7 +89,7 @@ AS $$
 $$;
 
 -- Devices to calibrate, and why: the default one and those of jobs if they have not been calibrated, and those whose
--- jobs have used another PyTorch since, or have trained models with kinds of operators that were not known. Only an
+-- jobs have used another PyTorch since, or have trained models with kinds of operators that were not known. Only a
 -- trainer knows which device "auto" is, so any calibration will do for it.
 CREATE FUNCTION tensile_internal._uncalibrated() RETURNS TABLE (device text, cause text)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

@@ -2,7 +2,7 @@
  * model_file.c: export_model and import_model, which use a trainer in the
  * caller's session (session_run.c) for what needs PyTorch.
  *
- * export_model: SQL composes files of the formats tensile and torch, and an
+ * export_model: SQL composes files of the formats tensile and torch, and a
  * trainer those of the format onnx.
  *
  * import_model: tensile_internal._import_model (SECURITY DEFINER) makes all checks that

@@ -103,6 +103,16 @@ def test_a_section_that_fails_keeps_the_scenarios_before(capsys: pytest.CaptureF
     assert "- not measured: two\n- not measured: three\n" in (documents.PAGES / "a.md").read_text()
 
 
+def test_time_left_is_told_of_scenarios_whose_seconds_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    def known(run: Run) -> Iterator[dict[str, Any]]:
+        for _ in run.scenarios({"one": (1, 2), "two": (3, 4)}, {"two": 1e6}):
+            yield {"value": 3}
+
+    measured(SECTION._replace(rows=known))
+    told = [line for line in capsys.readouterr().err.splitlines() if " rows in " in line]
+    assert len(told) == 2 and "left" in told[0] and "left" not in told[1]
+
+
 def test_there_may_be_no_time() -> None:
     _, results = measured(minutes=-1.0)
     assert not results.runs and not documents.PAGES.exists()

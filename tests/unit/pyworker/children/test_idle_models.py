@@ -20,8 +20,12 @@ class Models:
         self.now = 0.0
         self.busy: set[int] = set()
         self.dropped: list[int] = []
-        self.cache = ModelCache(1 << 40, lambda key, model: self.dropped.append(key.version), lambda: self.now)
+        self.cache = ModelCache(1 << 40, self._drop, lambda: self.now)
         self.idle = IdleModels(self.cache, lambda key: key.version in self.busy, lambda: self.now)
+
+    def _drop(self, key: Key, model: Any) -> None:
+        self.dropped.append(key.version)
+        self.cache.closed(model.device, model.nbytes)
 
     def load(self, number: int, nbytes: int, device: str = "cpu") -> None:
         model: Any = SimpleNamespace(device=device, nbytes=nbytes, host_bytes=0)
@@ -30,9 +34,13 @@ class Models:
     def use(self, number: int) -> None:
         assert self.cache.get(Key(number)) is not None
 
-    def lack(self, *waiting: int, running: int = 0, device: str = "cpu") -> float | None:
+    def lack(
+        self, *waiting: int, running: int = 0, device: str = "cpu", closed_bytes: int | None = None
+    ) -> float | None:
+        """`closed_bytes`: what the ledger knows of the dropped models; by default it knows of all."""
+        closed = self.cache.closed_bytes[device] if closed_bytes is None else closed_bytes
         header = {"device": device, "waiting": list(waiting), "running": running, "idle_s": IDLE_S}
-        self.idle.tell(header)
+        self.idle.tell(header | {"closed_bytes": closed})
         return self.idle.give_way()
 
 
@@ -66,6 +74,18 @@ def test_nothing_is_dropped_that_helps_no_job(models: Models) -> None:
     assert models.lack(device="cuda:0") is None and models.lack(1001, device="cuda:0") is None
     models.lack(1000, device="cuda:0")
     assert models.dropped == [2, 3, 4]
+
+
+def test_models_whose_memory_the_ledger_does_not_know_to_be_free_count_as_dropped(models: Models) -> None:
+    models.now = 100.0
+    models.lack(150)
+    assert models.dropped == [2, 3]
+    models.lack(50, closed_bytes=100)
+    models.lack(150, 50, closed_bytes=0)
+    models.lack(running=200, closed_bytes=0)
+    assert models.dropped == [2, 3]
+    models.lack(110, closed_bytes=100)
+    assert models.dropped == [2, 3, 1], "10 bytes more than are becoming free"
 
 
 def test_models_that_compute_are_not_idle_however_long_they_take(models: Models) -> None:
