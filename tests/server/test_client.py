@@ -518,7 +518,7 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
             with pytest.raises(ConnectionLost, match="the connection to the server is lost: ") as caught:
                 job.wait(timeout=90)
             restarted.result()
-        assert "\n" not in caught.value.message and "Jobs go on" in str(caught.value.__notes__)
+        assert "\n" not in caught.value.message and "Jobs continue" in str(caught.value.__notes__)
         with pytest.raises(ConnectionLost):
             client.jobs()
     with connect(cluster.dsn()) as client:
