@@ -1,9 +1,9 @@
 """Speed of reading rows from a table into one float32 array: the feed against ADBC and psycopg, in the same run.
 
 336,776 rows × 12 columns of int2, int4, int8, float4, float8, numeric, boolean and date, some of them null. The feed is
-measured inside real jobs (feed_child.py stands in for the executor); the clients are measured in this
+measured inside real jobs (feed_child.py stands in for the trainer); the clients are measured in this
 process, connected beforehand, with the faster of two queries for ADBC (numeric as it is, or cast by the server). Rounds
-are interleaved and medians taken. `prepared_rows_per_s` covers everything up to the executor's ordered, split and
+are interleaved and medians taken. `prepared_rows_per_s` covers everything up to the trainer's ordered, split and
 standardised tables.
 """
 
@@ -61,7 +61,7 @@ Matrix = NDArray[np.float32]
 
 
 class Feed:
-    """Jobs whose executor measures instead of training."""
+    """Jobs whose trainer measures instead of training."""
 
     def __init__(self, cluster: Cluster, conn: psycopg.Connection[Any]) -> None:
         self._cluster = cluster
@@ -178,7 +178,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 GOALS = (
-    Goal("rows_per_s", f"{ROWS:,} rows × 12 columns to the executor's array, rows/s", ","),
+    Goal("rows_per_s", f"{ROWS:,} rows × 12 columns to the trainer's array, rows/s", ","),
     Goal("prepared_rows_per_s", "the same, standardised and split for validation, rows/s", ","),
     Goal("ratio_vs_adbc", "times as fast as ADBC, the faster of its two queries", ".2f", least=4),
     Goal("ratio_vs_psycopg", "times as fast as psycopg's fetchall", ".2f"),

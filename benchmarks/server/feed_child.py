@@ -1,7 +1,7 @@
-"""The executor of feed.py: receives one job's rows as the executor does, and measures instead of training.
+"""The trainer of feed.py: receives one job's rows as the trainer does, and measures instead of training.
 
 `feed_child.py array`: until the query's numbers lie in one float32 array [rows, columns], NaN where they are null.
-`feed_child.py prepared`: until the executor's own tables are ready: ordered by content, split, standardised. The clock
+`feed_child.py prepared`: until the trainer's own tables are ready: ordered by content, split, standardised. The clock
 starts before the handshake, a few milliseconds before the worker feeds. The result is the job's error message.
 """
 

@@ -4,7 +4,7 @@ Two, three and four jobs train at once, of one network and of several (ResNet-20
 network on images of 32 × 32), first on a device with room for all of them, then on one with so little memory that they
 do not fit together without plans: `TIGHT` of the sum of what their tensors take alone, and what each process takes
 besides (nothing on the CPU). Reported are the time of all jobs together as a ratio of the same jobs one after another
-on the device with room, medians of several rounds; the largest values of the ledger and of the executors' own records,
+on the device with room, medians of several rounds; the largest values of the ledger and of the trainers' own records,
 from continual samples of tensile.devices; and whether every job made the same weights, to the bit, as it did alone. On
 a GPU, the networks are deeper.
 """

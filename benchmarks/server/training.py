@@ -82,7 +82,7 @@ def train_plain(rows: int, inputs: ModelInputs, threads: int) -> float:
 
 
 def plain(rows: int, inputs: ModelInputs, threads: int) -> float:
-    """Run `train_plain` in a process like the executor's."""
+    """Run `train_plain` in a process like the trainer's."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [child_python(), "-m", "benchmarks.server.training", json.dumps([rows, inputs, threads])]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True, text=True)
@@ -103,7 +103,8 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
     conn.execute("SELECT wait_for_job(%s, '10 min')", row)
     row = conn.execute(
         "SELECT extract(epoch FROM max(m.at) - min(m.at))::float8, max(m.samples), v.preprocessing"
-        " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.preprocessing",
+        " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s"
+        " GROUP BY v.preprocessing",
         row,
     ).fetchone()
     assert row is not None
@@ -150,5 +151,5 @@ GOALS = (
 BENCHMARK = goals_section("Training beside plain PyTorch", "training", measure, GOALS)
 
 if __name__ == "__main__":
-    rows, (numeric, cardinalities, _), threads = json.loads(sys.argv[1])
+    rows, (numeric, cardinalities, *_), threads = json.loads(sys.argv[1])
     print(train_plain(rows, ModelInputs(numeric, tuple(cardinalities), ()), threads))
