@@ -187,7 +187,7 @@ def test_budgets_are_reserved_on_the_device_of_jobs(frames: Any) -> None:
 
     def report(version: int, memory_budget: int, **device_bytes: int) -> None:
         taken = {key.replace("_", ":"): size for key, size in device_bytes.items()}
-        header = {"device_bytes": taken, "models": [], "memory_budget": memory_budget}
+        header = {"device_bytes": taken, "closed_bytes": {}, "models": [], "memory_budget": memory_budget}
         inference._handle(Frame(FrameType.PROGRESS, version, 0, header, []))
 
     report(7, 0, cpu=10)  # the others take longer
