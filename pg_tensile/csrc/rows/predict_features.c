@@ -20,6 +20,7 @@
 #include "utils/memutils.h"
 
 #include "base/convert.h"
+#include "base/query.h"
 #include "rows/dictionary.h"
 #include "rows/predict_features.h"
 #include "rows/wire.h"
@@ -117,6 +118,30 @@ feature_names(const FeatureSet *set)
 	for (int i = 0; i < set->count; i++)
 		appendStringInfo(&names, i == 0 ? "%s" : ", %s", set->names[i]);
 	return names.data;
+}
+
+static bool
+is_feature(const FeatureSet *set, const char *name)
+{
+	for (int i = 0; i < set->count; i++)
+		if (strcmp(name, set->names[i]) == 0)
+			return true;
+	return false;
+}
+
+void
+feature_missing(const FeatureSet *set, int feature, const char **names, int nnames,
+				const char *otherwise)
+{
+	int			nunused = 0;
+
+	for (int i = 0; i < nnames; i++)
+		if (!is_feature(set, names[i]))
+			names[nunused++] = names[i];
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_COLUMN),
+			 errmsg("feature \"%s\" is missing", set->names[feature]),
+			 tensile_hint_nearest(set->names[feature], names, nunused, otherwise)));
 }
 
 static const char *

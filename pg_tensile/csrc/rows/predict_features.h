@@ -143,6 +143,13 @@ extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, const c
 /* The names of all features, with commas between them. */
 extern char *feature_names(const FeatureSet *set);
 
+/*
+ * Raises 42703 for a feature that a row lacks.  The hint is one of the row's
+ * names that is not a feature, or `otherwise`.
+ */
+pg_noreturn extern void feature_missing(const FeatureSet *set, int feature, const char **names,
+										int nnames, const char *otherwise);
+
 /* Raises 42804 with a hint; `given` is the type that was given. */
 pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature,
 											  const char *given);

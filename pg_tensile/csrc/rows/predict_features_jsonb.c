@@ -19,7 +19,6 @@
 
 #include "base/convert.h"
 #include "base/numeric_float8.h"
-#include "base/query.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_jsonb.h"
 
@@ -223,38 +222,22 @@ set_json_value(FeatureBatch *batch, int feature, const JsonbValue *value)
 		feature_type_mismatch(batch->set, feature, psprintf("jsonb %s", json_type_name(value)));
 }
 
-/*
- * Raises an error for a feature without a key.  Suggests a key that is not a
- * feature.
- */
+/* Raises the error of a feature without a key. */
 static void
 missing_key(const FeatureSet *set, int feature, Jsonb *object)
 {
 	JsonbIterator *iterator = JsonbIteratorInit(&object->root);
-	const char **unused = palloc(sizeof(char *) * Max(JB_ROOT_COUNT(object), 1));
-	int			nunused = 0;
+	const char **names = palloc(sizeof(char *) * Max(JB_ROOT_COUNT(object), 1));
+	int			nnames = 0;
 	JsonbIteratorToken token;
 	JsonbValue	key;
 
 	while ((token = JsonbIteratorNext(&iterator, &key, true)) != WJB_DONE)
-	{
-		char	   *name;
-		bool		used = false;
-
-		if (token != WJB_KEY)
-			continue;
-		name = pnstrdup(key.val.string.val, key.val.string.len);
-		for (int i = 0; i < set->count && !used; i++)
-			used = strcmp(name, set->names[i]) == 0;
-		if (!used)
-			unused[nunused++] = name;
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_UNDEFINED_COLUMN),
-			 errmsg("feature \"%s\" is missing", set->names[feature]),
-			 tensile_hint_nearest(set->names[feature], unused, nunused,
-								  psprintf("Every feature must be there; null is allowed. "
-										   "The features are: %s.", feature_names(set)))));
+		if (token == WJB_KEY)
+			names[nnames++] = pnstrdup(key.val.string.val, key.val.string.len);
+	feature_missing(set, feature, names, nnames,
+					psprintf("Every feature must be there; null is allowed. The features are: %s.",
+							 feature_names(set)));
 }
 
 void

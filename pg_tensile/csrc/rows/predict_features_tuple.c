@@ -19,7 +19,6 @@
 
 #include "base/compat.h"
 #include "base/convert.h"
-#include "base/query.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
 
@@ -119,32 +118,19 @@ source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext conte
 	return source;
 }
 
-/*
- * Raises an error for a feature without a column.  Suggests a column that is
- * not a feature.
- */
+/* Raises the error of a feature without a column. */
 static void
 missing_feature(const FeatureSet *set, int feature, TupleDesc desc)
 {
-	const char **unused = palloc(sizeof(char *) * desc->natts);
-	int			nunused = 0;
+	const char **names = palloc(sizeof(char *) * desc->natts);
+	int			nnames = 0;
 
 	for (int i = 0; i < desc->natts; i++)
-	{
-		const char *name = NameStr(TupleDescAttr(desc, i)->attname);
-		bool		used = TupleDescAttr(desc, i)->attisdropped;
-
-		for (int j = 0; j < set->count && !used; j++)
-			used = strcmp(name, set->names[j]) == 0;
-		if (!used)
-			unused[nunused++] = name;
-	}
-	ereport(ERROR,
-			(errcode(ERRCODE_UNDEFINED_COLUMN),
-			 errmsg("feature \"%s\" is missing", set->names[feature]),
-			 tensile_hint_nearest(set->names[feature], unused, nunused,
-								  "The row must have a column with the name of every feature "
-								  "that the model was trained on.")));
+		if (!TupleDescAttr(desc, i)->attisdropped)
+			names[nnames++] = NameStr(TupleDescAttr(desc, i)->attname);
+	feature_missing(set, feature, names, nnames,
+					"The row must have a column with the name of every feature that the model "
+					"was trained on.");
 }
 
 FeatureSource *
