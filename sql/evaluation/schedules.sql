@@ -97,8 +97,9 @@ BEGIN
         GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
                                 text_of_hint = PG_EXCEPTION_HINT;
         IF s.error IS DISTINCT FROM text_of_error THEN
-            PERFORM tensile_internal._log_job(format('pg_tensile: evaluation %s refused: owner="%s" sqlstate=%s reason="%s"',
-                                            s.id, s.owner, code, text_of_error));
+            PERFORM tensile_internal._log_job(
+                format('pg_tensile: evaluation %s refused: owner="%s" sqlstate=%s reason="%s"',
+                       s.id, s.owner, code, text_of_error));
         END IF;
     END;
     UPDATE tensile_internal.evaluation_schedules o
@@ -118,8 +119,8 @@ BEGIN
     PERFORM tensile_internal._check_schedule_owner(s.owner_id, s.owner, 'evaluate_model');
     DELETE FROM tensile_internal.jobs j WHERE j.kind = 'evaluate' AND j.ended_at IS NOT NULL
         AND j.options->'schedule' = to_jsonb(s.id);
-    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer,
-                              learning_rate, validation, seed, priority, options, settings)
+    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer, learning_rate,
+                                       validation, seed, priority, options, settings)
         SELECT 'evaluate', m.name, s.owner, s.query, '', 1, 1, '', 0, 0, 0, 0,
                jsonb_build_object('schedule', s.id, 'model', m.id), s.settings
         FROM tensile_internal.models m WHERE m.id = s.model_id

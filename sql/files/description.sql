@@ -14,8 +14,9 @@ CREATE FUNCTION tensile_internal._refuse_file(reason text, hint text DEFAULT NUL
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM tensile_worker._raise('22P03', 'this is not a usable model file: ' || reason,
-                           coalesce(hint, 'Transfer the file again, in binary, or export the model again.'), detail);
+    PERFORM tensile_worker._raise(
+        '22P03', 'this is not a usable model file: ' || reason,
+        coalesce(hint, 'Transfer the file again, in binary, or export the model again.'), detail);
 END $$;
 
 -- Length of a safetensors file's header, at most 16 MB
@@ -26,8 +27,9 @@ DECLARE
     length bigint := 0;
 BEGIN
     IF encode(substring(contents FROM 1 FOR 2), 'hex') IN ('504b', '8002', '8003', '8004', '8005') THEN
-        PERFORM tensile_internal._refuse_file('it is a pickle or an archive of pickles',
-                                     'Pickles are never read, because they can contain code: use export_model.');
+        PERFORM tensile_internal._refuse_file(
+            'it is a pickle or an archive of pickles',
+            'Pickles are never read, because they can contain code: use export_model.');
     ELSIF octet_length(contents) < 8 THEN
         PERFORM tensile_internal._refuse_file(format('it has %s bytes', octet_length(contents)));
     END IF;
@@ -103,9 +105,10 @@ DECLARE
     place int;
 BEGIN
     IF metadata->>'format' IS DISTINCT FROM 'pg_tensile' THEN
-        PERFORM tensile_internal._refuse_file('it is a safetensors file that export_model did not write',
-                                     'Weights alone do not say of which columns a model makes predictions: name a model '
-                                     'of the same architecture and columns with template => ''model''.');
+        PERFORM tensile_internal._refuse_file(
+            'it is a safetensors file that export_model did not write',
+            'Weights alone do not say of which columns a model makes predictions: name a model of the same '
+            'architecture and columns with template => ''model''.');
     ELSIF metadata->>'format_version' IS DISTINCT FROM '1' THEN
         RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
             MESSAGE = format('the model file has format version %s, but this version of pg_tensile reads version 1',

@@ -90,8 +90,7 @@ BEGIN
                                            description->>'description');
     m := tensile_internal._own_model(caller, model);
     INSERT INTO tensile_internal.model_versions (model_id, version, task, preprocessing, architecture, metrics, rows,
-                                                 training,
-                                        reference)
+                                                 training, reference)
         VALUES (m.id, tensile_internal._next_version(m.id), description->'preprocessing'->>'task',
                 description->'preprocessing',
                 description->'architecture', nullif(description->'metrics', 'null'), (description->>'rows')::bigint,

@@ -70,7 +70,7 @@ BEGIN
         RETURN NULL;
     ELSIF j.model_id IS NULL AND j.kind NOT IN ('calibrate', 'evaluate') THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42704', format('model "%s" was dropped', j.model),
-                                 'Register the model again and submit a new job.');
+                                          'Register the model again and submit a new job.');
         RETURN NULL;
     ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE oid = j.owner_id AND rolname = j.owner AND rolcanlogin) THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42704',

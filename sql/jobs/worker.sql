@@ -75,7 +75,8 @@ BEGIN
                'running', (SELECT count(*) FROM tensile_internal.jobs o
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
                              AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end
-               'architecture', coalesce(j.architecture, (SELECT m.architecture FROM tensile_internal.models m WHERE m.id = j.model_id)),
+               'architecture', coalesce(j.architecture, (SELECT m.architecture FROM tensile_internal.models m
+                                                         WHERE m.id = j.model_id)),
                'start', tensile_internal._start_of(j),
                'rows_file', (SELECT tensile_internal._rows_file(t) FROM tensile_internal.tunings t WHERE t.id = j.tuning),
                'tuning_rows', (SELECT t.rows FROM tensile_internal.tunings t WHERE t.id = j.tuning),
@@ -160,8 +161,7 @@ BEGIN
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
     INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, metrics,
-                                                 rows, training,
-                                        reference)
+                                                 rows, training, reference)
         VALUES (m.id, tensile_internal._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing,
                 coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
                 _job_version.reference)
@@ -231,13 +231,12 @@ BEGIN
         WHERE id = j;
     DELETE FROM tensile_internal.batch_sizes b WHERE b.job = j;
     INSERT INTO tensile_internal.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s,
-                                              iteration_us,
-                                     stall_us, device_bytes, measured_us, reason)
+                                              iteration_us, stall_us, device_bytes, measured_us, reason)
         SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
                c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
         FROM jsonb_populate_recordset(NULL::tensile_internal.batch_sizes, choice->'candidates') c;
     PERFORM tensile_internal._log('batch size', j, NULL, choice->>'device', choice->>'reason',
-                         choice - '{device,reason}'::text[]);
+                                  choice - '{device,reason}'::text[]);
     PERFORM tensile_internal._notify(j);
 END $$;
 

@@ -27,7 +27,7 @@ BEGIN
             error = EXCLUDED.error, job = EXCLUDED.job, known_kinds = EXCLUDED.known_kinds, torch = EXCLUDED.torch,
             calibrated_at = clock_timestamp();
     PERFORM tensile_internal._log('calibration', tensile_worker._my_job(), NULL, $1, 'finished',
-                         jsonb_build_object('kinds', $4, 'samples', $5, 'error', $6));
+                                  jsonb_build_object('kinds', $4, 'samples', $5, 'error', $6));
 END $$;
 
 -- A calibration is a job without a model and a query, and with its own kind of trainer. The options in its row
@@ -36,8 +36,8 @@ END $$;
 CREATE FUNCTION tensile_internal._submit_calibration(owner name, options jsonb, automatic bool) RETURNS bigint
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer,
-                              learning_rate, validation, seed, priority, options, settings, automatic)
+    INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer, learning_rate,
+                                       validation, seed, priority, options, settings, automatic)
         VALUES ('calibrate', '(calibration)', $1, '', '', 1, 1, '', 0, 0, 0, 0, $2, '{}', $3)
         ON CONFLICT DO NOTHING
         RETURNING id

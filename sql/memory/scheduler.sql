@@ -115,8 +115,7 @@ CREATE FUNCTION tensile_internal._search(job bigint, state text, budget_bytes bi
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile_internal.plan_searches AS s (job, state, budget_bytes, seconds, cached, first_us, best_us,
-                                                     generation,
-                                       evaluations, ended_at)
+                                                     generation, evaluations, ended_at)
         SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $2 = 'finished' THEN clock_timestamp() END
         FROM tensile_internal.traces t WHERE t.job = $1
         ON CONFLICT ON CONSTRAINT plan_searches_pkey DO UPDATE SET state = EXCLUDED.state,
@@ -137,8 +136,7 @@ CREATE FUNCTION tensile_internal._search_result(job bigint, bucket_bytes bigint,
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile_internal.search_results AS r (fingerprint, device, bucket_bytes, device_peak_bytes, events,
-                                                      plan_order,
-                                             iteration_us, seconds, generations)
+                                                      plan_order, iteration_us, seconds, generations)
         SELECT t.fingerprint, t.device, $2, $3, $4, $5, $6, $7, $8
         FROM tensile_internal.traces t
         WHERE t.job = $1 AND t.fingerprint IS NOT NULL AND NOT tensile_internal._on_cluster(t.device)

@@ -31,9 +31,8 @@ BEGIN
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
         least_bytes bigint, operator text, graphs jsonb, load float8, torch text);
     INSERT INTO tensile_internal.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes,
-                                              persistent_bytes,
-                                     parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, load,
-                                     torch, profile)
+                                              persistent_bytes, parameters, vanilla_bytes, least_bytes,
+                                              largest_operator, graphs, traces, load, torch, profile)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
                 h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch,
                 CASE WHEN tensile_internal._on_cluster(h.device) THEN h.profile END)
@@ -89,8 +88,7 @@ AS $$
     DELETE FROM tensile_internal.operators o WHERE o.job = $1;
     DELETE FROM tensile_internal.tensors t WHERE t.job = $1;
     INSERT INTO tensile_internal.operators (job, operator, target, phase, module, source, signature, flops, bytes,
-                                            random,
-                                   tensors)
+                                            random, tensors)
         SELECT $1, o.operator, o.target, o.phase, o.module, o.source, o.signature, o.flops, o.bytes, o.random, o.tensors
         FROM jsonb_to_recordset($2->'operators') AS o (operator int, target text, phase text, module text,
              source text, signature text, flops bigint, bytes bigint, random bool, tensors int[]);
@@ -124,8 +122,7 @@ CREATE FUNCTION tensile_worker._job_latency(header jsonb, predicted real[], meas
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile_internal.operator_latencies (job, predicted, measured, average, samples, total_us, load,
-                                                     average_load,
-                                   alone_us)
+                                                     average_load, alone_us)
         SELECT t.job, $2, $3, $4, h.samples, h.total_us, h.load, h.average_load, h.alone_us
         FROM tensile_internal.traces t,
              jsonb_to_record($1) AS h (samples int, total_us float8, load float8, average_load float8, alone_us float8)

@@ -28,8 +28,7 @@ BEGIN
             WHERE v.id = a.version AND v.model_id = m.id AND v.version <> _deploy.version;
     END IF;
     INSERT INTO tensile_internal.deployments (model_id, version, decision, reason, job, decided_by, decided_at,
-                                              ended_at, metric,
-                                     value, previous_version, previous_value, follows)
+                                              ended_at, metric, value, previous_version, previous_value, follows)
         VALUES (m.id, _deploy.version, _deploy.decision, _deploy.reason, _deploy.job, _deploy.decided_by, moment,
                 CASE WHEN _deploy.decision = 'kept' THEN moment END, comparison->>'metric',
                 (comparison->>'value')::float8, m.deployed_version, (comparison->>'previous_value')::float8,

@@ -112,7 +112,7 @@ BEGIN
     FOR job IN SELECT j.id, j.state FROM tensile_internal.jobs j WHERE j.model_id = m.id FOR UPDATE LOOP
         IF job.state IN ('queued', 'interrupted') THEN
             PERFORM tensile_internal._end_job(job.id, 'failed', '42704', format('model "%s" was dropped', name),
-                                     'Register the model again and submit a new job.');
+                                              'Register the model again and submit a new job.');
         END IF;
         DELETE FROM tensile_internal.checkpoints c WHERE c.job = job.id;
         -- A worker that has not noticed yet continues to write; the end of its job deletes the trace.

@@ -62,17 +62,16 @@ BEGIN
     IF coalesce(pg_catalog.cardinality(names), 0) OPERATOR(pg_catalog.=) 0
        OR pg_catalog.array_position(names, NULL) IS NOT NULL THEN
         PERFORM tensile_worker._raise('22004', pg_catalog.format('the key of table %s is not known', kept),
-                               'Name the columns of the query that identify a row: key => ''{id}''.', NULL);
+                                      'Name the columns of the query that identify a row: key => ''{id}''.', NULL);
     END IF;
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.name), ', ' ORDER BY n.number) INTO columns
         FROM pg_catalog.unnest(names) WITH ORDINALITY n (name, number);
     FOREACH name IN ARRAY ARRAY['prediction', 'label', 'probability', 'version', 'predicted_at', 'row_hash',
-        'tensile_row',
-                                'tensile_hash', 'tensile_version', 'tensile_known'] LOOP
+                                'tensile_row', 'tensile_hash', 'tensile_version', 'tensile_known'] LOOP
         IF name OPERATOR(pg_catalog.=) ANY (names) THEN
-            PERFORM tensile_worker._raise('42701', pg_catalog.format('the key cannot have a column "%s"', name),
-                                   'The table of predictions has a column of that name: give the key another one with AS.',
-                                   NULL);
+            PERFORM tensile_worker._raise(
+                '42701', pg_catalog.format('the key cannot have a column "%s"', name),
+                'The table of predictions has a column of that name: give the key another one with AS.', NULL);
         END IF;
     END LOOP;
     IF pg_catalog.to_regclass(kept) IS NOT NULL THEN
@@ -125,7 +124,7 @@ BEGIN
         PERFORM tensile_worker._raise('21000',
                                       pg_catalog.format('the query has more than one row with the same key (%s)',
                                                         columns),
-                               'Add columns to the key until it identifies a row.', NULL);
+                                      'Add columns to the key until it identifies a row.', NULL);
     END;
     DROP TABLE pg_temp.tensile_changed_rows;
     SELECT m.deployed_version INTO version_after FROM tensile.models m
@@ -133,7 +132,7 @@ BEGIN
     IF coalesce(version_after OPERATOR(pg_catalog.<>) version, true) THEN
         PERFORM tensile_worker._raise('40001',
                                       pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
-                               'Call it again.', NULL);
+                                      'Call it again.', NULL);
     END IF;
     removed := tensile_worker._run_statement(pg_catalog.format(
         'DELETE FROM %1$s t WHERE NOT EXISTS (SELECT FROM (SELECT %2$s FROM %3$s q) s WHERE (%4$s) = (%5$s))',

@@ -17,8 +17,7 @@ BEGIN
     END IF;
     PERFORM tensile_internal._store_architecture(caller, m, arrays);
     INSERT INTO tensile_internal.schedules (model_id, owner, every, rows, source, drift, next_run, counted_rows,
-                                            settings,
-                                   arguments)
+                                            settings, arguments)
         VALUES (m.id, pg_get_userbyid(caller), _schedule_training.every, _schedule_training.rows,
                 _schedule_training.source, _schedule_training.drift, clock_timestamp() + _schedule_training.every,
                 tensile_worker._inserted_rows(_schedule_training.source),

@@ -27,8 +27,9 @@ BEGIN
             GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, text_of_error = MESSAGE_TEXT,
                                     text_of_hint = PG_EXCEPTION_HINT;
             IF s.error IS DISTINCT FROM text_of_error THEN
-                PERFORM tensile_internal._log_job(format('pg_tensile: schedule %s refused: owner="%s" sqlstate=%s reason="%s"',
-                                                s.id, s.owner, code, text_of_error));
+                PERFORM tensile_internal._log_job(
+                    format('pg_tensile: schedule %s refused: owner="%s" sqlstate=%s reason="%s"',
+                           s.id, s.owner, code, text_of_error));
             END IF;
     END;
     UPDATE tensile_internal.schedules o

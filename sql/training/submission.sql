@@ -14,12 +14,12 @@ DECLARE
     job bigint;
 BEGIN
     INSERT INTO tensile_internal.jobs (model_id, model, owner, query, target, epochs, batch_size, optimizer,
-                              learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
-                              split_by, validation_query, max_time, architecture, tuning)
+                                       learning_rate, validation, seed, policy, memory_budget, priority, options,
+                                       settings, split_by, validation_query, max_time, architecture, tuning)
         VALUES (model_id, m.name, pg_get_userbyid(caller), j.query, j.target, j.epochs, j.batch_size, j.optimizer,
                 j.learning_rate, j.validation, j.seed, j.policy,
-                    tensile_internal._parse_budget(arguments->>'memory_budget'),
-                j.priority, j.options, _submit_training.settings, j.split_by, j.validation_query, j.max_time,
+                tensile_internal._parse_budget(arguments->>'memory_budget'), j.priority, j.options,
+                _submit_training.settings, j.split_by, j.validation_query, j.max_time,
                 _submit_training.architecture, _submit_training.tuning)
         ON CONFLICT DO NOTHING
         RETURNING id INTO job;
@@ -171,11 +171,10 @@ BEGIN
                           pg_get_userbyid(caller));
     END IF;
     PERFORM tensile_internal._check_training(j), tensile_internal._check_split(j),
-        tensile_internal._check_max_time(j.max_time),
-            tensile_internal._check_options(j.options), tensile_internal._check_choice(j),
-                tensile_internal._check_compression(j),
-            tensile_internal._check_swap_share(j), tensile_internal._check_ranks(j), tensile_internal._check_gate(m, j),
-            tensile_internal._check_can_start(caller), tensile_internal._parse_budget(arguments->>'memory_budget');
+        tensile_internal._check_max_time(j.max_time), tensile_internal._check_options(j.options),
+        tensile_internal._check_choice(j), tensile_internal._check_compression(j),
+        tensile_internal._check_swap_share(j), tensile_internal._check_ranks(j), tensile_internal._check_gate(m, j),
+        tensile_internal._check_can_start(caller), tensile_internal._parse_budget(arguments->>'memory_budget');
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
         m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}, '
                                        '"architecture_reason": "no column is an array"}');

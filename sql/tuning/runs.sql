@@ -113,15 +113,15 @@ BEGIN
        AND EXISTS (SELECT FROM tensile_internal.trials k
                    WHERE k.tuning = t.id AND k.state NOT IN ('waiting', 'running')) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', coalesce(first_failure.sqlstate, '55000'),
-                                    coalesce(first_failure.error, 'the first trial was stopped'),
-                                    'The first trial chooses the architecture; tensile.trials has its job.');
+                                             coalesce(first_failure.error, 'the first trial was stopped'),
+                                             'The first trial chooses the architecture; tensile.trials has its job.');
         RETURN true;
     ELSIF NOT EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number < 2 * t.parallel
                    AND k.state <> 'failed')
        AND (SELECT count(*) >= least(t.trials, 2 * t.parallel) FROM tensile_internal.trials k
             WHERE k.tuning = t.id) THEN
         PERFORM tensile_internal._end_tuning(t, 'failed', first_failure.sqlstate, first_failure.error,
-                                    'All of the first trials have failed; tensile.trials has their jobs.');
+                                             'All of the first trials have failed; tensile.trials has their jobs.');
         RETURN true;
     ELSIF EXISTS (SELECT FROM tensile_internal.jobs j WHERE j.tuning = t.id AND j.ended_at IS NULL)
           OR EXISTS (SELECT FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.state IN ('waiting', 'running'))
@@ -168,6 +168,7 @@ DECLARE
     m tensile_internal.models;
     v tensile_internal.model_versions;
     best float8;
+    reason text;
 BEGIN
     SELECT * INTO m FROM tensile_internal.models o WHERE o.id = t.model_id;
     SELECT o.* INTO v FROM tensile_internal.model_versions o JOIN tensile_internal.trials k ON k.job = o.job
@@ -183,10 +184,9 @@ BEGIN
         RETURN;
     ELSIF tensile_internal._deploys(options) = 'always' THEN
         best := (SELECT k.value FROM tensile_internal.trials k WHERE k.tuning = t.id AND k.number = t.best_trial);
-        PERFORM tensile_internal._deploy(m, v.version, t.owner,
-                                format('%s: %s is %s', tensile_internal._winner_of(t.id), t.metric, best),
-                                    job => v.job),
-                tensile_internal._adopt_architecture(t, v.architecture);
+        reason := format('%s: %s is %s', tensile_internal._winner_of(t.id), t.metric, best);
+        PERFORM tensile_internal._deploy(m, v.version, t.owner, reason, job => v.job),
+            tensile_internal._adopt_architecture(t, v.architecture);
     END IF;
     PERFORM tensile_internal._end_tuning(t, 'finished');
 END $$;
@@ -211,12 +211,11 @@ DECLARE
     job bigint;
 BEGIN
     INSERT INTO tensile_internal.jobs (kind, model_id, model, owner, query, target, epochs, optimizer, validation, seed,
-                              policy, priority, options, settings, validation_query, start_version, architecture,
-                                  tuning)
+                                       policy, priority, options, settings, validation_query, start_version,
+                                       architecture, tuning)
         SELECT 'compare', j.model_id, j.model, t.owner, j.query, j.target, j.epochs, j.optimizer, j.validation,
                j.seed, j.policy, j.priority, (t.arguments->'options') || jsonb_build_object('threads', t.threads),
-                   t.settings,
-               j.validation_query, v.id, v.architecture, t.id
+               t.settings, j.validation_query, v.id, v.architecture, t.id
         FROM tensile_internal.jobs j WHERE j.id = v.job
         RETURNING id INTO job;
     PERFORM tensile_internal._log_event(job, 'submitted'), tensile_internal._notify(job);

@@ -91,7 +91,7 @@ BEGIN
         PERFORM tensile_internal._check_choices('architecture', space->'architecture');
         FOR item IN SELECT jsonb_array_elements(space->'architecture') LOOP
             PERFORM tensile_internal._check_value(item, json_build_object('type', 'string', 'enum', known), 'space',
-                                         'architecture');
+                                                  'architecture');
         END LOOP;
     END IF;
     types := tensile_internal._space_types(space, type);

@@ -33,7 +33,7 @@ BEGIN
     halving := tensile_internal._halving(halving, (arguments->>'epochs')::int);
     model_id := tensile_internal._store_architecture(caller, m, arrays);
     INSERT INTO tensile_internal.tunings (model_id, model, owner, architecture, space, trials, max_time, metric,
-                                 parallel, halving, settings, arguments)
+                                          parallel, halving, settings, arguments)
         VALUES (model_id, m.name, pg_get_userbyid(caller), base, _tune_model.space, _tune_model.trials,
                 _tune_model.max_time, _tune_model.metric, _tune_model.parallel, _tune_model.halving,
                 tensile_internal._session_settings(_tune_model.search_path), _tune_model.arguments - 'model')
@@ -51,8 +51,8 @@ DECLARE
     hint text;
 BEGIN
     PERFORM tensile_internal._not_null('trials', trials::text, 'parallel', parallel::text),
-            tensile_internal._check_time('max_time', max_time, '1 microsecond',
-                'Use a time up to 100 years, such as ''1 hour'', or leave it out for no limit.');
+        tensile_internal._check_time('max_time', max_time, '1 microsecond',
+                                     'Use a time up to 100 years, such as ''1 hour'', or leave it out for no limit.');
     IF trials NOT BETWEEN 1 AND 10000 THEN
         message := format('trials is out of range: %s', trials);
         hint := 'Use 1 to 10000; 20 to 50 are usual.';
@@ -125,9 +125,9 @@ END $$;
 CREATE FUNCTION tensile_internal._log_tuning(tuning bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile_internal._log_job(format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2,
-                                            t.model,
-                                   t.owner, (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id))
+    SELECT tensile_internal._log_job(
+        format('pg_tensile: tuning %s %s: model="%s" owner="%s" trials=%s', t.id, $2, t.model, t.owner,
+               (SELECT count(*) FROM tensile_internal.trials k WHERE k.tuning = t.id))
         || coalesce(' seconds=' || round(extract(epoch FROM t.ended_at - t.started_at), 3), '')
         || coalesce(' sqlstate=' || t.sqlstate, '') || coalesce(' reason="' || t.error || '"', ''))
     FROM tensile_internal.tunings t WHERE t.id = $1

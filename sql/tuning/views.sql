@@ -2,14 +2,12 @@
 
 CREATE VIEW tensile.tunings WITH (security_invoker = true) AS
     SELECT t.id AS tuning, t.model, t.model_id, t.owner, t.owner_id, t.state,
-           t.arguments, t.architecture, t.space, t.max_time, t.parallel, t.halving, t.trials, k.ended, k.running,
-               k.pruned,
-           k.infeasible, k.failed, t.metric, t.best_trial, b.value AS best_value, b.params AS best_params,
-               b.version AS best_version,
+           t.arguments, t.architecture, t.space, t.max_time, t.parallel, t.halving,
+           t.trials, k.ended, k.running, k.pruned, k.infeasible, k.failed,
+           t.metric, t.best_trial, b.value AS best_value, b.params AS best_params, b.version AS best_version,
            d.decision, t.rows, t.submitted_at, t.started_at, t.ended_at,
            coalesce(t.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) t.started_at AS elapsed,
-               t.comparison,
-           t.sqlstate, t.error, t.hint, t.warnings
+           t.comparison, t.sqlstate, t.error, t.hint, t.warnings
     FROM tensile_internal.tunings t
          CROSS JOIN LATERAL (
              SELECT pg_catalog.count(*) FILTER (WHERE o.ended_at IS NOT NULL) AS ended,
