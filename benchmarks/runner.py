@@ -113,8 +113,8 @@ def goals_section(title: str, name: str, measure: Callable[[Run], Row], goals: S
         return [goal.check(name, row) for row in results.rows() for goal in asked]
 
     def tables(results: Results) -> list[str]:
-        shown = [goal.check(name, row) for row in results.rows() for goal in goals]
-        cells = [(each.what, each.found, each.asked, "" if each.holds else "**missed**") for each in shown]
+        checked = [goal.check(name, row) for row in results.rows() for goal in goals]
+        cells = [(check.what, check.found, check.asked, "" if check.holds else "**missed**") for check in checked]
         return table(("what", "found", "asked for", ""), cells)
 
     return Section(title, once(name, lambda run: [measure(run)]), tables, checks)

@@ -261,11 +261,11 @@ def rows(run: Run) -> Iterator[dict[str, Any]]:
                 conn.execute(f"CREATE TABLE rows AS SELECT {COLUMNS} FROM train".encode())
                 conn.execute("VACUUM ANALYZE rows")
                 conn.execute(LATENCIES)
-                yield from ({"table": "intervals", **found} for found in measure_intervals(conn, sizes))
+                yield from ({"table": "intervals", **interval} for interval in measure_intervals(conn, sizes))
                 yield {"table": "attributions"} | dict(zip(ATTRIBUTIONS, one(conn, SUMS, sizes.explained), strict=True))
             yield row | measure_predictions(conn, sizes)
-            found = measure_evaluations(cluster, conn, sizes, task)
-            yield from ({"table": "evaluations", **evaluated} for evaluated in found)
+            evaluations = measure_evaluations(cluster, conn, sizes, task)
+            yield from ({"table": "evaluations", **evaluation} for evaluation in evaluations)
         yield from ({"table": "trainings", **trained} for trained in measure_trainings(cluster, sizes))
 
 

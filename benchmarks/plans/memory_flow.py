@@ -240,7 +240,7 @@ def shown_mix(networks: Sequence[str]) -> str:
 
 
 def expected(_kind: str) -> list[str]:
-    return [*(network.title for network in NETWORKS), *(shown_mix([each.title for each in mix]) for mix in MIXES)]
+    return [*(network.title for network in NETWORKS), *(shown_mix([network.title for network in mix]) for mix in MIXES)]
 
 
 BENCHMARK = Section(

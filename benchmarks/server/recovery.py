@@ -183,8 +183,8 @@ def measure(run: Run) -> Iterator[dict[str, Any]]:
     finally:
         ray.close()
     for name in WHAT:
-        found = [one[name] for one in rounds]
-        seconds = {"median_s": statistics.median(found), "least_s": min(found), "most_s": max(found)}
+        times = [times_of_round[name] for times_of_round in rounds]
+        seconds = {"median_s": statistics.median(times), "least_s": min(times), "most_s": max(times)}
         yield {"until": name, "rounds": len(rounds)} | {key: round(value, 2) for key, value in seconds.items()}
 
 

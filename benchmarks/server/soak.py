@@ -311,29 +311,30 @@ def checks(results: Results) -> list[Check]:
 
 def tables(results: Results) -> list[str]:
     lines: list[str] = []
-    for row in results.rows("phases"):
-        series = [each for each in results.rows("series") if each["scenario"] == row["scenario"]]
-        lines += [f"## {row['scenario'][0].upper()}{row['scenario'][1:]}", "", *described(row, series), ""]
+    for phase in results.rows("phases"):
+        series = [row for row in results.rows("series") if row["scenario"] == phase["scenario"]]
+        lines += [f"## {phase['scenario'][0].upper()}{phase['scenario'][1:]}", "", *described(phase, series), ""]
         cells = [
-            (each["kind"], each["name"], *(amount(each["kind"], each[key]) for key in ("first", "last", "limit")),
-             "flat" if each["flat"] else "**grows**")
-            for each in notable(series)
+            (row["kind"], row["name"], *(amount(row["kind"], row[key]) for key in ("first", "last", "limit")),
+             "flat" if row["flat"] else "**grows**")
+            for row in notable(series)
         ]  # fmt: skip
         lines += table(("what", "which", "first third", "last third", "flat up to", ""), cells)
     return lines
 
 
-def described(row: dict[str, Any], series: Sequence[dict[str, Any]]) -> Iterator[str]:
+def described(phase: dict[str, Any], series: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield sentences about a phase."""
-    flat, seen = sum(each["flat"] for each in series), row["mixed"]
-    done = f"{row['jobs']:,} jobs" if row["jobs"] else f"{row['checkpoints']:,} checkpoints" if not seen else ""
-    if seen:
-        done = f"{sum(seen['jobs'].values()):,} jobs, {sum(seen['predictions'].values()):,} predictions"
-    yield f"{row['seconds'] / 60:.0f} minutes, {done}: {flat} of {len(series)} series are flat."
-    if seen:
+    flat, mixed = sum(row["flat"] for row in series), phase["mixed"]
+    done = f"{phase['jobs']:,} jobs" if phase["jobs"] else f"{phase['checkpoints']:,} checkpoints" if not mixed else ""
+    if mixed:
+        done = f"{sum(mixed['jobs'].values()):,} jobs, {sum(mixed['predictions'].values()):,} predictions"
+    yield f"{phase['seconds'] / 60:.0f} minutes, {done}: {flat} of {len(series)} series are flat."
+    if mixed:
         yield (
-            f"The scheduler decided about each of {seen['plans']:,} jobs within {seen['longest_plan_s']:.2f} s of its"
-            f" coming; no job lacked memory that only idle models held for more than {seen['longest_starved_s']:.1f} s."
+            f"The scheduler decided about each of {mixed['plans']:,} jobs within {mixed['longest_plan_s']:.2f} s of its"
+            " coming; no job lacked memory that only idle models held for more than"
+            f" {mixed['longest_starved_s']:.1f} s."
         )
 
 

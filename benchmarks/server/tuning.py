@@ -130,7 +130,8 @@ def measure(run: Run) -> Iterator[dict[str, Any]]:
         }
         measured = [{way: tune(seed) for way, tune in ways.items()} for seed in range(rounds)]
     for way in ways:
-        medians = Measured(*map(statistics.median, zip(*(found[way] for found in measured), strict=True)))
+        of_the_way = [in_round[way] for in_round in measured]
+        medians = Measured(*map(statistics.median, zip(*of_the_way, strict=True)))
         yield {"way": way, **medians._asdict(), "rounds": rounds, "rows": size.rows, "epochs": size.epochs}
 
 

@@ -88,9 +88,9 @@ def test_bits_and_budgets_are_checked():
 
 
 def test_every_run_is_a_scenario():
-    found = methods.scenarios("host", False)
+    listed = methods.scenarios("host", False)
     asked = methods.size(False)
-    assert len({each.name for each in found}) == len(found)
-    assert len(found) + len(methods.left_out(asked)) == len(runs(EXPERIMENTS, asked))
-    assert sum(each.seconds for each in found) < 2 * 3600
+    assert len({each.name for each in listed}) == len(listed)
+    assert len(listed) + len(methods.left_out(asked)) == len(runs(EXPERIMENTS, asked))
+    assert sum(each.seconds for each in listed) < 2 * 3600
     assert FULL.batch == 16
