@@ -75,7 +75,8 @@ class Child:
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
         has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
-        start it, if there is one. `memory_flow` gives it a socket on which it may ask for memory (csrc/flow_socket.c).
+        start it, if there is one. `memory_flow` gives it a socket on which it may ask for memory
+        (csrc/processes/memory_flow_socket.c).
         """
         self._server = server
         self._name = name

@@ -192,7 +192,7 @@ class Facts:
     settings: Row
     versions: Row
     evaluation: Evaluation | None
-    interlock: MemoryFlowFacts | None
+    memory_flow: MemoryFlowFacts | None
     ranks: Ranks | None  # None if the job trains in one process
 
     def as_json(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         settings=json_value(record.settings),
         versions=json_value(record.versions | _own_versions()),
         evaluation=None if record.evaluation is None else evaluation_of(record.evaluation),
-        interlock=memory_flow_of(record),
+        memory_flow=memory_flow_of(record),
         ranks=ranks_of(record),
     )
 

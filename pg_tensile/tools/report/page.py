@@ -72,7 +72,7 @@ def render(record: JobRecord) -> str:
             **curves,
             **evaluation_charts(facts.evaluation),
             **plan_charts(facts),
-            **memory_flow_chart(facts.interlock),
+            **memory_flow_chart(facts.memory_flow),
         }
     )
     epochs = sorted({row["epoch"] for row in facts.metrics})
@@ -175,7 +175,7 @@ def _legends(facts: Facts) -> dict[str, Iterable[tuple[str, str]]]:
         "lanes": lanes,
         "phases": PHASES.items(),
         "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits],
-        "memory_flow": [] if facts.interlock is None else legend_of(facts.interlock),
+        "memory_flow": [] if facts.memory_flow is None else legend_of(facts.memory_flow),
         "plans": [("planned", BLUE), ("granted", RED), ("without a plan", GREY)],
     }
 

@@ -1,7 +1,7 @@
-"""The evaluation of a deployed version for a schedule: a job without a trainer of its own that trains.
+"""The evaluation of a deployed version for a schedule: a job that trains nothing.
 
-A trainer evaluates the rows of the query, which runs once, as the role that has made the schedule (csrc/gate.c).
-Standard library only.
+Its trainer evaluates the version on the rows of the query, which runs once, as the role that has made the schedule
+(csrc/training/gate.c). Standard library only.
 """
 
 from __future__ import annotations

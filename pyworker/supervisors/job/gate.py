@@ -1,9 +1,9 @@
 """The comparison of a job's version with the deployed one, for a job that deploys its version only if it is better.
 
 Two trainers, one for each version, evaluate the same rows: those of one run of the gate query, as the role that has
-submitted the job (csrc/gate.c). Whatever goes wrong with the comparison keeps the deployed version; a trainer that
-dies is replaced, as often as a job's would be. The decision, the deployment and the end of the job are one transaction,
-so that an attempt that ends earlier decides nothing, and the next one compares again.
+submitted the job (csrc/training/gate.c). Whatever goes wrong with the comparison keeps the deployed version; a trainer
+that dies is replaced, as often as a job's would be. The decision, the deployment and the end of the job are one
+transaction, so that an attempt that ends earlier decides nothing, and the next one compares again.
 
 Standard library only.
 """

@@ -51,7 +51,7 @@ def test_the_page_shows_both_jobs() -> None:
     assert "Memory flow between jobs" in html and "job 8 (other)" in html
     assert "which you may not see" not in html
     facts = facts_of(shared_record(), None).as_json()
-    assert json.loads(json.dumps(facts["interlock"]))["jobs"][1]["model"] == "other"
+    assert json.loads(json.dumps(facts["memory_flow"]))["jobs"][1]["model"] == "other"
 
 
 def test_the_page_tells_that_jobs_are_left_out() -> None:
