@@ -15,6 +15,7 @@
 
 #include "base/guc.h"
 #include "base/reports.h"
+#include "processes/inference.h"
 #include "processes/launcher.h"
 #include "processes/notify.h"
 #include "state/models_generation.h"
@@ -31,6 +32,7 @@ _PG_init(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	tensile_install_shmem_hooks();
+	tensile_install_inference_hook();
 	tensile_install_notify_hooks();
 	tensile_install_report_hook();
 	tensile_watch_invalidations();

@@ -23,6 +23,7 @@ from tests.server.support import (
     alive,
     children,
     ended,
+    finish,
     inference_pid,
     phase,
     python_model,
@@ -301,6 +302,30 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
         assert wait_until(answer, what="predictions again") == before
     assert inference_pid(db) == supervisor
     assert connections(supervisor) == opened
+
+
+def test_no_socket_of_a_predictor_outlives_a_crash(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    cluster.expect("was terminated by signal 9")
+    ask = f"SELECT predict('m', r) FROM ({ROWS}) r LIMIT 1"
+
+    def sockets() -> list[Path]:
+        return [*cluster.folder.glob(".s.pg_tensile.*")]
+
+    with cluster.connect() as db:
+        finish(db, submit(db, "m", MLP, epochs=1))
+        assert value(db, ask) is not None and sockets()
+        supervisor = inference_pid(db)
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGKILL)
+        with after_restart(cluster, db, wait_until) as conn:
+            assert not sockets()
+            assert value(conn, ask) is not None
+    cluster.stop("immediate")
+    wait_until(lambda: not cluster.processes(), what="the end of all processes")
+    assert sockets()
+    cluster.start()
+    assert not sockets()
 
 
 @pytest.mark.long

@@ -13,6 +13,8 @@
  */
 #include "postgres.h"
 
+#include <errno.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -40,6 +42,7 @@ PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 #define BACKOFF_MS (5 * 1000)	/* between the end of a process and the next one */
 
 static struct sockaddr_un own_address;	/* in the inference process */
+static shmem_startup_hook_type previous_shmem_startup = NULL;
 
 /*
  * Claims the registration of the inference process, unless it runs, is on its
@@ -110,6 +113,49 @@ static void
 remove_socket(int code, Datum arg)
 {
 	unlink(own_address.sun_path);
+}
+
+static bool
+is_refused(const struct sockaddr_un *address)
+{
+	int			fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	bool		refused;
+
+	if (fd < 0)
+		return false;
+	refused = connect(fd, (const struct sockaddr *) address, sizeof(*address)) < 0 &&
+		errno == ECONNREFUSED;
+	close(fd);
+	return refused;
+}
+
+/*
+ * In the postmaster: removes the socket that a crash has left, for then no
+ * exit callback has run.  After a crash of its own processes it is this
+ * server's.  At the start it may be that of another server with the same port,
+ * which keeps this one from starting: then its predictor accepts connections.
+ */
+static void
+remove_stale_socket(void)
+{
+	static bool started = false;
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+	if (previous_shmem_startup)
+		previous_shmem_startup();
+	if (IsUnderPostmaster)
+		return;
+	tensile_set_predictor_address(&address);
+	if (started || is_refused(&address))
+		unlink(address.sun_path);
+	started = true;
+}
+
+void
+tensile_install_inference_hook(void)
+{
+	previous_shmem_startup = shmem_startup_hook;
+	shmem_startup_hook = remove_stale_socket;
 }
 
 /*

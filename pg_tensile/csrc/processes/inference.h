@@ -14,6 +14,9 @@ struct sockaddr_un;
  */
 extern void tensile_start_inference(void);
 
+/* Has the postmaster remove the socket of a predictor that a crash has ended. */
+extern void tensile_install_inference_hook(void);
+
 /*
  * Sets the path that the predictor listens at; relative to the data directory
  * if it is among the temporary files.
