@@ -115,6 +115,7 @@ remove_socket(int code, Datum arg)
 	unlink(own_address.sun_path);
 }
 
+/* Returns true if the socket exists, but nobody listens at it. */
 static bool
 is_refused(const struct sockaddr_un *address)
 {
