@@ -17,13 +17,13 @@ import zlib
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pg_tensile.errors import MeasurementError, TensileError
 from pyworker.children.calibration_workloads import Workload, capture_workload, workloads
+from pyworker.children.claim import Claims
 from pyworker.children.job import overhead_bytes
 from pyworker.wire import FrameType
 
@@ -92,27 +92,10 @@ def run(channel: Channel, libraries: Future[None]) -> None:
 def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size: int) -> int:
     """Request `size` bytes of the device, or its budget if that is less, and return the bytes granted.
 
-    The request is that of a job without plans; this waits until it is granted. Raises channel.Stopped.
-    """
+    Waits until they are granted. Raises channel.Stopped."""
     overhead = overhead_bytes(device.type, profile)
-    header: dict[str, Any] = {
-        "device": str(device),
-        "profile": asdict(profile),
-        "policy": "none",
-        "fingerprint": None,
-        "overhead_bytes": overhead,
-        "persistent_bytes": 0,
-        "parameters": 0,
-        "vanilla_bytes": None,
-        "operator": None,
-        "graphs": [],
-    }
-    for revision in count(1):
-        channel.send(FrameType.TRACE, header | {"revision": revision, "least_bytes": size})
-        answer = channel.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
-        if answer.type == FrameType.PLAN:
-            channel.send(FrameType.PROGRESS, {"plan_generation": answer.header["generation"]})
-            break
+    claims = Claims(channel, str(device), profile, overhead)
+    while (answer := claims.request(size)).type == FrameType.REFUSE:
         size = min(size, answer.header["budget_bytes"] - overhead)
     return size
 

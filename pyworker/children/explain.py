@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pg_tensile.errors import ArchitectureError
 from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.splits import Split, described
@@ -29,6 +30,7 @@ from pg_tensile.planning.device_types import ACCELERATORS
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
+    choose_members,
     choose_open_architecture,
     fit_rows,
     job_recipe,
@@ -67,6 +69,10 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     ranks = None if spec["ranks"] is None else _ranks(channel)
     chosen = choose_open_architecture(store, spec)
     fitted = fit_rows(store, spec)
+    choose_members(spec, fitted.training_rows)
+    if spec["network"] is None:
+        hint = 'A plan is made for networks, such as that of the architecture "tabular".'
+        raise ArchitectureError(f'training "{spec["architecture"]["type"]}" follows no plan to be explained', hint)
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
@@ -153,7 +159,7 @@ def _build(channel: Channel, fitted: FittedPreprocessing) -> _Subject:
     target = _target_device(channel)
     use_deterministic_algorithms()
     settings, preprocessing = job_settings(channel.spec), fitted.preprocessing
-    model = models.build(models.parse(channel.spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs)
+    model = models.build(models.parse(channel.spec["network"]), preprocessing.model_inputs, preprocessing.outputs)
     check_model(model, min(settings.batch_size, fitted.training_rows))
     return _Subject(model, settings, fitted, target)
 

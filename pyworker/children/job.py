@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.trace.trace import Trace
 
+FITTED = ("linear", "boosted")  # types of architectures that a library fits
+FEW_ROWS = 2000  # training rows, below which lines may be as good as trees
+FEW, MANY = ("linear", "boosted", "tabular"), ("boosted", "tabular")  # members of an ensemble
 CONTEXT_BYTES = 768 << 20  # of a process on an accelerator besides its tensors, unless measured; 714 MiB on an H100
 
 
@@ -51,6 +54,8 @@ def choose_open_architecture(store: RowStore, spec: dict[str, Any]) -> Choice | 
         return None
     split, weighting = Split.of(spec), Weighting.of(spec["options"])
     choice = choose_architecture(store, Roles.of(store.columns, split.by, weighting.column, split.flagged))
+    if choice.architecture["type"] == "tabular" and not spec.get("tuning"):
+        choice = choice._replace(architecture={"type": "ensemble"})
     spec["architecture"] = choice.architecture
     return choice
 
@@ -74,11 +79,30 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
     return with_quantiles(fitted, options)
 
 
+def choose_members(spec: dict[str, Any], training_rows: int) -> None:
+    """Complete the spec by the architectures that are trained one after the other.
+
+    `fitted` are those that a library fits, `network` is that of the others, or None if there is none. A job with ranks
+    trains the network alone."""
+    architecture = spec["architecture"]
+    members = [architecture]
+    if architecture["type"] == "ensemble":
+        types = architecture.get("members") or (FEW if training_rows < FEW_ROWS else MANY)
+        members = [{"type": name} for name in types]
+    networks = [member for member in members if member["type"] not in FITTED]
+    fitted = [member for member in members if member["type"] in FITTED]
+    if networks and (spec.get("ranks") is not None or spec.get("tuning")):
+        fitted = []
+    if fitted and spec["options"].get("stages") == "first":
+        networks = []
+    spec["fitted"], spec["network"] = fitted, networks[0] if networks else None
+
+
 def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
     """Return the fields of a recipe for the job's spec, those that the spec gives included."""
     from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
 
-    architecture = spec["architecture"]
+    architecture = spec["network"] or spec["architecture"]
     tune = architecture.get("tune") if architecture["type"] == "pretrained" else None
     subject = Subject(architecture["type"], fitted.training_rows, tune)
     options = spec["options"]
@@ -198,3 +222,13 @@ def with_hint(error: CaptureError, chosen: bool = False) -> CaptureError:
     if chosen:
         hint = hint.replace("policy => 'none'", "policy => 'none' and a batch_size")
     return CaptureError(error.message, hint, error.detail)
+
+
+def network_of(architecture: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Return the architecture of the network in that of a version, None if there is none, and its weights' prefix."""
+    if architecture["type"] != "ensemble":
+        return (None if architecture["type"] in FITTED else architecture), ""
+    for place, name in enumerate(architecture.get("members") or ()):
+        if name not in FITTED:
+            return {"type": name}, f"members.{place}."
+    return None, ""

@@ -56,10 +56,17 @@ MAX_REVISIONS = 8  # of the trace, after which a plan that cannot be used is an 
 class MemoryClient:
     """One job's side of the memory scheduling.
 
-    `load` reads how busy others keep the device; `name` is the device's for the scheduler, by default PyTorch's."""
+    `load` reads how busy others keep the device; `name` is the device's for the scheduler, by default PyTorch's.
+    `revision` is that of the last TRACE that the process has sent before."""
 
     def __init__(
-        self, channel: Channel, job: Job, profile: DeviceProfile, load: LoadMeter, name: str | None = None
+        self,
+        channel: Channel,
+        job: Job,
+        profile: DeviceProfile,
+        load: LoadMeter,
+        name: str | None = None,
+        revision: int = 0,
     ) -> None:
         self.job = job
         self.profile = profile
@@ -70,7 +77,8 @@ class MemoryClient:
         self._described = False  # whether the tables of its trace have been sent
         self._device: Device | None = None
         self.choosing = False  # while batch sizes are tried: tick measures nothing, a refusal suggests no batch size
-        self._revision = 0
+        self._revision = revision
+        self._last_revision = revision + MAX_REVISIONS
         self._claimed_bytes = 0  # by a job without plans
         self._generation = 0  # of the newest plan that has come
         self._newest: Grant | None = None
@@ -179,7 +187,7 @@ class MemoryClient:
                 return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate, captures, self._requests)
         except (PlanError, BudgetError, DeviceError) as error:
             self._reject(grant.plan.generation, error)
-            if self._revision >= MAX_REVISIONS:
+            if self._revision >= self._last_revision:
                 raise
             return None
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.cautions import cautions
@@ -26,13 +27,26 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.data.roles import without_value
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
+from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import choose_open_architecture, fit_rows, job_recipe, least_batch_size
+from pyworker.children.job import (
+    choose_members,
+    choose_open_architecture,
+    fit_rows,
+    job_recipe,
+    least_batch_size,
+    network_of,
+)
 from pyworker.children.libraries import import_libraries
 from pyworker.children.prepared import Begun, Prepared, State
 from pyworker.children.training_run import TrainingRun
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.training.observer import Outcome
+    from pyworker.children.job import Job
+    from pyworker.children.members import FittedMembers, Made
 
 KINDS = ("calibrate", "explain", "evaluate", "import_model", "export_model")
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in KINDS}
@@ -71,6 +85,7 @@ class TrainerProcess(TrainingRun):
         identity["division"] = DIVISION
         super().__init__(channel, identity, {})
         self._libraries = libraries
+        self._members: FittedMembers | None = None
 
     def train(self) -> None:
         """Train, from the rows to the weights."""
@@ -92,6 +107,10 @@ class TrainerProcess(TrainingRun):
         prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
         self._derive_query(prepared)
+        if self._spec["fitted"]:
+            self._fit_members(prepared, checkpoint)
+        if self._spec["network"] is None:
+            return
         if profile is not None:
             self.fit(prepared, checkpoint, profile)
             return
@@ -99,6 +118,58 @@ class TrainerProcess(TrainingRun):
 
         job, spec, warnings = channel.job, self._spec, self._warnings
         Driver(channel, Begun(job, spec, self._identity, self._recipe, warnings, prepared, checkpoint)).run()
+
+    # ---- members that a library fits ----
+
+    def _fit_members(self, prepared: Prepared, checkpoint: State | None) -> None:
+        """Fit them, and send a first version of them unless there is one; the last one if there is no network."""
+        from pyworker.children.members import FittedMembers
+
+        members = self._members = FittedMembers(self._channel, prepared, self._device_of_members())
+        began = time.monotonic()
+        self._revision = members.fit()
+        self._warnings += members.warnings
+        spec = self._spec
+        if spec["max_time_s"] is not None:
+            spec["max_time_s"] -= time.monotonic() - began
+            if spec["max_time_s"] <= 0 and members.members:
+                spec["network"] = None
+        if not members.members:
+            self._members = None
+        elif spec["network"] is None:
+            members.refit()
+            self._send_made(members.average([]), prepared, last=True)
+            self._channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
+        elif spec["options"].get("stages") != "best" and not spec["has_version"]:
+            self._send_made(members.average([]), prepared, last=False)
+
+    def _device_of_members(self) -> Future[DeviceProfile]:
+        """Return the profile of the CPU, on which they are fitted."""
+        from pg_tensile.execution.measuring.device import measure
+
+        fields = self._spec["profiles"].get("cpu")
+        if fields is None:
+            return self._channel.background.submit(measure, "cpu")
+        known: Future[DeviceProfile] = Future()
+        known.set_result(DeviceProfile.from_json(fields))
+        return known
+
+    def _send_results(self, job: Job, outcome: Outcome, prepared: Prepared) -> None:
+        if self._members is None:
+            super()._send_results(job, outcome, prepared)
+            return
+        self._members.refit()
+        network = self._members.network(job.model, outcome, self._training(outcome))
+        self._send_made(self._members.average([network]), prepared, last=True)
+
+    def _send_made(self, made: Made, prepared: Prepared, last: bool) -> None:
+        """Send a version of one or more members and its weights; `last`: it is the job's result."""
+        from pg_tensile.execution.training import checkpoint as ckpt
+
+        for header in made.curve:
+            self._channel.send(FrameType.METRICS, header)
+        self._send_version(made.outcome, prepared, made.notes, architecture=made.architecture, first=not last)
+        self._channel.send_state("weights", ckpt.to_bytes(ckpt.model_tensors(made.model)))
 
     # ---- preparing ----
 
@@ -128,17 +199,20 @@ class TrainerProcess(TrainingRun):
         from pg_tensile.execution.training.settings import check_batch_size
 
         spec = self._spec
-        fitted = self._adopt(fit_rows(store, spec), store)
+        fitted = fit_rows(store, spec)
+        choose_members(spec, fitted.training_rows)
+        fitted = self._adopt(fitted, store)
         self._recipe = recorded or job_recipe(spec, fitted)
         spec.update(self._recipe)
-        check_batch_size(least_batch_size(spec), fitted)
+        if spec["network"] is not None:
+            check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
             hint = "Leave out text columns that are nearly unique, or shorten their strings."
             message = f"the distinct strings of all features take {size} bytes, more than {MAX_PREPROCESSING}"
             raise DataError(message, hint=hint)
         self._warn(store, fitted)
-        if spec["batch_size"]:  # otherwise CHOICE has the settings
+        if spec["batch_size"] and spec["network"] is not None:  # otherwise CHOICE has the settings
             chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
             self._channel.send(FrameType.SETTINGS, chosen)
         dataset = prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"])
@@ -163,7 +237,9 @@ class TrainerProcess(TrainingRun):
             return fitted
         earlier = Preprocessing.from_json(start["preprocessing"])
         reason = "the architecture is different"
-        if start["architecture"] == self._spec["architecture"]:
+        network, prefix = network_of(start["architecture"])
+        if network == self._spec["network"]:
+            self._start_prefix = prefix
             reason = difference(earlier, fitted.preprocessing) or ""
         if not reason:
             return with_preprocessing(fitted, store, begun_with(earlier, fitted.preprocessing))

@@ -41,6 +41,8 @@ class TrainingRun:
         self._memory: MemoryClient | None = None
         self._warnings: list[str] = []
         self._start: bytes | None = None  # weights to begin with, a safetensors file
+        self._start_prefix = ""  # of the network's weights in it
+        self._revision = 0  # of the last TRACE, that of an earlier claim
         self._choice: dict[str, Any] | None = None  # of the batch size, if the job leaves it open (batch_size.py)
 
     def fit(self, prepared: Prepared, checkpoint: State | None, profile: Future[DeviceProfile]) -> None:
@@ -78,10 +80,12 @@ class TrainingRun:
         use_deterministic_algorithms()
         settings, preprocessing = job_settings(self._spec), prepared.fitted.preprocessing
         ckpt.seed_generators(settings.seed)
-        architecture = models.parse(self._spec["architecture"])
+        architecture = models.parse(self._spec["network"])
         model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         if self._start is not None:
-            ckpt.load_model(model, ckpt.from_bytes(self._start))
+            tensors, prefix = ckpt.from_bytes(self._start), self._start_prefix
+            own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            ckpt.load_model(model, own)
             self._start = None
         check_model(model, min(settings.batch_size, prepared.fitted.training_rows))
         sizes = Sizes.of(prepared.dataset, preprocessing)
@@ -106,7 +110,7 @@ class TrainingRun:
         from pyworker.children.memory import MemoryClient
 
         load = self._load if job.device.type == "cpu" else LoadMeter(device_load(job.device))
-        return MemoryClient(self._channel, job, profile, load)
+        return MemoryClient(self._channel, job, profile, load, revision=self._revision)
 
     def _begin(self, job: Job, prepared: Prepared, checkpoint: State | None) -> Trainer:
         """Return the run, at its beginning or in the checkpoint's state."""
@@ -172,16 +176,17 @@ class TrainingRun:
         """Send the version and its weights."""
         from pg_tensile.execution.training import checkpoint as ckpt
 
-        self._send_version(outcome, prepared)
+        self._send_version(outcome, prepared, self._training(outcome), architecture=self._spec["network"])
         self._channel.send_state("weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
 
-    def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
-        """Describe the version that the weights belong to, which are sent next."""
+    def _send_version(self, outcome: Outcome, prepared: Prepared, training: dict[str, Any], **header: Any) -> None:
+        """Describe the version that the weights belong to, which are sent next.
+
+        `training` is for the column of that name; `header` are further fields of the frame."""
         from pg_tensile.execution.training.uncertainty import derive, with_validation
 
-        assert self._memory is not None
         fitted = prepared.fitted
-        derived = derive(fitted.preprocessing, outcome.validation, self._memory.job.settings.calibrate)
+        derived = derive(fitted.preprocessing, outcome.validation, self._spec["options"].get("calibrate", True))
         preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
@@ -190,10 +195,10 @@ class TrainingRun:
             "preprocessing": preprocessing | {"rows": rows},
             "metrics": outcome.metrics,
             "fingerprint": prepared.dataset.fingerprint,
-            "training": derived.notes | self._training(outcome) | {"split": split},
+            "training": derived.notes | training | {"split": split},
             "reference": with_validation(prepared.reference, derived.preprocessing, outcome.validation).to_json(),
         }
-        self._channel.send(FrameType.VERSION, version)
+        self._channel.send(FrameType.VERSION, version | header)
 
     def _training(self, outcome: Outcome) -> dict[str, Any]:
         """Return the settings and the course of the training, for `model_versions.training`."""

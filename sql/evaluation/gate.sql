@@ -36,7 +36,17 @@ CREATE FUNCTION tensile_internal._version_of(j tensile_internal.jobs) RETURNS bi
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE ($1).kind WHEN 'compare' THEN ($1).start_version
-                ELSE (SELECT v.id FROM tensile_internal.model_versions v WHERE v.job = ($1).id) END
+                ELSE (SELECT v.id FROM tensile_internal.model_versions v WHERE v.job = ($1).id
+                      ORDER BY v.weight_bytes IS NULL DESC LIMIT 1) END -- rather than a first version
+$$;
+
+-- Id in model_versions of the version that the job's is compared with: the deployed one, unless that is a first version of
+-- the job, which is deployed only where there is no other
+CREATE FUNCTION tensile_internal._compared_with(j tensile_internal.jobs, m tensile_internal.models) RETURNS bigint
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT v.id FROM tensile_internal.model_versions v
+    WHERE v.model_id = ($2).id AND v.version = ($2).deployed_version AND v.job IS DISTINCT FROM ($1).id
 $$;
 
 -- What the job's version is to be compared with; null unless it is deployed if it is better. "previous" is null while
@@ -53,7 +63,7 @@ BEGIN
             'previous', tensile_internal._evaluation_spec(p.id, NULL, '{"function": "evaluate_model"}'))
         FROM tensile_internal.jobs j JOIN tensile_internal.model_versions v ON v.id = tensile_internal._version_of(j)
              JOIN tensile_internal.models m ON m.id = j.model_id
-            LEFT JOIN tensile_internal.model_versions p ON p.model_id = m.id AND p.version = m.deployed_version
+            LEFT JOIN tensile_internal.model_versions p ON p.id = tensile_internal._compared_with(j, m)
         WHERE j.id = tensile_worker._my_job() AND tensile_internal._deploys(j.options) = 'if_better');
 END $$;
 
@@ -88,9 +98,9 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs o WHERE o.id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
-    decided := previous IS NOT DISTINCT FROM (SELECT v.id FROM tensile_internal.model_versions v
-                                              WHERE v.model_id = m.id AND v.version = m.deployed_version);
-    version := (SELECT v.version FROM tensile_internal.model_versions v WHERE v.id = tensile_internal._version_of(j));
+    decided := previous IS NOT DISTINCT FROM tensile_internal._compared_with(j, m);
+    version := coalesce(j.version, (SELECT v.version FROM tensile_internal.model_versions v
+                                    WHERE v.id = tensile_internal._version_of(j)));
     margin := coalesce((j.options->'gate'->>'margin')::float8, 0);
     better := coalesce(gain > margin AND gain <= 'Infinity', false); -- NaN is greater than all numbers
     IF NOT decided THEN

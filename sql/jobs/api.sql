@@ -8,6 +8,11 @@ CREATE PROCEDURE @extschema@.await_job(job bigint, timeout interval DEFAULT NULL
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
 COMMENT ON PROCEDURE @extschema@.await_job(bigint, interval, text) IS
     'wait like wait_for_job, but commit while waiting, so that no snapshot is held';
+CREATE FUNCTION @extschema@.wait_for_first_version(job bigint, timeout interval DEFAULT NULL) RETURNS int
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward_reading';
+COMMENT ON FUNCTION @extschema@.wait_for_first_version(bigint, interval) IS
+    'wait until a job has trained a first version, which a better one may replace when the job ends, and return its '
+    'number; raise the job''s error if it failed';
 
 -- The name in 0.1.0
 CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,

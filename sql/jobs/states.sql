@@ -102,7 +102,7 @@ BEGIN
             PERFORM tensile_internal._complete_version(j);
         END IF;
     ELSE
-        DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id;
+        DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.weight_bytes IS NULL;
         DELETE FROM tensile_internal.checkpoints c
             WHERE c.job = j.id AND (j.state = 'cancelled' OR c.meta IS NULL);
     END IF;
@@ -118,25 +118,38 @@ BEGIN
         tensile_internal._announce_end(job, state);
 END $$;
 
+-- Make the version of the job that is not visible yet visible, and return its number: that of the job's first version, if
+-- it has one, which this one replaces.
+CREATE FUNCTION tensile_internal._make_visible(j tensile_internal.jobs) RETURNS int
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    latest bigint := (SELECT v.id FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.weight_bytes IS NULL);
+    number int;
+BEGIN
+    IF latest IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s cannot finish without a version of its model', j.id);
+    END IF;
+    DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.id <> latest RETURNING v.version INTO number;
+    UPDATE tensile_internal.model_versions v
+        SET weight_bytes = (SELECT coalesce(sum(octet_length(w.data)), 0)
+                            FROM tensile_internal.model_weights w WHERE w.version = v.id),
+            created_at = clock_timestamp(), version = coalesce(number, v.version)
+        WHERE v.id = latest
+        RETURNING v.version INTO number;
+    UPDATE tensile_internal.jobs SET version = number WHERE id = j.id;
+    RETURN number;
+END $$;
+
 -- Make the job's version visible, and delete old versions beyond the model's retention.
 CREATE FUNCTION tensile_internal._complete_version(j tensile_internal.jobs) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile_internal.models := tensile_internal._trained_model(j);
-    number int;
+    number int := tensile_internal._make_visible(j);
 BEGIN
-    UPDATE tensile_internal.model_versions v
-        SET weight_bytes = (SELECT coalesce(sum(octet_length(w.data)), 0)
-                            FROM tensile_internal.model_weights w WHERE w.version = v.id),
-            created_at = clock_timestamp()
-        WHERE v.job = j.id
-        RETURNING v.version INTO number;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s cannot finish without a version of its model', j.id);
-    END IF;
-    UPDATE tensile_internal.jobs SET version = number WHERE id = j.id;
     IF tensile_internal._deploys(j.options) = 'always' THEN
         PERFORM tensile_internal._deploy(m, number, j.owner, format('trained by job %s', j.id), job => j.id);
     END IF; -- with if_better, _job_decide has decided in this transaction
@@ -181,7 +194,7 @@ BEGIN
                    'The server''s log may have details.', failures), NULL, traceback);
         RETURN;
     END IF;
-    DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id;
+    DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.weight_bytes IS NULL;
     DELETE FROM tensile_internal.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
     DELETE FROM tensile_internal.rank_reports r WHERE r.job = j.id;
     UPDATE tensile_internal.jobs SET state = 'interrupted', reason = _interrupt_job.reason,

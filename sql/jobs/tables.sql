@@ -102,7 +102,7 @@ ALTER TABLE tensile_internal.checkpoint_chunks ENABLE ROW LEVEL SECURITY;
 CREATE TABLE tensile_internal.epochs (
     job     bigint REFERENCES tensile_internal.jobs ON DELETE CASCADE,
     epoch   int,
-    split   text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
+    split   text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation', 'version'])),
     samples bigint,
     seconds float8,
     at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),

@@ -13,8 +13,13 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
                 THEN coalesce(j.chosen_batch_size, j.batch_size) OPERATOR(pg_catalog.*) 1e6::pg_catalog.float8
                      OPERATOR(pg_catalog./) p.samples_per_s OPERATOR(pg_catalog./) a.alone_us END AS measured_slowdown,
            CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.time_left_s) END AS time_left,
-           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.least_time_left_s) END AS least_time_left
-    FROM tensile_internal.jobs j LEFT JOIN tensile_worker._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
+           CASE WHEN t.known THEN pg_catalog.make_interval(secs => p.least_time_left_s) END AS least_time_left,
+           CASE WHEN coalesce(j.architecture, b.architecture) OPERATOR(pg_catalog.->>) 'type'
+                     OPERATOR(pg_catalog.<>) 'ensemble' THEN NULL
+                WHEN j.options OPERATOR(pg_catalog.->>) 'stages' OPERATOR(pg_catalog.=) 'best'
+                     OR j.version IS NOT NULL THEN 'best' ELSE 'first' END AS stage
+    FROM tensile_internal.jobs j LEFT JOIN tensile_internal.models b ON b.id OPERATOR(pg_catalog.=) j.model_id
+         LEFT JOIN tensile_worker._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
          LEFT JOIN tensile_internal.plans f ON f.job OPERATOR(pg_catalog.=) j.id
          CROSS JOIN LATERAL (SELECT p.phase OPERATOR(pg_catalog.=) ANY (
              ARRAY['training', 'validating', 'refitting', 'calibrating'])) t (known)
@@ -32,8 +37,8 @@ COMMENT ON VIEW tensile.progress IS 'open jobs with live numbers from shared mem
 COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption';
 COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
-    'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
-    'refitting (on all rows), saving, comparing (with the deployed version) or calibrating';
+    'starting, loading, preparing, fitting (lines), boosting (trees), building, choosing (the batch size), capturing, '
+    'waiting, training, validating, refitting (on all rows), saving, comparing (with the deployed version) or calibrating';
 COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.progress.step IS 'number of finished steps of this epoch';
 COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
@@ -60,6 +65,8 @@ COMMENT ON COLUMN tensile.progress.time_left IS
     'estimated time until the job ends, as fast as it was recently, if nothing ends it early; null: not known yet';
 COMMENT ON COLUMN tensile.progress.least_time_left IS
     'the same if nothing improves any more: less than time_left if early stopping can end the job early';
+COMMENT ON COLUMN tensile.progress.stage IS
+    'of an ensemble: first (its first version is being made) or best (the one that replaces it); null: other models';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'time of the trainer''s last report';
 
 CREATE VIEW tensile.ranks WITH (security_invoker = true) AS
@@ -133,7 +140,10 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN tensile.epoch_metrics t ON t.job OPERATOR(pg_catalog.=) j.id
              AND t.epoch OPERATOR(pg_catalog.=) k.epoch AND t.split OPERATOR(pg_catalog.=) 'training'
          LEFT JOIN tensile.epoch_metrics v ON v.job OPERATOR(pg_catalog.=) j.id
-             AND v.epoch OPERATOR(pg_catalog.=) k.epoch AND v.split OPERATOR(pg_catalog.=) 'validation'
+             AND v.epoch OPERATOR(pg_catalog.=) k.epoch AND v.split OPERATOR(pg_catalog.=)
+                 CASE WHEN EXISTS (SELECT FROM tensile_internal.epochs x WHERE x.job OPERATOR(pg_catalog.=) j.id
+                                   AND x.epoch OPERATOR(pg_catalog.=) k.epoch
+                                   AND x.split OPERATOR(pg_catalog.=) 'version') THEN 'version' ELSE 'validation' END
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS
     'ended jobs with their waiting and running times, and the metrics of the epoch whose weights were kept';

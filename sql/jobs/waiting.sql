@@ -35,6 +35,24 @@ AS $$
         WHERE j.job = $1), 'tensile.job_history has its other metrics.')
 $$;
 
+CREATE FUNCTION tensile_worker._has_metrics(job bigint, epoch int, split text) RETURNS bool
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM tensile.epoch_metrics e WHERE e.job = $1 AND e.epoch = $2 AND e.split = $3)
+$$;
+
+-- What the version of an ensemble's job consists of; null: it is no ensemble. Reads as the caller.
+CREATE FUNCTION tensile_worker._members(job bigint) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('It is the average of %s.', string_agg(format('%s (%s)', m->>'type', m->>'weight'), ', '
+                                                        ORDER BY (m->>'weight')::float8 DESC))
+    FROM tensile.jobs j JOIN tensile.model_versions v ON v.model_id = j.model_id AND v.version = j.version,
+         jsonb_array_elements(v.training->'members') m
+    WHERE j.job = $1 AND (m->>'weight')::float8 > 0
+    HAVING count(*) > 1
+$$;
+
 -- Tell what a finished job warned of and, of a training, how good the version is.
 CREATE FUNCTION tensile_worker._tell_result(job bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -56,25 +74,28 @@ BEGIN
         RAISE NOTICE 'model "%" has the architecture %: %', j.model, j.architecture->>'type',
             j.architecture_reason;
     END IF;
-    validated := EXISTS (SELECT FROM tensile.epoch_metrics e
-                         WHERE e.job = j.job AND e.epoch = j.kept_epoch AND e.split = 'validation');
+    validated := tensile_worker._has_metrics(j.job, j.kept_epoch, 'validation');
     -- log_loss is after calibration where there is one, as of the version's predictions
     SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', '
                       ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
              JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.job AND m.epoch = j.kept_epoch
-                 AND m.split = CASE WHEN validated THEN 'validation' ELSE 'training' END
+                 AND m.split = CASE WHEN tensile_worker._has_metrics(j.job, j.kept_epoch, 'version') THEN 'version'
+                                    WHEN validated THEN 'validation' ELSE 'training' END
              LEFT JOIN tensile.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
                                         AND c.metric = 'calibrated_' || m.metric;
     RAISE NOTICE USING
         MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model, metrics,
                          CASE WHEN validated THEN 'validation' ELSE 'training' END),
-        DETAIL = format('Its weights are those after epoch %s of %s; training ended because %s.', j.kept_epoch,
-                        (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job),
-                        CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
-                                       WHEN 'max_time' THEN 'the time was up (max_time)'
-                                       ELSE 'that was the last one (epochs)' END),
+        DETAIL = coalesce(tensile_worker._members(j.job) || ' ', '')
+            || format('%s after epoch %s of %s; training ended because %s.',
+                      CASE WHEN tensile_worker._members(j.job) IS NULL THEN 'Its weights are those'
+                           ELSE 'The network is that' END, j.kept_epoch,
+                      (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job),
+                      CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
+                                     WHEN 'max_time' THEN 'the time was up (max_time)'
+                                     ELSE 'that was the last one (epochs)' END),
         HINT = tensile_worker._next_step(j.job);
 END $$;
 
@@ -125,6 +146,20 @@ BEGIN
     END IF;
 END $$;
 
+-- Raise an error if this transaction cannot wait for the job.
+CREATE FUNCTION tensile_worker._check_waiting(job bigint, function text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF tensile_worker._submitted_here(job) THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
+            HINT = 'Commit first, then wait.';
+    END IF;
+    PERFORM tensile_worker._check_sees_changes(
+        function, 'CALL await_job(...) outside a transaction block, or use READ COMMITTED.');
+END $$;
+
 -- Not SECURITY DEFINER: it reads as the caller.
 CREATE FUNCTION tensile_internal._wait_for_job(caller oid, job bigint, timeout interval) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -133,19 +168,30 @@ DECLARE
     deadline timestamptz := clock_timestamp() + timeout;
     result text;
 BEGIN
-    IF tensile_worker._submitted_here(job) THEN
-        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
-            HINT = 'Commit first, then wait.';
-    END IF;
-    PERFORM tensile_worker._check_sees_changes(
-        'wait_for_job', 'CALL await_job(...) outside a transaction block, or use READ COMMITTED.');
+    PERFORM tensile_worker._check_waiting(job, 'wait_for_job');
     LOOP
         result := tensile_worker._job_result(job, deadline);
         EXIT WHEN result IS NOT NULL;
         PERFORM tensile_worker._wait_round(deadline);
     END LOOP;
     RETURN result;
+END $$;
+
+-- Not SECURITY DEFINER: it reads as the caller.
+CREATE FUNCTION tensile_internal._wait_for_first_version(caller oid, job bigint, timeout interval) RETURNS int
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    deadline timestamptz := clock_timestamp() + timeout;
+    version int;
+BEGIN
+    PERFORM tensile_worker._check_waiting(job, 'wait_for_first_version');
+    LOOP
+        SELECT j.version INTO version FROM tensile.jobs j WHERE j.job = _wait_for_first_version.job;
+        EXIT WHEN version IS NOT NULL OR tensile_worker._job_result(job, deadline) IS NOT NULL;
+        PERFORM tensile_worker._wait_round(deadline);
+    END LOOP;
+    RETURN version;
 END $$;
 
 -- A procedure with SET cannot commit, so every name is qualified instead.

@@ -66,7 +66,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('job %s is not in state "starting"', tensile_worker._my_job());
     END IF;
-    DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id;
+    DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.weight_bytes IS NULL;
     DELETE FROM tensile_internal.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
     DELETE FROM tensile_internal.traces t WHERE t.job = j.id;
     PERFORM tensile_internal._notify(j.id), tensile_internal._log_event(j.id, 'started');
@@ -148,9 +148,11 @@ AS $$
 $$;
 
 -- Add a version of the job's model, which is not visible yet: its weights follow in chunks, each in its own
--- transaction, and it is complete when the job has finished. Any other end of the attempt deletes it.
+-- transaction, and it is complete when the job has finished, or with _job_first_version. Any other end of the attempt
+-- deletes it. `architecture`: what the version consists of. The job's code may call this, too, so it is checked.
 CREATE FUNCTION tensile_worker._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text,
-                                            training jsonb DEFAULT NULL, reference jsonb DEFAULT NULL) RETURNS bigint
+                                            training jsonb DEFAULT NULL, reference jsonb DEFAULT NULL,
+                                            architecture jsonb DEFAULT NULL) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -160,11 +162,12 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM tensile_internal.jobs WHERE id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
+    architecture := coalesce(nullif(architecture, 'null'), j.architecture, m.architecture);
+    PERFORM tensile_internal._check_architecture(architecture), tensile_internal._check_code(j.owner_id, architecture);
     INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture, metrics,
                                                  rows, training, reference)
         VALUES (m.id, tensile_internal._next_version(m.id), j.id, _job_version.task, _job_version.preprocessing,
-                coalesce(j.architecture, m.architecture), _job_version.metrics, j.rows, _job_version.training,
-                _job_version.reference)
+                _job_version.architecture, _job_version.metrics, j.rows, _job_version.training, _job_version.reference)
         RETURNING id INTO result;
     UPDATE tensile_internal.jobs
         SET fingerprint = _job_version.fingerprint, kept_epoch = (_job_version.metrics->>'epoch')::int,
@@ -185,6 +188,26 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('version %s does not belong to job %s', version, tensile_worker._my_job());
     END IF;
+END $$;
+
+-- Make the first version of a job that goes on visible, and deploy it as the job's options say. With if_better, it
+-- is compared with the deployed version only at the end, when another version has replaced it.
+CREATE FUNCTION tensile_worker._job_first_version() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile_internal.jobs;
+    m tensile_internal.models;
+BEGIN
+    SELECT * INTO j FROM tensile_internal.jobs WHERE id = tensile_worker._my_job();
+    m := tensile_internal._trained_model(j);
+    PERFORM tensile_internal._make_visible(j);
+    IF tensile_internal._deploys(j.options) = 'always'
+       OR tensile_internal._deploys(j.options) = 'if_better' AND m.deployed_version IS NULL THEN
+        PERFORM tensile_internal._deploy(m, (SELECT o.version FROM tensile_internal.jobs o WHERE o.id = j.id), j.owner,
+                                         format('first version of job %s', j.id), job => j.id);
+    END IF;
+    PERFORM tensile_internal._notify(j.id);
 END $$;
 
 -- ARCHITECTURE frame: what the trainer has chosen by the values of the arrays for a model without an architecture. The

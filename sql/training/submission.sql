@@ -176,7 +176,7 @@ BEGIN
         tensile_internal._check_swap_share(j), tensile_internal._check_ranks(j), tensile_internal._check_gate(m, j),
         tensile_internal._check_can_start(caller), tensile_internal._parse_budget(arguments->>'memory_budget');
     IF m.architecture IS NULL AND cardinality(arrays) = 0 THEN
-        m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}, '
+        m := jsonb_populate_record(m, '{"architecture": {"type": "ensemble"}, '
                                        '"architecture_reason": "no column is an array"}');
     END IF;
     RETURN m;

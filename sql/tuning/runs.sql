@@ -198,7 +198,7 @@ AS $$
     UPDATE tensile_internal.models m SET architecture = $2, architecture_reason = tensile_internal._winner_of(($1).id),
             updated_at = clock_timestamp()
         WHERE m.id = ($1).model_id AND m.architecture IS DISTINCT FROM $2
-          AND m.architecture IS NOT DISTINCT FROM ($1).architecture
+          AND (m.architecture IS NOT DISTINCT FROM ($1).architecture OR m.architecture->>'type' = 'ensemble')
           AND tensile_internal._acts_for(($1).owner_id, m.owner_id, m.owner)
 $$;
 

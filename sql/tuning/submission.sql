@@ -18,6 +18,9 @@ BEGIN
                      || jsonb_build_object('max_time', arguments->'options'->'max_time');
     END IF;
     m := tensile_internal._check_submission(caller, arguments, arrays);
+    IF m.architecture->>'type' = 'ensemble' THEN -- whose network has the hyperparameters
+        m.architecture := '{"type": "tabular"}';
+    END IF;
     base := m.architecture;
     PERFORM tensile_internal._check_tuning(trials, max_time, metric, parallel),
         tensile_internal._check_measurable(arguments);

@@ -33,7 +33,8 @@ static const char *const public_functions[] = {
 	"predict_rows", "predict_table", "register_model", "revoke_model", "rollback_model",
 	"schedule_evaluation", "schedule_training", "set_job_priority", "set_model_memory_budget",
 	"set_model_owner", "set_model_retention", "train_model", "tune_model", "unschedule_evaluation",
-	"unschedule_training", "wait_for_job", "wait_for_job_procedure", "wait_for_tuning"
+	"unschedule_training", "wait_for_first_version", "wait_for_job",
+	"wait_for_job_procedure", "wait_for_tuning"
 };
 
 static const char *const owner_functions[] = {"release_database", "resume_database"};

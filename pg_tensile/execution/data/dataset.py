@@ -225,6 +225,18 @@ def together(first: Table, second: Table) -> Table:
     return Table(Features.from_flat(arrays[:width]), *arrays[width:])
 
 
+def taken(table: Table, chosen: Any) -> Table:
+    """Return the chosen rows of a table; `chosen` is an index of numpy."""
+    arrays = [array[chosen] for array in table.arrays]
+    width = len(table.features.flat())
+    return Table(Features.from_flat(arrays[:width]), *arrays[width:])
+
+
+def head(table: Table, rows: int) -> Table:
+    """Return the first rows of a table."""
+    return taken(table, slice(rows))
+
+
 def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spool_directory: str) -> Dataset:
     """Preprocess all rows with a target and divide them into the training and the validation table.
 

@@ -7,17 +7,22 @@ each key.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from pg_tensile.errors import ArchitectureError
 from pg_tensile.execution.data.preprocessing import Features, ModelInputs, TokenLimits
 from pg_tensile.execution.data.texts import TextColumns
-from pg_tensile.execution.models import mlp, tabular
+from pg_tensile.execution.models import boosted, ensemble, linear, mlp, tabular
+from pg_tensile.execution.models.boosted import Boosted, BoostedArchitecture, FusedBoosted
 from pg_tensile.execution.models.cnn import CNNArchitecture
+from pg_tensile.execution.models.ensemble import Ensemble
 from pg_tensile.execution.models.imported import ImportArchitecture, PythonArchitecture
+from pg_tensile.execution.models.linear import Linear, LinearArchitecture
 from pg_tensile.execution.models.mlp import MLP, MLPArchitecture
 from pg_tensile.execution.models.pretrained import PretrainedArchitecture
 from pg_tensile.execution.models.tabular import FusedTabular, Tabular, TabularArchitecture
@@ -29,8 +34,27 @@ class Architecture(Protocol):
     def build(self, inputs: ModelInputs, outputs: int) -> nn.Module: ...
 
 
+@dataclass(frozen=True)
+class EnsembleArchitecture:
+    """Architecture `ensemble`: types of its members, with their defaults, and a weight for each.
+
+    Without members they depend on the rows, and without weights these are found by training."""
+
+    members: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
+
+    def build(self, inputs: ModelInputs, outputs: int) -> nn.Module:
+        if self.members is None or self.weights is None or len(self.members) != len(self.weights):
+            hint = "Only a trained version has them: train the model."
+            raise ArchitectureError("the ensemble has not a weight for each of its members", hint)
+        return Ensemble([TYPES[name]().build(inputs, outputs) for name in self.members], self.weights)
+
+
 TYPES: dict[str, Any] = {
+    "ensemble": EnsembleArchitecture,
     "tabular": TabularArchitecture,
+    "boosted": BoostedArchitecture,
+    "linear": LinearArchitecture,
     "mlp": MLPArchitecture,
     "cnn": CNNArchitecture,
     "transformer": TransformerArchitecture,
@@ -71,11 +95,16 @@ def text_columns(architecture: Architecture) -> TextColumns | None:
 
 def takes_ranks(architecture: Architecture) -> bool:
     """Return whether numbers are to be given as ranks, too."""
-    return isinstance(architecture, TabularArchitecture)
+    types = (TabularArchitecture, BoostedArchitecture, LinearArchitecture, EnsembleArchitecture)
+    return isinstance(architecture, types)
 
 
 def fused(model: nn.Module) -> nn.Module:
     """Return the trained model in the form that predicts fastest, equal to it but for float32 rounding."""
+    if isinstance(model, Ensemble):
+        return Ensemble([fused(member) for member in model.members], model.weights)
+    if isinstance(model, Boosted):
+        return FusedBoosted(model)
     return FusedTabular(model) if isinstance(model, Tabular) else model
 
 
@@ -83,6 +112,14 @@ def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | No
     """Return the trained model as a function of numpy features, equal to it but for float32 rounding, or None.
 
     Features [n, 1, …] are n single rows: each output [1, outputs] has the bits that its row has alone."""
+    if isinstance(model, Ensemble):
+        members = [few_rows(member) for member in model.members]
+        known = [member for member in members if member is not None]
+        return ensemble.few_rows(known, model.weights) if len(known) == len(members) else None
+    if isinstance(model, Boosted):
+        return boosted.few_rows(model)
+    if isinstance(model, Linear):
+        return linear.few_rows(model)
     if isinstance(model, Tabular):
         return tabular.few_rows(model)
     return mlp.few_rows(model) if isinstance(model, MLP) else None

@@ -33,6 +33,7 @@ class JobResults:
         self._version: int | None = None  # id of the model's version
         self.sources: list[dict[str, Any]] = []  # relations and columns that the rows were read from
         self.derived: dict[str, Any] | None = None  # header of QUERY
+        self._is_first = False  # another version will follow
         self._complete = False  # the version has all of its weights
         self._latency_models: list[memoryview] = []
         self._calibration: dict[str, Any] = {}  # meta of the latency models
@@ -74,12 +75,18 @@ class JobResults:
             self._child.queue(FrameType.SAVED, self._job, header={"at": time.monotonic()})
 
     def begin_version(self, header: dict[str, Any]) -> None:
-        """Create the version that the weights belong to; it is invisible before DONE."""
+        """Create the version that the weights belong to.
+
+        It is invisible before DONE, unless it is a first one, which another version will replace."""
         if self._version is not None:
             raise ProtocolError("a second VERSION frame")
+        self._is_first = header.get("first", False)
         self._report_saving()
-        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint", "training", "reference"))
-        self._version = self._server.call("tensile_worker._job_version(text,jsonb,jsonb,text,jsonb,jsonb)", *values)
+        keys = ("task", "preprocessing", "metrics", "fingerprint", "training", "reference", "architecture")
+        values = (header.get(key) for key in keys)
+        self._version = self._server.call(
+            "tensile_worker._job_version(text,jsonb,jsonb,text,jsonb,jsonb,jsonb)", *values
+        )
         self._server.call("tensile_worker._job_sources(int8,jsonb)", self._version, self.sources)
         self._server.commit()
         if self.derived is not None:
@@ -94,8 +101,11 @@ class JobResults:
         Chunks are stored as they come, because a model may be larger than what a process of the server should hold.
         """
         self._server.call("tensile_worker._job_weights(int8,int4,bytea)", self._version, chunk.seq, bytes(chunk.data))
-        self._server.commit()
         self._complete = chunk.last
+        if chunk.last and self._is_first:
+            self._server.call("tensile_worker._job_first_version()")
+            self._version, self._complete = None, False
+        self._server.commit()
 
     # -- measurements -------------------------------------------------------------------------------------------------
 

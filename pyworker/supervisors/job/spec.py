@@ -14,7 +14,7 @@ MOST_QUERY = 1 << 18  # characters of a training query from which a query for pr
 # Columns of the job's row that the header has unchanged
 COPIED = (
     "attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed",
-    "policy", "memory_budget", "options", "split_by", "max_time_s",
+    "policy", "memory_budget", "options", "split_by", "max_time_s", "tuning",
 )  # fmt: skip
 
 
@@ -22,6 +22,12 @@ def choose_threads(server: Server, options: dict[str, Any], running: int = 1) ->
     """Return the number of computing threads of one of `running` jobs; one core is left to the server."""
     threads = options.get("threads") or server.number("pg_tensile.threads")
     return int(threads) or max(1, (cores() - 1) // max(1, running))
+
+
+def most_threads(server: Server, options: dict[str, Any], running: int) -> int:
+    """Return the most threads of work that takes seconds: those that are set, or a share of all cores."""
+    threads = options.get("threads") or server.number("pg_tensile.threads")
+    return int(threads) or max(1, cores() // max(1, running))
 
 
 def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -42,6 +48,8 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "validation_query": row["validation_query"] is not None,  # the rows carry the flag column
         **_settings(server, threads),
         **({"device": row["options"]["device"]} if row["automatic"] else {}),
+        "most_threads": most_threads(server, row["options"], row["running"]),
+        "has_version": row["version"] is not None,  # the first one of an ensemble, from an earlier attempt
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],
         "start": row["start"],

@@ -1,0 +1,172 @@
+"""Models that a library fits, trees and lines, and the average of several models.
+
+A fitted model is one that has not seen the validation rows, from which its metrics are, until `refitted` returns one
+for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pg_tensile.execution.data.calibration import least_log_loss, log_losses
+from pg_tensile.execution.data.dataset import Dataset, Table, head, together
+from pg_tensile.execution.data.metrics import Metrics, MetricSums
+from pg_tensile.execution.data.preprocessing import Preprocessing, Task
+from pg_tensile.execution.models.boosted import Boosted, BoostedArchitecture
+from pg_tensile.execution.models.linear import LinearArchitecture
+from pg_tensile.execution.models.trees import MOST_LEAVES
+from pg_tensile.execution.models.whole import WholeModel
+from pg_tensile.execution.training import boosting, linear_fit
+from pg_tensile.execution.training.graphs import step_spec
+from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.validation_sample import ValidationSample
+
+MEASURED_ROWS = 1 << 17  # of the training rows, for metrics
+BINS = 255  # of a column, LightGBM's default
+LEAST_WEIGHT = 0.02  # of a member of an average
+
+
+class Step(NamedTuple):
+    """Steps of fitting done, of at most `steps`, and the loss of the validation rows after the last one, if known."""
+
+    done: int
+    steps: int
+    loss: float | None = None
+
+
+Observe = Callable[[Step], bool]  # returns whether to end now, with what there is
+
+
+class Fitted(NamedTuple):
+    """A fitted model: its type and steps, those kept and those done; `found` are the settings for another fit."""
+
+    type: str
+    model: nn.Module
+    kept: int
+    done: int
+    found: Any
+
+
+class Fitting(NamedTuple):
+    """What models are fitted to, and how; `observe` may also raise an exception to end it."""
+
+    preprocessing: Preprocessing
+    dataset: Dataset
+    settings: Settings
+    threads: int
+    observe: Observe
+    learning_rate: float | None = None  # of trees; None: theirs
+
+    def fit(self, architecture: BoostedArchitecture | LinearArchitecture) -> Fitted:
+        """Return the model of the training rows."""
+        return self._fit(architecture, self.dataset.training, self.dataset.validation, None)
+
+    def refit(self, architecture: BoostedArchitecture | LinearArchitecture, fitted: Fitted) -> nn.Module:
+        """Return the model of all rows."""
+        return self._fit(architecture, together(self.dataset.training, self.dataset.validation), None, fitted).model
+
+    def _fit(self, architecture: Any, training: Table, validation: Table | None, fitted: Fitted | None) -> Fitted:
+        found = None if fitted is None else fitted.found
+        if isinstance(architecture, LinearArchitecture):
+            penalty = architecture.penalty if found is None else found
+            line, penalty = linear_fit.fit_linear(
+                self.preprocessing, training, validation, lambda done, of: self.observe(Step(done, of)), penalty
+            )
+            return Fitted("linear", line, 1, 1, penalty)
+        grown = boosting.grow(
+            boosting.Boosting(architecture, self.threads, self.settings.seed, self.learning_rate),
+            self.preprocessing,
+            training,
+            validation,
+            lambda state: self.observe(Step(*state)),
+            found,
+        )
+        model = Boosted(self.preprocessing.model_inputs, self.preprocessing.outputs, grown.forest)
+        return Fitted("boosted", model, max(grown.rounds), grown.done, grown.rounds)
+
+
+def outputs_of(model: nn.Module, table: Table, preprocessing: Preprocessing) -> NDArray[np.float32]:
+    """Return the model's outputs [rows, outputs]."""
+    with torch.inference_mode():
+        outputs: NDArray[np.float32] = WholeModel(preprocessing, model)(table.features, table.rows)
+    return outputs
+
+
+def measured(outputs: NDArray[np.float32], table: Table, preprocessing: Preprocessing, settings: Settings) -> Metrics:
+    """Return the metrics of outputs [rows, outputs] for a table's rows."""
+    sums = MetricSums(preprocessing, ranks=True)
+    sums.add(outputs, table.target, table.weight)
+    tensors = [torch.from_numpy(array) for array in (outputs, table.target, table.weight) if array is not None]
+    metrics = sums.result(table.rows, float(step_spec(settings, preprocessing.task).loss(*tensors)))
+    if not settings.calibrate or preprocessing.task == Task.REGRESSION:
+        return metrics
+    least = least_log_loss(outputs.astype(np.float64), table.target, table.weight)
+    return Metrics(**(metrics.to_json() | {"calibrated_log_loss": least}))
+
+
+def metrics_of(
+    model: nn.Module,
+    outputs: NDArray[np.float32],
+    training: Table,
+    validation: Table,
+    preprocessing: Preprocessing,
+    settings: Settings,
+    epoch: int,
+) -> dict[str, Any]:
+    """Return the metrics of a version, as JSON: its model's on training rows, those of `outputs` on validation rows."""
+    training = head(training, MEASURED_ROWS)
+    of_training = measured(outputs_of(model, training, preprocessing), training, preprocessing, settings)
+    held = measured(outputs, validation, preprocessing, settings).to_json() if validation.rows else None
+    return {"epoch": epoch, "training": of_training.to_json(), "validation": held}
+
+
+def fitting_bytes(dataset: Dataset, preprocessing: Preprocessing) -> int:
+    """Return the memory that fitting takes beside the rows: copies and bins of them, and histograms."""
+    inputs = preprocessing.model_inputs
+    rows = dataset.training.rows + dataset.validation.rows
+    columns = inputs.numeric + len(inputs.cardinalities) + sum(array.length for array in inputs.arrays)
+    return rows * columns * 5 + MOST_LEAVES * columns * BINS * 16 * preprocessing.outputs
+
+
+def sample_of(outputs: NDArray[np.float32], table: Table) -> Mapping[str, Tensor]:
+    """Return the sample of validation rows from which calibration and intervals are derived."""
+    sample = ValidationSample()
+    if table.rows:
+        weight = None if table.weight is None else torch.from_numpy(table.weight)
+        sample.add(torch.from_numpy(outputs), torch.from_numpy(table.target), weight)
+    return sample.tensors()
+
+
+def weights_of(outputs: Sequence[NDArray[Any]], table: Table, task: Task) -> tuple[float, ...]:
+    """Return the weights of an average of several models' outputs [rows, outputs], whose sum is 1.
+
+    They are those with the least loss on the table's rows, all equal if there are none. Of a classifier, whose
+    probabilities are calibrated afterwards, the scale of the average does not count."""
+    count = len(outputs)
+    if not table.rows or count == 1:
+        return (1.0 / count,) * count
+    from scipy.optimize import minimize
+
+    stacked = np.stack([array.astype(np.float64) for array in outputs])  # [models, rows, outputs]
+    rows = np.ones(table.rows) if table.weight is None else table.weight.astype(np.float64)
+    scales, labels = task != Task.REGRESSION, table.target.astype(np.int64)
+
+    def loss(weights: NDArray[np.float64]) -> float:
+        mixed = np.tensordot(weights, stacked, axes=1)
+        losses = log_losses(mixed, labels) if scales else (mixed[:, 0] - table.target) ** 2
+        return float(losses @ rows) / float(rows.sum())
+
+    bounds = [(0.0, 4.0 if scales else 1.0)] * count
+    constraints = () if scales else ({"type": "eq", "fun": lambda weights: weights.sum() - 1.0},)
+    best = minimize(loss, np.full(count, 1.0 / count), method="SLSQP", bounds=bounds, constraints=constraints)
+    found = np.maximum(best.x, 0.0)
+    found /= found.sum() or 1.0
+    found[found < LEAST_WEIGHT] = 0.0
+    found = np.round(found / found.sum(), 4) if found.any() else np.full(count, 1.0 / count)
+    return tuple(found.tolist())

@@ -1,0 +1,208 @@
+"""Members of a job's model that a library fits, trees and lines, and their average with a network.
+
+Before they are fitted, their memory is claimed like that of a job without plans. Each has outputs for the validation
+rows; the average of several has the weights with the least loss on these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pg_tensile.execution.data.dataset import head
+from pg_tensile.planning.device.profile import DeviceProfile
+from pyworker.children.channel import Channel
+from pyworker.children.claim import Claims
+from pyworker.children.job import job_settings
+from pyworker.children.prepared import Prepared
+from pyworker.wire import FrameType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from pg_tensile.execution.training.fitted import Fitted, Fitting, Step
+    from pg_tensile.execution.training.observer import Outcome
+
+REPORT_INTERVAL_S = 0.2
+MOST_REFITTED = 1 << 20  # rows: trees and lines are fitted again to all rows, those for validation included
+CURVE = 20  # rounds whose loss becomes a metric
+
+
+class Member(NamedTuple):
+    """A trained member: its architecture, its model, its outputs for the validation rows, and notes for the version."""
+
+    architecture: dict[str, Any]
+    model: nn.Module
+    validation: NDArray[np.float32]
+    notes: dict[str, Any]
+
+
+class Made(NamedTuple):
+    """A model that can become a version, and its METRICS frames; `outcome` is like that of a network's training."""
+
+    architecture: dict[str, Any]
+    model: nn.Module
+    outcome: Outcome
+    notes: dict[str, Any]
+    curve: list[dict[str, Any]]
+
+
+class FittedMembers:
+    """The members of one job that are fitted, in their order; `profile` is that of the CPU."""
+
+    def __init__(self, channel: Channel, prepared: Prepared, profile: Future[DeviceProfile]) -> None:
+        self.members: list[Member] = []
+        self.warnings: list[str] = []
+        self._channel = channel
+        self._spec = channel.spec
+        self._prepared = prepared
+        self._profile = profile
+        self._phase = "fitting"
+        self._reported_at = 0.0
+        self._began = time.monotonic()
+        self._fitted: list[Fitted] = []
+        self._losses: list[float | None] = []  # of the steps of the last member
+
+    # ---- fitting ----
+
+    def fit(self) -> int:
+        """Fit the members, unless there is no memory for them; return the revision of the last claim.
+
+        Raises Stopped, and MemoryRefusedError if there is no other member."""
+        from pg_tensile.execution.training.fitted import outputs_of
+
+        claims = self._claim()
+        if claims is None:
+            return 1
+        fitting, prepared = self._fitting(), self._prepared
+        for architecture in self._spec["fitted"]:
+            self._phase = "boosting" if architecture["type"] == "boosted" else "fitting"
+            began, self._losses = time.monotonic(), []
+            fitted = fitting.fit(_parsed(architecture))
+            validation = outputs_of(fitted.model, prepared.dataset.validation, prepared.fitted.preprocessing)
+            notes = {"type": fitted.type, "steps": fitted.kept, "seconds": round(time.monotonic() - began, 2)}
+            self.members.append(Member(architecture, fitted.model, validation, notes))
+            self._fitted.append(fitted)
+        return claims.revision
+
+    def _claim(self) -> Claims | None:
+        """Claim the memory of the largest member; return None, with a warning, if it is refused."""
+        from pg_tensile.errors import MemoryRefusedError
+        from pg_tensile.execution.training.fitted import fitting_bytes
+
+        needed = fitting_bytes(self._prepared.dataset, self._prepared.fitted.preprocessing)
+        claims = Claims(self._channel, "cpu", self._channel.wait_for(self._profile, "preparing"), 0)
+        answer = claims.request(needed)
+        if answer.type == FrameType.PLAN:
+            return claims
+        hint = "Raise memory_budget or pg_tensile.device_memory, or select fewer rows or columns."
+        refused = MemoryRefusedError(needed, answer.header["budget_bytes"], None, hint)
+        if self._spec["network"] is None:
+            raise refused
+        self.warnings.append(f"the model consists of the network alone, without trees or lines: {refused.message}")
+        return None
+
+    def refit(self) -> None:
+        """Fit the members again, to all rows, unless there are too many or the job wants none. Raises Stopped."""
+        dataset = self._prepared.dataset
+        rows = dataset.training.rows + dataset.validation.rows
+        wanted = self._spec["options"].get("refit", True) and not self._spec.get("validation_query")
+        if not wanted or not dataset.validation.rows or dataset.spooled or rows > MOST_REFITTED:
+            return
+        fitting, self._phase = self._fitting(), "refitting"
+        for number, (member, fitted) in enumerate(zip(self.members, self._fitted, strict=True)):
+            model = fitting.refit(_parsed(member.architecture), fitted)
+            self.members[number] = member._replace(model=model, notes=member.notes | {"refitted_rows": rows})
+
+    def _fitting(self) -> Fitting:
+        from pg_tensile.execution.training.fitted import Fitting
+
+        preprocessing, dataset = self._prepared.fitted.preprocessing, self._prepared.dataset
+        rate = self._spec["learning_rate"] if self._spec["network"] is None else None
+        return Fitting(
+            preprocessing, dataset, job_settings(self._spec), self._spec["most_threads"], self._observe, rate
+        )
+
+    def _observe(self, step: Step) -> bool:
+        """Report a step; return whether the time is up. Raises Stopped."""
+        now = time.monotonic()
+        self._losses.append(step.loss)
+        if now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
+            header = {"phase": self._phase, "step": step.done, "steps": step.steps, "loss": step.loss}
+            self._channel.send(FrameType.PROGRESS, header)
+        self._channel.poll({FrameType.PLAN, FrameType.REFUSE})
+        most_s = self._spec["max_time_s"]
+        return self._phase != "refitting" and most_s is not None and now - self._began >= most_s
+
+    # ---- versions ----
+
+    def network(self, model: nn.Module, outcome: Outcome, notes: dict[str, Any]) -> Member:
+        """Return the network as a member, after its training."""
+        validation = outcome.validation["outputs"].numpy() if outcome.validation else None
+        if validation is None:
+            validation = self.members[0].validation
+        notes = {"type": self._spec["network"]["type"], "epoch": outcome.metrics["epoch"], **notes}
+        return Member(self._spec["network"], model.cpu(), validation, notes)
+
+    def average(self, networks: Sequence[Member]) -> Made:
+        """Return the average of the members and of the network, if there is one, or the best of them alone.
+
+        Without a network, the metrics are those of epoch 0 or, of a job that trains none, those of the last round."""
+        from pg_tensile.execution.models.ensemble import Ensemble
+        from pg_tensile.execution.training.fitted import metrics_of, sample_of, weights_of
+        from pg_tensile.execution.training.observer import Outcome
+
+        members = [*self.members, *networks]
+        preprocessing = self._prepared.fitted.preprocessing
+        rows = min(len(member.validation) for member in members)
+        held = head(self._prepared.dataset.validation, rows)
+        outputs = [member.validation[:rows] for member in members]
+        weights = weights_of(outputs, held, preprocessing.task)
+        chosen = [number for number, weight in enumerate(weights) if weight]
+        architecture, model = members[chosen[0]].architecture, members[chosen[0]].model
+        if len(chosen) > 1:
+            kept = [weights[number] for number in chosen]
+            types = [members[number].architecture["type"] for number in chosen]
+            architecture = {"type": "ensemble", "members": types, "weights": kept}
+            model = Ensemble([members[number].model for number in chosen], kept)
+        mean = sum(
+            (weights[number] * outputs[number] for number in chosen[1:]), weights[chosen[0]] * outputs[chosen[0]]
+        )
+        alone = self._spec["network"] is None
+        epoch = max(fitted.kept for fitted in self._fitted) if alone else networks[0].notes["epoch"] if networks else 0
+        settings = job_settings(self._spec)
+        metrics = metrics_of(model.eval(), mean, self._prepared.dataset.training, held, preprocessing, settings, epoch)
+        notes = [member.notes | {"weight": weight} for member, weight in zip(members, weights, strict=True)]
+        done = max(fitted.done for fitted in self._fitted)
+        reason = "early_stopping" if alone and done > epoch else "epochs"
+        stopped = {"stopped": networks[0].notes["stopped"] if networks else reason}
+        outcome = Outcome(False, metrics, epoch, reason, sample_of(mean, held))
+        return Made(architecture, model, outcome, stopped | {"members": notes}, self._curve(metrics, alone))
+
+    def _curve(self, metrics: Mapping[str, Any], alone: bool) -> list[dict[str, Any]]:
+        """Return the METRICS frames: of the version or, of a job that trains no network, of its rounds as well."""
+        epoch, seconds = metrics["epoch"], time.monotonic() - self._began
+        frames = []
+        if not alone:
+            found = metrics["validation"] or metrics["training"]
+            return [{"epoch": epoch, "split": "version", "seconds": seconds} | found]
+        rounds = [*range(len(self._losses), 0, -max(1, len(self._losses) // CURVE))]
+        for done in sorted(rounds):
+            loss = self._losses[done - 1]
+            if loss is not None and done != epoch:
+                frames.append({"epoch": done, "split": "validation", "samples": None, "seconds": None, "loss": loss})
+        for split in ("training", "validation"):
+            if metrics[split] is not None:
+                frames.append({"epoch": epoch, "split": split, "seconds": seconds} | metrics[split])
+        return frames
+
+
+def _parsed(architecture: dict[str, Any]) -> Any:
+    from pg_tensile.execution import models
+
+    return models.parse(architecture)
