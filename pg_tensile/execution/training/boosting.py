@@ -137,7 +137,8 @@ class _Growth:
         self._is_validated = held is not None
         if held is not None:
             rows, table = held
-            self._booster.add_valid(dataset.create_valid(rows, table.target, weight=table.weight), "validation")
+            validation = dataset.create_valid(rows, table.target, weight=table.weight, params=parameters)
+            self._booster.add_valid(validation, "validation")
 
     def run(self, rounds: int, observe: Callable[[Round], bool]) -> tuple[int, int]:
         """Grow at most this number of rounds; return those to keep, and those done."""
