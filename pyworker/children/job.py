@@ -114,6 +114,7 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
         options.get("learning_rate_schedule"),
         options.get("average_weights"),
         False if spec.get("validation_query") else options.get("refit"),
+        spec["epochs"],
     )
     return recipe(subject, explicit)._asdict()
 

@@ -382,7 +382,7 @@ class Worker:
 
     def _report(self, progress: dict[str, Any]) -> None:
         """Publish live numbers, and record what they say of the job's plan and its ranks."""
-        report_progress(self._server, progress, self._row["epochs"])
+        report_progress(self._server, progress)
         self._memory.record_use(progress)
         self._ranks.record(progress)
         self._server.commit()

@@ -2,7 +2,8 @@
 
 CREATE VIEW tensile.progress WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model, j.owner, j.state, j.reason, p.pid, p.phase, p.epoch,
-           j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
+           CASE WHEN p.epochs OPERATOR(pg_catalog.>) 0 THEN p.epochs ELSE j.epochs END AS epochs,
+           p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
            p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
                AS batch_size,

@@ -62,8 +62,8 @@ class Course:
     # ---- epochs ----
 
     @property
-    def learning_rate(self) -> float | None:
-        """Learning rate of the next step, or None for that of the settings."""
+    def reduced_rate(self) -> float | None:
+        """Learning rate after the reductions so far, or None for that of the settings."""
         if not self._reductions:
             return None
         return self._settings.learning_rate * PLATEAU_FACTOR**self._reductions

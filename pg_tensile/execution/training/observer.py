@@ -24,13 +24,14 @@ class Memory(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of a run: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far.
+    """Progress of a run: epoch from 1, of how many at most, steps done of this epoch's steps, its mean loss so far.
 
     `step_s`: mean seconds of a step since the last report. `time_left_s` and `least_time_left_s`: estimated seconds
     until the run ends, at most and at least (time_left.py). None means unknown."""
 
     phase: str
     epoch: int
+    epochs: int
     step: int
     steps: int
     loss: float | None

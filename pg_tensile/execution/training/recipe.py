@@ -1,4 +1,4 @@
-"""Recipe of a training: batch size, learning rate, its schedule and patience where a job leaves them open.
+"""Recipe of a training: batch size, epochs, learning rate, its schedule and patience where a job leaves them open.
 
 A pure function of what is known when the rows have been read, so that `explain_training` and a resumed job find the
 same values as the job itself. The numbers are in the tables at the top.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-LEARNING_RATES = {"mlp": 2e-3, "tabular": 4e-3, "pretrained": 2e-4}  # by type of architecture
+LEARNING_RATES = {"mlp": 2e-3, "tabular": 1.2e-2, "pretrained": 2e-4}  # by type of architecture
 TUNING_RATES = {"head": 1e-3, "full": 2e-5}  # of pretrained models that train other weights than adapters, by `tune`
 LEARNING_RATE = 1e-3  # of the other types
 STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
 BATCH_SIZES = (32, 1024)
-MOST_ROWS = {"pretrained": 32}  # of a batch, by type of architecture, where BATCH_SIZES would allow more
-PATIENCE = 18  # epochs: the learning rate falls twice before a run ends
-SCHEDULES = {"mlp": "plateau", "tabular": "plateau"}  # of the learning rate, by type of architecture
+BATCH_SIZES_OF = {"tabular": (64, 256), "pretrained": (32, 32)}  # in place of these, by type of architecture
+PATIENCE = 18  # epochs: by `plateau`, the learning rate falls twice before a run ends
+SCHEDULES = {"mlp": "plateau", "tabular": "cosine"}  # of the learning rate, by type of architecture
 SCHEDULE = "constant"  # of the other types
+EPOCHS = (10, 64)  # of a job for which cosine is chosen, as many as have EPOCHS_ROWS rows together
+EPOCHS_ROWS = 1_200_000
 PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate falls
 PLATEAU_FACTOR = 0.25
 REFITTED = ("tabular",)  # types of architectures that are trained again on all rows, if they have few
@@ -34,7 +36,9 @@ class Subject(NamedTuple):
 
 
 class Explicit(NamedTuple):
-    """Values given by the job, which a recipe keeps; None: left open. Batch size 0: plans choose it."""
+    """Values given by the job, which a recipe keeps; None: left open. Batch size 0: plans choose it.
+
+    `epochs`: the most that it may have."""
 
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -42,13 +46,16 @@ class Explicit(NamedTuple):
     learning_rate_schedule: str | None = None
     average_weights: bool | None = None
     refit: bool | None = None
+    epochs: int = 200
 
 
 OPEN = Explicit()
 
 
 class Recipe(NamedTuple):
-    """Values to train with; `patience` is that of early stopping, in epochs. Batch size 0: plans choose it."""
+    """Values to train with; `patience` is that of early stopping, in epochs. Batch size 0: plans choose it.
+
+    `epochs`: the most that the run has. A schedule that ends does so with them."""
 
     batch_size: int
     learning_rate: float
@@ -56,19 +63,24 @@ class Recipe(NamedTuple):
     learning_rate_schedule: str
     average_weights: bool
     refit: bool
+    epochs: int
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
-    batch_size, learning_rate, patience, schedule, average, refit = explicit
-    most = MOST_ROWS.get(subject.architecture, BATCH_SIZES[1])
+    batch_size, learning_rate, patience, schedule, average, refit, epochs = explicit
+    architecture, rows = subject.architecture, subject.training_rows
+    if schedule is None:
+        schedule = SCHEDULES.get(architecture, SCHEDULE)
+        epochs = min(epochs, epochs_for(rows)) if schedule == "cosine" else epochs
     return Recipe(
-        min(batch_size_for(subject.training_rows), most) if batch_size is None else batch_size,
+        batch_size_for(rows, *BATCH_SIZES_OF.get(architecture, BATCH_SIZES)) if batch_size is None else batch_size,
         _learning_rate(subject) if learning_rate is None else learning_rate,
         PATIENCE if patience is None else patience,
-        schedule or SCHEDULES.get(subject.architecture, SCHEDULE),
-        subject.architecture in AVERAGED if average is None else average,
+        schedule,
+        architecture in AVERAGED if average is None else average,
         _is_refitted(subject) if refit is None else refit,
+        epochs,
     )
 
 
@@ -81,8 +93,13 @@ def _is_refitted(subject: Subject) -> bool:
     return subject.architecture in REFITTED and subject.training_rows <= MOST_REFITTED
 
 
-def batch_size_for(rows: int) -> int:
-    """Return the power of two nearest to a STEPS-th of the rows within BATCH_SIZES, and not more than the rows."""
-    least, most = BATCH_SIZES
+def batch_size_for(rows: int, least: int = BATCH_SIZES[0], most: int = BATCH_SIZES[1]) -> int:
+    """Return the power of two nearest to a STEPS-th of the rows within these bounds, and not more than the rows."""
     nearest = 2 ** round(math.log2(max(rows, 1) / STEPS)) if rows > STEPS else 1
     return max(1, min(max(least, min(nearest, most)), rows))
+
+
+def epochs_for(rows: int) -> int:
+    """Return the number of epochs with about EPOCHS_ROWS rows together, within EPOCHS."""
+    least, most = EPOCHS
+    return max(least, min(EPOCHS_ROWS // max(rows, 1), most))

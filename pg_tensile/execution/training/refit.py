@@ -24,6 +24,7 @@ from pg_tensile.execution.data.dataset import Dataset, together
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.training.graphs import step_spec
 from pg_tensile.execution.training.run_steps import Steps, StepsState
+from pg_tensile.execution.training.schedule import scheduled
 from pg_tensile.execution.training.settings import Settings
 
 WORSE = 1.05  # factor on the validated model's loss on all rows: beyond it, the validated model is the final one
@@ -37,7 +38,7 @@ class Refit:
         self.rows = dataset.training.rows + dataset.validation.rows
         self.epoch: int | None = None  # epochs done; None before `begin`
         self.step = 0  # steps done in the current epoch
-        self.learning_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
+        self.reduced_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
         self._validated_loss = 0.0  # on all rows, of the validated model
         self._settings, self._task, self._dataset, self._steps = settings, task, dataset, steps
         self._first = {name: tensor.detach().clone() for name, tensor in steps.state().model.items()}
@@ -58,6 +59,13 @@ class Refit:
     def epoch_steps(self) -> int:
         """Number of steps of an epoch."""
         return self.rows // self.batch_size
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the next step, that of the first training after the same part of the epoch."""
+        assert self.epoch is not None
+        done = self.epoch + (self.step + 0.5) / self.epoch_steps
+        return scheduled(self._settings, done, self.reduced_rates[self.epoch])
 
     def begin(self, validated: Mapping[str, Tensor]) -> None:
         """Give the steps the first weights again, with an optimizer that has not seen a gradient.
@@ -92,7 +100,7 @@ class Refit:
         return {
             "epoch": self.epoch,
             "step": self.step,
-            "learning_rates": self.learning_rates,
+            "learning_rates": self.reduced_rates,
             "validated_loss": self._validated_loss,
         }
 
@@ -102,6 +110,6 @@ class Refit:
         return self._first
 
     def restore(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.epoch, self.step, self.learning_rates = meta["epoch"], meta["step"], list(meta["learning_rates"])
+        self.epoch, self.step, self.reduced_rates = meta["epoch"], meta["step"], list(meta["learning_rates"])
         self._validated_loss = meta["validated_loss"]
         self._first = {name: tensor.to(self._steps.batch_device) for name, tensor in tensors.items()}

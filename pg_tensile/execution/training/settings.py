@@ -14,7 +14,7 @@ from pg_tensile.planning.plan.plan import CODECS
 
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
 KEPT = ("best", "last")
-SCHEDULES = ("constant", "plateau")
+SCHEDULES = ("constant", "plateau", "cosine")
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -33,8 +33,8 @@ class Settings:
 
     `keep`: the model is that of the best epoch, or of the last one. `max_time_s` limits the time of training: the run
     ends at the first step after it, and an unfinished epoch does not count unless it is the first one.
-    `learning_rate_schedule`: constant, or plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
-    (recipe.py). `average_weights`: the model has averages of the weights of all steps, later ones counting more; its
+    `learning_rate_schedule`: constant; plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
+    (recipe.py); or cosine: it rises and falls to 0 over the epochs (schedule.py). `average_weights`: the model has averages of the weights of all steps, later ones counting more; its
     buffers are the last step's. `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so
     its epochs are compared by their log loss after a calibration. `refit`: once the best epoch is known, the model is
     trained again on all rows (refit.py), if they are in memory. `clip`: largest norm of the gradient.

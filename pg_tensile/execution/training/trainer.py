@@ -50,6 +50,7 @@ from pg_tensile.execution.training.observer import EpochMetrics, Observer, Outco
 from pg_tensile.execution.training.rank_state import add_ranks, ranks_of
 from pg_tensile.execution.training.refit import Refit
 from pg_tensile.execution.training.run_steps import Steps, StepsState
+from pg_tensile.execution.training.schedule import scheduled
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.shared_weights import take_over_buffers, take_over_model
 from pg_tensile.execution.training.time_left import FORWARD, Pace, Position, time_left
@@ -198,7 +199,7 @@ class Trainer:
             before = time.monotonic()
             self._report("refitting", before)
             for batch in refit.batches.epoch(epoch, refit.step):
-                loss = self._steps.train(batch, refit.learning_rates[epoch]).loss
+                loss = self._steps.train(batch, refit.learning_rate).loss
                 if not math.isfinite(self._agreement.exchange(loss, batch.share)):
                     self._warnings.append(NOT_REFITTED)
                     return False
@@ -232,7 +233,9 @@ class Trainer:
                 return
 
     def _train_step(self, batch: Batch) -> None:
-        outputs, own_loss = self._steps.train(batch, self._course.learning_rate)
+        done = (self._step + 0.5) / self._batches.steps(self._epoch)
+        rate = scheduled(self._settings, self._epoch + done, self._course.reduced_rate)
+        outputs, own_loss = self._steps.train(batch, rate)
         loss = self._agreement.exchange(own_loss, batch.share)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
@@ -286,7 +289,7 @@ class Trainer:
             "validation": None if validation is None else validation.metrics.to_json(),
         }
         if self._refit is not None:
-            self._refit.learning_rates.append(self._course.learning_rate)
+            self._refit.reduced_rates.append(self._course.reduced_rate)
         self._course.epoch_ended(self._epoch + 1, loss, self._last_metrics, lambda: self._steps.state().model)
         if self._course.kept is None or self._course.kept.epoch == self._epoch + 1:
             self._sample = self._evaluated
@@ -331,9 +334,8 @@ class Trainer:
         validation_steps = FORWARD * self._dataset.validation.rows / self._settings.batch_size
         place = Position(self._epoch, steps - step, self._batches.steps(1), validation_steps)
         left = time_left(self._pace, place, self._settings, self._course, self._refit) or (None, None)
-        self._observer.progress(
-            Progress(phase, epoch + 1, step, steps, loss, rate, self._steps.memory(), step_s, *left)
-        )
+        epochs, memory = self._settings.epochs, self._steps.memory()
+        self._observer.progress(Progress(phase, epoch + 1, epochs, step, steps, loss, rate, memory, step_s, *left))
         self._reported_at, self._trained, self._stepped = now, 0, 0
         self._report_at = now + REPORT_INTERVAL_S
 

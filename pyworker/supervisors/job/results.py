@@ -24,7 +24,6 @@ class JobResults:
         self._child = child
         self._job = job
         self._row = row
-        self._epochs = row["epochs"]
         self._calibrates = row["kind"] == "calibrate"
         checkpoint = row["checkpoint"] or {}
         self._generation = int(checkpoint.get("generation", 0)) + 1  # of the next checkpoint
@@ -174,5 +173,5 @@ class JobResults:
             self._keep_codecs(meta["codecs"])
 
     def _report_saving(self) -> None:
-        report_progress(self._server, {"phase": "saving"}, self._epochs)
+        report_progress(self._server, {"phase": "saving"})
         self._server.commit()
