@@ -16,6 +16,7 @@ STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
 BATCH_SIZES = (32, 1024)
 BATCH_SIZES_OF = {"tabular": (64, 256), "pretrained": (32, 32)}  # in place of these, by type of architecture
 PATIENCE = 18  # epochs: by `plateau`, the learning rate falls twice before a run ends
+COSINE_PATIENCE = (6, 8)  # epochs at least, and part of them all: only what gets worse early is to end early
 SCHEDULES = {"mlp": "plateau", "tabular": "cosine"}  # of the learning rate, by type of architecture
 SCHEDULE = "constant"  # of the other types
 EPOCHS = (10, 64)  # of a job for which cosine is chosen, as many as have EPOCHS_ROWS rows together
@@ -76,7 +77,7 @@ def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     return Recipe(
         batch_size_for(rows, *BATCH_SIZES_OF.get(architecture, BATCH_SIZES)) if batch_size is None else batch_size,
         _learning_rate(subject) if learning_rate is None else learning_rate,
-        PATIENCE if patience is None else patience,
+        _patience(schedule, epochs) if patience is None else patience,
         schedule,
         architecture in AVERAGED if average is None else average,
         _is_refitted(subject) if refit is None else refit,
@@ -87,6 +88,11 @@ def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
 def _learning_rate(subject: Subject) -> float:
     of_type = LEARNING_RATES.get(subject.architecture, LEARNING_RATE)
     return of_type if subject.tune is None else TUNING_RATES.get(subject.tune, of_type)
+
+
+def _patience(schedule: str, epochs: int) -> int:
+    least, parts = COSINE_PATIENCE
+    return max(least, epochs // parts) if schedule == "cosine" else PATIENCE
 
 
 def _is_refitted(subject: Subject) -> bool:

@@ -34,10 +34,11 @@ class Settings:
     `keep`: the model is that of the best epoch, or of the last one. `max_time_s` limits the time of training: the run
     ends at the first step after it, and an unfinished epoch does not count unless it is the first one.
     `learning_rate_schedule`: constant; plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
-    (recipe.py); or cosine: it rises and falls to 0 over the epochs (schedule.py). `average_weights`: the model has averages of the weights of all steps, later ones counting more; its
-    buffers are the last step's. `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so
-    its epochs are compared by their log loss after a calibration. `refit`: once the best epoch is known, the model is
-    trained again on all rows (refit.py), if they are in memory. `clip`: largest norm of the gradient.
+    (recipe.py); or cosine: it rises, and falls to 0 at the end of the epochs (schedule.py). `average_weights`: the
+    model has averages of the weights of all steps, later ones counting more; its buffers are the last step's.
+    `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so its epochs are compared by
+    their log loss after a calibration. `refit`: once the best epoch is known, the model is trained again on all rows
+    (refit.py), if they are in memory. `clip`: largest norm of the gradient.
     `checkpoint_interval_s`: least time between checkpoints (checkpoint_schedule.py), 0 = between epochs only. `lead`:
     rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
     or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has

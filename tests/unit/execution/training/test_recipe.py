@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.execution.training import recipe as recipes
-from pg_tensile.execution.training.recipe import BATCH_SIZES, STEPS, Explicit, Subject, batch_size_for, recipe
+from pg_tensile.execution.training.recipe import (
+    BATCH_SIZES,
+    BATCH_SIZES_OF,
+    EPOCHS,
+    EPOCHS_ROWS,
+    STEPS,
+    Explicit,
+    Subject,
+    batch_size_for,
+    epochs_for,
+    recipe,
+)
 
 LATE = Subject("mlp", 50_000)
 
@@ -33,11 +44,26 @@ def test_more_rows_never_have_a_smaller_batch_size(rows: int, more: int) -> None
 
 def test_what_is_given_is_kept() -> None:
     for yes in (False, True):
-        explicit = Explicit(0, 0.5, 0, "plateau", yes, yes)
+        explicit = Explicit(0, 0.5, 0, "plateau", yes, yes, 7)
         assert recipe(LATE, explicit) == explicit
     chosen = recipe(LATE)
     assert recipe(LATE, Explicit(learning_rate=0.5)) == chosen._replace(learning_rate=0.5)
     assert recipe(LATE, Explicit(batch_size=7)) == chosen._replace(batch_size=7)
+
+
+@given(st.integers(1, 10**9))
+def test_a_chosen_schedule_ends_after_epochs_by_the_number_of_rows(rows: int) -> None:
+    subject = Subject("tabular", rows)
+    chosen = recipe(subject)
+    assert chosen.learning_rate_schedule == "cosine" and chosen.epochs == epochs_for(rows)
+    assert EPOCHS[0] <= chosen.epochs <= EPOCHS[1]
+    if EPOCHS[0] < chosen.epochs < EPOCHS[1]:
+        assert 0 <= EPOCHS_ROWS - chosen.epochs * rows < rows
+    assert recipe(subject, Explicit(epochs=3)).epochs == 3
+    given_schedule = Explicit(learning_rate_schedule="cosine", epochs=1000)
+    assert recipe(subject, given_schedule).epochs == 1000  # of the schedule that is asked for
+    least, most = BATCH_SIZES_OF["tabular"]
+    assert min(rows, least) <= chosen.batch_size <= most
 
 
 @pytest.mark.parametrize("architecture", ["mlp", "tabular", "cnn", "transformer", "pretrained", "import", "python"])

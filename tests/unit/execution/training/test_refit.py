@@ -20,6 +20,7 @@ from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.recipe import MOST_REFITTED, Explicit, Subject, recipe
 from pg_tensile.execution.training.refit import WORSE
 from pg_tensile.execution.training.run_steps import StepResult
+from pg_tensile.execution.training.schedule import cosine
 from pg_tensile.execution.training.settings import EarlyStopping
 from tests.examples import examples
 from tests.unit.execution.training.test_training import CPU, Recorder, trainer, weights
@@ -112,11 +113,14 @@ def test_on_all_rows_the_final_model_is_as_good_as_the_validated_one(
         assert (outcome.refitted_rows is None) == bool(outcome.warnings)
 
 
-def test_each_epoch_has_the_learning_rate_that_it_had(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", ["plateau", "cosine"])
+def test_each_epoch_has_the_learning_rate_that_it_had(
+    schedule: str, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pg_tensile.execution.training import course
 
     monkeypatch.setattr(course, "PLATEAU_EPOCHS", 0)  # it falls after each epoch
-    made, _ = trainer(prepared, Recorder(), PLAIN, **SETTINGS, learning_rate_schedule="plateau")
+    made, _ = trainer(prepared, Recorder(), PLAIN, **SETTINGS, learning_rate_schedule=schedule)
     rates: list[float | None] = []
     train = made._steps.train
 
@@ -126,8 +130,14 @@ def test_each_epoch_has_the_learning_rate_that_it_had(prepared: Prepared, monkey
 
     monkeypatch.setattr(made._steps, "train", recorded)
     kept = made.run().metrics["epoch"]
-    again = rates[-kept * (400 // 32) :]
-    assert list(dict.fromkeys(again)) == list(dict.fromkeys(rates))[:kept] and kept > 1
+    steps = 400 // 32
+    again = rates[-kept * steps :]
+    assert kept > 1
+    if schedule == "plateau":
+        assert list(dict.fromkeys(again)) == list(dict.fromkeys(rates))[:kept]
+    else:  # after the same part of the epochs, which have more steps now
+        parts = (np.arange(kept * steps) + 0.5) / steps / SETTINGS["epochs"]
+        assert again == pytest.approx([1e-3 * cosine(part) for part in parts.tolist()])
 
 
 @pytest.mark.parametrize("averages", [False, True])

@@ -28,6 +28,7 @@ from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopTraining
 from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
 from pg_tensile.execution.training.run_steps import StepResult
+from pg_tensile.execution.training.schedule import cosine
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
 from pg_tensile.execution.training.trainer import Trainer
@@ -457,11 +458,12 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> No
 
 
 @pytest.mark.parametrize("stop_after", [3, 15, 40])
-def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
-    stop_after: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schedule", ["plateau", "cosine"])
+def test_a_schedule_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
+    schedule: str, stop_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(course, "PLATEAU_EPOCHS", 2)
-    options: dict[str, Any] = {"epochs": 20, "learning_rate": 0.05, "learning_rate_schedule": "plateau"}
+    options: dict[str, Any] = {"epochs": 20, "learning_rate": 0.05, "learning_rate_schedule": schedule}
     architecture = {"type": "mlp", "hidden": [64]}
     rates: list[float | None] = []
 
@@ -479,8 +481,12 @@ def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
     run, model = run_of(Recorder())
     run.run()
     expected = list(rates)
-    assert expected[0] is None and expected == sorted(expected, key=lambda rate: -(rate or 1.0))
-    assert {rate for rate in expected if rate} >= {0.05 * PLATEAU_FACTOR, 0.05 * PLATEAU_FACTOR**2}
+    if schedule == "plateau":
+        assert expected[0] is None and expected == sorted(expected, key=lambda rate: -(rate or 1.0))
+        assert {rate for rate in expected if rate} >= {0.05 * PLATEAU_FACTOR, 0.05 * PLATEAU_FACTOR**2}
+    else:
+        middles = (np.arange(len(expected)) + 0.5) / len(expected)
+        assert expected == pytest.approx([0.05 * cosine(part) for part in middles.tolist()])
     rates.clear()
     first = Recorder(stop_after)
     assert run_of(first)[0].run().stopped
