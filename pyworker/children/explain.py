@@ -69,7 +69,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     ranks = None if spec["ranks"] is None else _ranks(channel)
     chosen = choose_open_architecture(store, spec)
     fitted = fit_rows(store, spec)
-    choose_members(spec, fitted.training_rows)
+    choose_members(spec, fitted)
     if spec["network"] is None:
         hint = 'A plan is made for networks, such as that of the architecture "tabular".'
         raise ArchitectureError(f'training "{spec["architecture"]["type"]}" follows no plan to be explained', hint)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pg_tensile.errors import CaptureError, OptionError
 from pg_tensile.execution.data.choice import Choice, choose_architecture
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
+from pg_tensile.execution.data.folds import repeats_for
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.weights import Weighting
@@ -79,11 +80,17 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
     return with_quantiles(fitted, options)
 
 
-def choose_members(spec: dict[str, Any], training_rows: int) -> None:
+def choose_members(spec: dict[str, Any], fitted_to: FittedPreprocessing) -> None:
     """Complete the spec by the architectures that are trained one after the other.
 
-    `fitted` are those that a library fits, `network` is that of the others, or None if there is none. A job with ranks
-    trains the network alone."""
+    `fitted` are those that a library fits, `network` is that of the others, or None if there is none; `repeats` is how
+    often the rows are divided for a cross-validation. A job with ranks and a trial train the network alone."""
+    training_rows = fitted_to.training_rows
+    split = Split.of(spec)
+    random = split.by is None and not split.flagged and fitted_to.validation_rows > 0
+    is_best = spec["options"].get("keep", "best") == "best" and spec["options"].get("refit", True)
+    is_alone = spec.get("ranks") is None and not spec.get("tuning")
+    spec["repeats"] = repeats_for(training_rows + fitted_to.validation_rows) if random and is_best and is_alone else 0
     architecture = spec["architecture"]
     members = [architecture]
     if architecture["type"] == "ensemble":
@@ -91,7 +98,7 @@ def choose_members(spec: dict[str, Any], training_rows: int) -> None:
         members = [{"type": name} for name in types]
     networks = [member for member in members if member["type"] not in FITTED]
     fitted = [member for member in members if member["type"] in FITTED]
-    if networks and (spec.get("ranks") is not None or spec.get("tuning")):
+    if networks and not is_alone:
         fitted = []
     if fitted and spec["options"].get("stages") == "first":
         networks = []
@@ -146,6 +153,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         learning_rate_schedule=spec["learning_rate_schedule"],
         average_weights=spec["average_weights"],
         refit=spec["refit"],
+        repeats=spec.get("repeats", 0),
         calibrate=options.get("calibrate", True),
         quantiles=tuple(options.get("quantiles", ())),
         precision=options.get("precision", "float32"),

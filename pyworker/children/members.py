@@ -9,9 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.execution.data.dataset import head
+import numpy as np
+
+from pg_tensile.execution.data.dataset import Table, head, taken, together
+from pg_tensile.execution.data.folds import FOLDS, Fold, folds_of
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
 from pyworker.children.claim import Claims
@@ -20,7 +24,6 @@ from pyworker.children.prepared import Prepared
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import nn
 
@@ -33,12 +36,16 @@ CURVE = 20  # rounds whose loss becomes a metric
 
 
 class Member(NamedTuple):
-    """A trained member: its architecture, its model, its outputs for the validation rows, and notes for the version."""
+    """A trained member: its architecture, its model, and notes for the version.
+
+    `validation`: its outputs [rows, outputs] for the validation rows; `crossed`: those of a cross-validation [repeats,
+    rows, outputs] for all rows, or None."""
 
     architecture: dict[str, Any]
     model: nn.Module
     validation: NDArray[np.float32]
     notes: dict[str, Any]
+    crossed: NDArray[np.float32] | None = None
 
 
 class Made(NamedTuple):
@@ -84,7 +91,7 @@ class FittedMembers:
             began, self._losses = time.monotonic(), []
             fitted = fitting.fit(_parsed(architecture))
             validation = outputs_of(fitted.model, prepared.dataset.validation, prepared.fitted.preprocessing)
-            notes = {"type": fitted.type, "steps": fitted.kept, "seconds": round(time.monotonic() - began, 2)}
+            notes = fitted.notes | {"seconds": round(time.monotonic() - began, 2)}
             self.members.append(Member(architecture, fitted.model, validation, notes))
             self._fitted.append(fitted)
         return claims.revision
@@ -105,6 +112,24 @@ class FittedMembers:
             raise refused
         self.warnings.append(f"the model consists of the network alone, without trees or lines: {refused.message}")
         return None
+
+    def cross_validate(self) -> None:
+        """Cross-validate the members, if the rows are few. Raises Stopped."""
+        if not self._spec["repeats"]:
+            return
+        fitting, self._phase = self._fitting(), "cross-validating"
+        for number, (member, fitted) in enumerate(zip(self.members, self._fitted, strict=True)):
+            crossed = fitting.cross_validate(_parsed(member.architecture), fitted, self._folds)
+            self.members[number] = member._replace(crossed=crossed)
+
+    @cached_property
+    def _folds(self) -> list[Fold]:
+        return folds_of(self._all.target, self._spec["repeats"], self._spec["seed"])
+
+    @cached_property
+    def _all(self) -> Table:
+        """All rows, those for validation last."""
+        return together(self._prepared.dataset.training, self._prepared.dataset.validation)
 
     def refit(self) -> None:
         """Fit the members again, to all rows, unless there are too many or the job wants none. Raises Stopped."""
@@ -137,7 +162,7 @@ class FittedMembers:
             self._channel.send(FrameType.PROGRESS, header)
         self._channel.poll({FrameType.PLAN, FrameType.REFUSE})
         most_s = self._spec["max_time_s"]
-        return self._phase != "refitting" and most_s is not None and now - self._began >= most_s
+        return self._phase in ("fitting", "boosting") and most_s is not None and now - self._began >= most_s
 
     # ---- versions ----
 
@@ -147,7 +172,7 @@ class FittedMembers:
         if validation is None:
             validation = self.members[0].validation
         notes = {"type": self._spec["network"]["type"], "epoch": outcome.metrics["epoch"], **notes}
-        return Member(self._spec["network"], model.cpu(), validation, notes)
+        return Member(self._spec["network"], model.cpu(), validation, notes, outcome.crossed)
 
     def average(self, networks: Sequence[Member]) -> Made:
         """Return the average of the members and of the network, if there is one, or the best of them alone.
@@ -158,31 +183,47 @@ class FittedMembers:
         from pg_tensile.execution.training.observer import Outcome
 
         members = [*self.members, *networks]
-        preprocessing = self._prepared.fitted.preprocessing
-        rows = min(len(member.validation) for member in members)
-        held = head(self._prepared.dataset.validation, rows)
-        outputs = [member.validation[:rows] for member in members]
+        preprocessing, settings = self._prepared.fitted.preprocessing, job_settings(self._spec)
+        crossed = [member.crossed for member in members if member.crossed is not None]
+        if len(crossed) == len(members):
+            held = taken(self._all, np.tile(np.arange(self._all.rows), len(crossed[0])))
+            outputs = [found.reshape(held.rows, -1) for found in crossed]
+        else:
+            crossed = []
+            held = head(self._prepared.dataset.validation, min(len(member.validation) for member in members))
+            outputs = [member.validation[: held.rows] for member in members]
         weights = weights_of(outputs, held, preprocessing.task)
         chosen = [number for number, weight in enumerate(weights) if weight]
+        kept = [weights[number] for number in chosen]
         architecture, model = members[chosen[0]].architecture, members[chosen[0]].model
         if len(chosen) > 1:
-            kept = [weights[number] for number in chosen]
             types = [members[number].architecture["type"] for number in chosen]
             architecture = {"type": "ensemble", "members": types, "weights": kept}
             model = Ensemble([members[number].model for number in chosen], kept)
-        mean = sum(
-            (weights[number] * outputs[number] for number in chosen[1:]), weights[chosen[0]] * outputs[chosen[0]]
-        )
+        mean = np.tensordot(kept, [outputs[number] for number in chosen], axes=1).astype(np.float32)
         alone = self._spec["network"] is None
-        epoch = max(fitted.kept for fitted in self._fitted) if alone else networks[0].notes["epoch"] if networks else 0
-        settings = job_settings(self._spec)
+        epoch = networks[0].notes["epoch"] if networks else 0
+        if alone:
+            epoch = max(fitted.kept for fitted in self._fitted)
         metrics = metrics_of(model.eval(), mean, self._prepared.dataset.training, held, preprocessing, settings, epoch)
+        if crossed:
+            mean = mean.reshape(crossed[0].shape)
+            held, metrics = self._all, metrics | self._cross_validated(mean)
+            mean = mean[0]
         notes = [member.notes | {"weight": weight} for member, weight in zip(members, weights, strict=True)]
-        done = max(fitted.done for fitted in self._fitted)
-        reason = "early_stopping" if alone and done > epoch else "epochs"
+        reason = "early_stopping" if alone and max(fitted.done for fitted in self._fitted) > epoch else "epochs"
         stopped = {"stopped": networks[0].notes["stopped"] if networks else reason}
         outcome = Outcome(False, metrics, epoch, reason, sample_of(mean, held))
         return Made(architecture, model, outcome, stopped | {"members": notes}, self._curve(metrics, alone))
+
+    def _cross_validated(self, outputs: NDArray[np.float32]) -> dict[str, Any]:
+        """Return the metrics of outputs [repeats, rows, outputs], and their spread, for the metrics of a version."""
+        from pg_tensile.execution.training.fitted import cross_validated
+
+        preprocessing, settings = self._prepared.fitted.preprocessing, job_settings(self._spec)
+        validation, spread = cross_validated(outputs, self._all, self._folds, preprocessing, settings)
+        repeats = self._spec["repeats"]
+        return {"validation": validation, "cross_validation": {"folds": FOLDS, "repeats": repeats, "spread": spread}}
 
     def _curve(self, metrics: Mapping[str, Any], alone: bool) -> list[dict[str, Any]]:
         """Return the METRICS frames: of the version or, of a job that trains no network, of its rounds as well."""

@@ -50,6 +50,13 @@ if TYPE_CHECKING:
 
 KINDS = ("calibrate", "explain", "evaluate", "import_model", "export_model")
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in KINDS}
+# Modules that take seconds to import, by type of architecture
+IMPORTS = {
+    "ensemble": ("lightgbm", "sklearn.linear_model"),
+    "boosted": ("lightgbm",),
+    "linear": ("sklearn.linear_model",),
+    "pretrained": ("peft",),
+}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 
@@ -92,9 +99,8 @@ class TrainerProcess(TrainingRun):
         channel = self._channel
         trains_here = self._spec["ranks"] is None
         profile = channel.background.submit(self._measure_device) if trains_here else None
-        imports: Future[Any] = self._libraries
-        if (self._spec["architecture"] or {}).get("type") == "pretrained":
-            imports = channel.background.submit(importlib.import_module, "peft")  # seconds, while the rows arrive
+        modules = IMPORTS.get((self._spec["architecture"] or {}).get("type", "ensemble"), ())
+        imports = channel.background.submit(list, map(importlib.import_module, modules))  # while the rows arrive
         checkpoint = channel.receive_checkpoint()
         if self._spec.get("start") is not None:
             self._start = channel.receive_state()
@@ -123,9 +129,7 @@ class TrainerProcess(TrainingRun):
 
     def _fit_members(self, prepared: Prepared, checkpoint: State | None) -> None:
         """Fit them, and send a first version of them unless there is one; the last one if there is no network."""
-        from pyworker.children.members import FittedMembers
-
-        members = self._members = FittedMembers(self._channel, prepared, self._device_of_members())
+        members = self._members = self._make_members(prepared)
         began = time.monotonic()
         self._revision = members.fit()
         self._warnings += members.warnings
@@ -137,11 +141,17 @@ class TrainerProcess(TrainingRun):
         if not members.members:
             self._members = None
         elif spec["network"] is None:
+            members.cross_validate()
             members.refit()
             self._send_made(members.average([]), prepared, last=True)
             self._channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
         elif spec["options"].get("stages") != "best" and not spec["has_version"]:
             self._send_made(members.average([]), prepared, last=False)
+
+    def _make_members(self, prepared: Prepared) -> FittedMembers:
+        from pyworker.children.members import FittedMembers
+
+        return FittedMembers(self._channel, prepared, self._device_of_members())
 
     def _device_of_members(self) -> Future[DeviceProfile]:
         """Return the profile of the CPU, on which they are fitted."""
@@ -155,12 +165,14 @@ class TrainerProcess(TrainingRun):
         return known
 
     def _send_results(self, job: Job, outcome: Outcome, prepared: Prepared) -> None:
-        if self._members is None:
+        if self._members is None and outcome.crossed is None:
             super()._send_results(job, outcome, prepared)
             return
-        self._members.refit()
-        network = self._members.network(job.model, outcome, self._training(outcome))
-        self._send_made(self._members.average([network]), prepared, last=True)
+        members = self._members or self._make_members(prepared)
+        members.cross_validate()
+        members.refit()
+        network = members.network(job.model, outcome, self._training(outcome))
+        self._send_made(members.average([network]), prepared, last=True)
 
     def _send_made(self, made: Made, prepared: Prepared, last: bool) -> None:
         """Send a version of one or more members and its weights; `last`: it is the job's result."""
@@ -200,7 +212,7 @@ class TrainerProcess(TrainingRun):
 
         spec = self._spec
         fitted = fit_rows(store, spec)
-        choose_members(spec, fitted.training_rows)
+        choose_members(spec, fitted)
         fitted = self._adopt(fitted, store)
         self._recipe = recorded or job_recipe(spec, fitted)
         spec.update(self._recipe)

@@ -1,6 +1,6 @@
 """Growing of gradient-boosted trees with LightGBM, which is imported when it is used.
 
-Trees are grown until the loss of the validation rows has not fallen for PATIENCE rounds; those after the best round are
+Trees are grown until the loss of the validation rows has not fallen by LEAST_GAIN for PATIENCE rounds; those after the best round are
 dropped. They depend on the rows, the settings and the seed alone, not on the number of threads.
 """
 
@@ -22,6 +22,7 @@ THREAD_NUMBERS = 1 << 19  # of the training rows, for each thread: fewer take lo
 FEW_ROWS = 10_000  # training rows, below which trees have FEW_LEAVES
 FEW_LEAVES, MANY_LEAVES = 15, 31
 PATIENCE = 50  # rounds
+LEAST_GAIN = 1e-4  # of the loss, as a part of it
 ROUNDS_WITHOUT_VALIDATION = 100
 # LightGBM's beside those that the data and the settings determine. Columns and rows that are drawn anew make the trees
 # less alike; no column of the features has nulls.
@@ -142,11 +143,11 @@ class _Growth:
 
     def run(self, rounds: int, observe: Callable[[Round], bool]) -> tuple[int, int]:
         """Grow at most this number of rounds; return those to keep, and those done."""
-        best, least, done = 0, np.inf, 0
+        best, least, done = 0, float(np.finfo(np.float64).max), 0
         for done in range(1, rounds + 1):
             is_finished = self._booster.update()
             loss = float(self._booster.eval_valid()[0][2]) if self._is_validated else None
-            if loss is not None and loss < least:
+            if loss is not None and not loss >= least - LEAST_GAIN * abs(least):
                 best, least = done, loss
             is_last = observe(Round(done, rounds, loss))
             if is_finished or is_last or (loss is not None and done - best >= PATIENCE):

@@ -7,6 +7,7 @@ for all rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pg_tensile.execution.data.calibration import least_log_loss, log_losses
-from pg_tensile.execution.data.dataset import Dataset, Table, head, together
+from pg_tensile.execution.data.dataset import Dataset, Table, head, taken, together
+from pg_tensile.execution.data.folds import Fold
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.models.boosted import Boosted, BoostedArchitecture
@@ -44,9 +46,9 @@ Observe = Callable[[Step], bool]  # returns whether to end now, with what there 
 
 
 class Fitted(NamedTuple):
-    """A fitted model: its type and steps, those kept and those done; `found` are the settings for another fit."""
+    """A fitted model, its steps, those kept and those done, and notes; `found` are the settings for another fit."""
 
-    type: str
+    notes: dict[str, Any]
     model: nn.Module
     kept: int
     done: int
@@ -71,6 +73,17 @@ class Fitting(NamedTuple):
         """Return the model of all rows."""
         return self._fit(architecture, together(self.dataset.training, self.dataset.validation), None, fitted).model
 
+    def cross_validate(
+        self, architecture: BoostedArchitecture | LinearArchitecture, fitted: Fitted, folds: Sequence[Fold]
+    ) -> NDArray[np.float32]:
+        """Return outputs [repeats, rows, outputs] for all rows, each by a model that has not seen the row's fold."""
+        table = together(self.dataset.training, self.dataset.validation)
+        found = np.empty((1 + folds[-1].repeat, table.rows, self.preprocessing.outputs), np.float32)
+        for repeat, held, others in folds:
+            model = self._fit(architecture, taken(table, others), None, fitted).model
+            found[repeat, held] = outputs_of(model, taken(table, held), self.preprocessing)
+        return found
+
     def _fit(self, architecture: Any, training: Table, validation: Table | None, fitted: Fitted | None) -> Fitted:
         found = None if fitted is None else fitted.found
         if isinstance(architecture, LinearArchitecture):
@@ -78,7 +91,7 @@ class Fitting(NamedTuple):
             line, penalty = linear_fit.fit_linear(
                 self.preprocessing, training, validation, lambda done, of: self.observe(Step(done, of)), penalty
             )
-            return Fitted("linear", line, 1, 1, penalty)
+            return Fitted({"type": "linear", "penalty": penalty}, line, 1, 1, penalty)
         grown = boosting.grow(
             boosting.Boosting(architecture, self.threads, self.settings.seed, self.learning_rate),
             self.preprocessing,
@@ -88,7 +101,8 @@ class Fitting(NamedTuple):
             found,
         )
         model = Boosted(self.preprocessing.model_inputs, self.preprocessing.outputs, grown.forest)
-        return Fitted("boosted", model, max(grown.rounds), grown.done, grown.rounds)
+        notes = {"type": "boosted", "rounds": list(grown.rounds)}
+        return Fitted(notes, model, max(grown.rounds), grown.done, grown.rounds)
 
 
 def outputs_of(model: nn.Module, table: Table, preprocessing: Preprocessing) -> NDArray[np.float32]:
@@ -132,6 +146,29 @@ def fitting_bytes(dataset: Dataset, preprocessing: Preprocessing) -> int:
     rows = dataset.training.rows + dataset.validation.rows
     columns = inputs.numeric + len(inputs.cardinalities) + sum(array.length for array in inputs.arrays)
     return rows * columns * 5 + MOST_LEAVES * columns * BINS * 16 * preprocessing.outputs
+
+
+def cross_validated(
+    outputs: NDArray[np.float32], table: Table, folds: Sequence[Fold], preprocessing: Preprocessing, settings: Settings
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the metrics, as JSON, of outputs [repeats, rows, outputs], and the standard deviation of each over folds.
+
+    The metrics are means over the repeats, each of which has outputs for all rows of the table."""
+    of_repeats = [measured(repeat, table, preprocessing, settings).to_json() for repeat in outputs]
+    uncalibrated = replace(settings, calibrate=False)
+    of_folds = [
+        measured(outputs[repeat, held], taken(table, held), preprocessing, uncalibrated).to_json()
+        for repeat, held, _ in folds
+    ]
+    means = {name: _over(np.mean, [found[name] for found in of_repeats]) for name in of_repeats[0]}
+    spreads = {name: _over(np.std, [found[name] for found in of_folds]) for name in of_folds[0] if name != "samples"}
+    spread = {name: value for name, value in spreads.items() if value is not None}
+    return means | {"samples": table.rows}, spread
+
+
+def _over(function: Callable[[Any], Any], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(function(known)) if known else None
 
 
 def sample_of(outputs: NDArray[np.float32], table: Table) -> Mapping[str, Tensor]:

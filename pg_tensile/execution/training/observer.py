@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pg_tensile.execution.data.metrics import Metrics
@@ -58,7 +60,8 @@ class Outcome(NamedTuple):
     `epochs` counts those that ended. `reason` is why the run ended: epochs, early_stopping or max_time; None if it was
     stopped. `validation` has the outputs and targets of validation rows after the same epoch, unless it was stopped
     (validation_sample.py). `refitted_rows`: the rows of the training on all rows (refit.py), None without one.
-    `warnings` are for the user."""
+    `warnings` are for the user. `crossed`: outputs [repeats, rows, outputs] of a cross-validation, or None; its rows
+    are those for training, and behind them those for validation."""
 
     stopped: bool
     metrics: dict[str, Any]
@@ -67,6 +70,7 @@ class Outcome(NamedTuple):
     validation: Mapping[str, Tensor] = MappingProxyType({})
     refitted_rows: int | None = None
     warnings: tuple[str, ...] = ()
+    crossed: NDArray[np.float32] | None = None
 
 
 class StopTraining(Exception):

@@ -6,6 +6,9 @@ of the same size. The metrics, the calibration and the intervals stay those of t
 validation rows. Rows that fill no batch are left out of an epoch, others in each, so that no graph of another shape is
 needed.
 
+A table of few rows is cross-validated before: the model is trained in the same way on all rows but those of a fold, for
+which it then has outputs.
+
 On all rows, which it has seen, the final model should be better than the validated one. Where it is clearly worse, as
 few or other batches can make it, the validated model is the final one.
 """
@@ -16,11 +19,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pg_tensile.execution.data.batches import Batches, division
-from pg_tensile.execution.data.dataset import Dataset, together
+from pg_tensile.execution.data.dataset import Dataset, Table, taken, together
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.training.graphs import step_spec
 from pg_tensile.execution.training.run_steps import Steps, StepsState
@@ -40,13 +45,25 @@ class Refit:
         self.step = 0  # steps done in the current epoch
         self.reduced_rates: list[float | None] = []  # of the epochs of the first training; None: the settings'
         self._validated_loss = 0.0  # on all rows, of the validated model
+        self._fold: Batches | None = None  # of the fold that the model is trained for
         self._settings, self._task, self._dataset, self._steps = settings, task, dataset, steps
         self._first = {name: tensor.detach().clone() for name, tensor in steps.state().model.items()}
 
-    @cached_property
+    @property
     def batches(self) -> Batches:
-        """Batches of all rows, which are copied when they are first needed."""
-        table = together(self._dataset.training, self._dataset.validation)
+        """Batches of the rows that the model is trained on."""
+        return self._all if self._fold is None else self._fold
+
+    @cached_property
+    def table(self) -> Table:
+        """All rows, those for validation last, which are copied when they are first needed."""
+        return together(self._dataset.training, self._dataset.validation)
+
+    @cached_property
+    def _all(self) -> Batches:
+        return self._batches(self.table)
+
+    def _batches(self, table: Table) -> Batches:
         settings, device = self._settings, self._steps.batch_device
         return Batches(*(table, self.batch_size, settings.seed, device, False), full_only=True, ranks=settings.ranks)
 
@@ -58,7 +75,7 @@ class Refit:
     @property
     def epoch_steps(self) -> int:
         """Number of steps of an epoch."""
-        return self.rows // self.batch_size
+        return self.batches.steps(0) if self._fold is not None else self.rows // self.batch_size
 
     @property
     def learning_rate(self) -> float | None:
@@ -74,7 +91,16 @@ class Refit:
         self._steps.load(StepsState(validated, {}))
         self._validated_loss = self._loss()
         self._steps.load(StepsState(self._first, {}))
-        self.epoch = 0
+        self._fold, self.epoch, self.step = None, 0, 0
+
+    def begin_fold(self, fitted: NDArray[np.int64]) -> None:
+        """Give the steps the first weights again, to be trained on these of all rows."""
+        self._steps.load(StepsState(self._first, {}))
+        self._fold, self.epoch, self.step = self._batches(taken(self.table, fitted)), 0, 0
+
+    def end_folds(self) -> None:
+        """Go back to the state before the first fold."""
+        self._fold, self.epoch, self.step = None, None, 0
 
     def is_worse(self) -> bool:
         """Return whether the model, with its final weights, is clearly worse on all rows than the validated one."""
@@ -83,11 +109,16 @@ class Refit:
     @torch.no_grad()
     def _loss(self) -> float:
         """Return the mean loss on all rows of the model that the steps have."""
-        batches = list(self.batches.covering(self._steps.evaluation_rows))
-        outputs = torch.cat([self._steps.evaluate(batch).outputs[-new:] for batch, new in batches])
+        batches = list(self._all.covering(self._steps.evaluation_rows))
         targets = [[tensor[-new:] for tensor in batch.targets] for batch, new in batches]
         loss = step_spec(self._settings, self._task).loss
-        return float(loss(outputs, *map(torch.cat, zip(*targets, strict=True))))
+        return float(loss(self.outputs(), *map(torch.cat, zip(*targets, strict=True))))
+
+    @torch.no_grad()
+    def outputs(self) -> Tensor:
+        """Return the outputs [rows, outputs] for all rows of the model that the steps have."""
+        batches = self._all.covering(self._steps.evaluation_rows)
+        return torch.cat([self._steps.evaluate(batch).outputs[-new:].clone() for batch, new in batches])
 
     def end_epoch(self) -> None:
         assert self.epoch is not None
@@ -98,7 +129,7 @@ class Refit:
     def to_json(self) -> dict[str, Any]:
         """Return the state as a part of a checkpoint's `meta`, without the tensors."""
         return {
-            "epoch": self.epoch,
+            "epoch": None if self._fold is not None else self.epoch,  # folds begin again
             "step": self.step,
             "learning_rates": self.reduced_rates,
             "validated_loss": self._validated_loss,

@@ -38,7 +38,8 @@ class Settings:
     model has averages of the weights of all steps, later ones counting more; its buffers are the last step's.
     `calibrate`: a classifier's probabilities will be calibrated on the validation rows, so its epochs are compared by
     their log loss after a calibration. `refit`: once the best epoch is known, the model is trained again on all rows
-    (refit.py), if they are in memory. `clip`: largest norm of the gradient.
+    (refit.py), if they are in memory. `repeats`: how often all rows are divided for a cross-validation before that, in
+    a run of one rank with `refit`. `clip`: largest norm of the gradient.
     `checkpoint_interval_s`: least time between checkpoints (checkpoint_schedule.py), 0 = between epochs only. `lead`:
     rows of the first batches of the first epoch, whatever the batch size. `compression` of swapped tensors: none, auto,
     or the only codec to use, where it pays. `quantiles` of the target that a regression learns as well; its model has
@@ -64,6 +65,7 @@ class Settings:
     learning_rate_schedule: str = "constant"
     average_weights: bool = False
     refit: bool = False
+    repeats: int = 0
     calibrate: bool = False
     quantiles: tuple[float, ...] = ()
     precision: str = "float32"

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pg_tensile.errors import NotFiniteError
@@ -37,6 +38,7 @@ from pg_tensile.execution.capture.optimizers import AVERAGE
 from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.calibration import least_log_loss
 from pg_tensile.execution.data.dataset import Dataset
+from pg_tensile.execution.data.folds import folds_of
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.distributed.group import Group
@@ -112,6 +114,7 @@ class Trainer:
             ckpt.seed_generators(self._group.seed(seed))
         refits = settings.refit and settings.keep == "best" and dataset.validation.rows and not dataset.spooled
         self._refit = Refit(settings, preprocessing.task, dataset, steps) if refits else None
+        self._crossed: NDArray[np.float32] | None = None  # outputs of the cross-validation
         self._warnings: list[str] = []
 
     # ---- running ----
@@ -130,6 +133,8 @@ class Trainer:
                 self._run_epoch()
                 if self._agreement.due and course.end(self._epoch) is None:
                     self.save()
+            if self._refit is not None and self._refit.epoch is None:
+                self._crossed = self._cross_validate(self._refit)
             refitted = self._refit is not None and self._train_on_all_rows(self._refit)
         except StopTraining as stop:
             if stop.checkpoint:
@@ -144,7 +149,8 @@ class Trainer:
         self._check_weights(dict(model.named_parameters()))
         metrics = self._last_metrics if kept is None else kept.metrics
         rows = self._refit.rows if self._refit is not None and refitted else None
-        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors(), rows, tuple(self._warnings))
+        sample, warnings = self._sample.tensors(), tuple(self._warnings)
+        return Outcome(False, metrics, self._epoch, reason, sample, rows, warnings, self._crossed)
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
@@ -195,27 +201,11 @@ class Trainer:
             return False
         if refit.epoch is None:
             refit.begin(kept.tensors)
-        while (epoch := refit.epoch or 0) < kept.epoch:
-            before = time.monotonic()
-            self._report("refitting", before)
-            for batch in refit.batches.epoch(epoch, refit.step):
-                loss = self._steps.train(batch, refit.learning_rate).loss
-                if not math.isfinite(self._agreement.exchange(loss, batch.share)):
-                    self._warnings.append(NOT_REFITTED)
-                    return False
-                refit.step += 1
-                self._trained, self._stepped = self._trained + batch.rows, self._stepped + 1
-                now = time.monotonic()
-                self._pace.add_step(now - before)
-                before = now
-                if now >= self._report_at:
-                    self._report("refitting", now)
-                if self._agreement.due and self._settings.checkpoint_interval_s > 0:
-                    self.save()
-                self._agreement.poll()
-                if self._course.time_is_up:
-                    return False
-            refit.end_epoch()
+        is_trained = self._retrain(refit, kept.epoch, "refitting")
+        if is_trained is None:
+            self._warnings.append(NOT_REFITTED)
+        if not is_trained:
+            return False
         take_over_buffers(self._steps, self._group)
         with self._averaged():
             state = self._steps.state().model
@@ -224,6 +214,62 @@ class Trainer:
         if not is_good:
             self._warnings.append(NOT_REFITTED)
         return is_good
+
+    def _retrain(self, refit: Refit, epochs: int, phase: str) -> bool | None:
+        """Train on the rows of `refit` up to this number of epochs, and return True.
+
+        False if the time is up before, None if the loss is not finite. Of folds, no checkpoint is made."""
+        while (epoch := refit.epoch or 0) < epochs:
+            before = time.monotonic()
+            self._report(phase, before)
+            for batch in refit.batches.epoch(epoch, refit.step):
+                loss = self._steps.train(batch, refit.learning_rate).loss
+                if not math.isfinite(self._agreement.exchange(loss, batch.share)):
+                    return None
+                refit.step += 1
+                self._trained, self._stepped = self._trained + batch.rows, self._stepped + 1
+                now = time.monotonic()
+                self._pace.add_step(now - before)
+                before = now
+                if now >= self._report_at:
+                    self._report(phase, now)
+                if phase == "refitting" and self._agreement.due and self._settings.checkpoint_interval_s > 0:
+                    self.save()
+                self._agreement.poll()
+                if self._course.time_is_up:
+                    return False
+            refit.end_epoch()
+        return True
+
+    def _cross_validate(self, refit: Refit) -> NDArray[np.float32] | None:
+        """Return outputs [repeats, rows, outputs] for all rows, each by a model that has not seen the row's fold.
+
+        Returns None without folds, if the time is up before, or if a model is of no use. The random numbers of each
+        fold depend on nothing before, so that a resumed run begins with the first fold again."""
+        kept, repeats = self._course.kept, self._settings.repeats
+        if kept is None or not repeats or self._group.size > 1:
+            return None
+        folds = folds_of(refit.table.target, repeats, self._settings.seed)
+        if min(len(fold.fitted) for fold in folds) < refit.batch_size:
+            return None
+        found: NDArray[np.float32] | None = None
+        try:
+            for number, (repeat, held, fitted) in enumerate(folds):
+                ckpt.seed_generators(self._settings.seed + 1 + number)
+                refit.begin_fold(fitted)
+                if not self._retrain(refit, kept.epoch, "cross-validating"):
+                    return None
+                with self._averaged():
+                    outputs = refit.outputs().cpu().numpy()
+                if not np.isfinite(outputs).all():
+                    return None
+                if found is None:
+                    found = np.empty((repeats, *outputs.shape), outputs.dtype)
+                found[repeat, held] = outputs[held]
+            return found
+        finally:
+            refit.end_folds()
+            ckpt.seed_generators(self._settings.seed)
 
     def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches until the time is up, one at least."""
@@ -378,6 +424,8 @@ class Trainer:
         if self._refit is not None:
             checkpoint.put("first", self._refit.tensors)
             checkpoint.meta["refit"] = self._refit.to_json()
+        if self._crossed is not None:
+            checkpoint.put("crossed", {"outputs": torch.from_numpy(self._crossed)})
         own = Checkpoint(self._sums.numbers())
         own.put("sums", self._sums.tensors())
         ckpt.generator_states(own, self._steps.device)
@@ -401,6 +449,8 @@ class Trainer:
         self._course.restore(meta, checkpoint.get("best"), device)
         if self._refit is not None and "refit" in meta:
             self._refit.restore(meta["refit"], checkpoint.get("first"))
+            crossed = checkpoint.get("crossed")
+            self._crossed = crossed["outputs"].numpy() if crossed else None
         else:  # the learning rates of its epochs are not known
             self._refit = None
         return None
