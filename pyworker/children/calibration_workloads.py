@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.execution.data.preprocessing import ArrayInput, ModelInputs, Task, row_layout
-from pg_tensile.execution.training.recipe import AVERAGED, Subject, recipe
+from pg_tensile.execution.training.recipe import AVERAGED, CLIPS, Subject, recipe
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,8 @@ def capture_workload(workload: Workload, device: torch.device) -> Captured:
     kind, given = workload.architecture["type"], workload.options
     quantiles = tuple(given.get("quantiles", ()))
     model = models.build(models.parse(workload.architecture), workload.inputs, workload.outputs + len(quantiles))
-    options = {"average_weights": kind in AVERAGED} | {key: given[key] for key in OPTIONS if key in given}
+    defaults = {"average_weights": kind in AVERAGED, "clip": CLIPS.get(kind)}
+    options = defaults | {key: given[key] for key in OPTIONS if key in given}
     settings = Settings(1, workload.batch_size, workload.optimizer, quantiles=quantiles, **options)
     weighted = any(key in given for key in WEIGHTS)
     sizes = Sizes(workload.batch_size, 0, tuple(row_layout(workload.inputs, workload.task)), weighted)

@@ -122,6 +122,7 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
         options.get("average_weights"),
         False if spec.get("validation_query") else options.get("refit"),
         spec["epochs"],
+        options.get("clip"),
     )
     return recipe(subject, explicit)._asdict()
 
@@ -144,7 +145,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         seed=spec["seed"],
         weight_decay=options.get("weight_decay"),
         momentum=options.get("momentum"),
-        clip=options.get("clip"),
+        clip=spec.get("clip", options.get("clip")),  # absent in the recipe of an earlier version's checkpoint
         early_stopping=_early_stopping(spec),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),

@@ -1,4 +1,5 @@
-"""Recipe of a training: batch size, epochs, learning rate, its schedule and patience where a job leaves them open.
+"""Recipe of a training: batch size, epochs, learning rate, its schedule, patience and the like where a job leaves them
+open.
 
 A pure function of what is known when the rows have been read, so that `explain_training` and a resumed job find the
 same values as the job itself. The numbers are in the tables at the top.
@@ -20,12 +21,13 @@ COSINE_PATIENCE = (6, 8)  # epochs at least, and part of them all: only what get
 SCHEDULES = {"mlp": "plateau", "tabular": "cosine"}  # of the learning rate, by type of architecture
 SCHEDULE = "constant"  # of the other types
 EPOCHS = (10, 64)  # of a job for which cosine is chosen, as many as have EPOCHS_ROWS rows together
-EPOCHS_ROWS = 1_200_000
+EPOCHS_ROWS = 800_000
 PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate falls
 PLATEAU_FACTOR = 0.25
 REFITTED = ("tabular",)  # types of architectures that are trained again on all rows, if they have few
 MOST_REFITTED = 10_000  # training rows
 AVERAGED = ("tabular",)  # types of architectures whose weights are averaged
+CLIPS = {"tabular": 1.0}  # largest norm of the gradient, by type of architecture; without it, a high rate may diverge
 
 
 class Subject(NamedTuple):
@@ -48,6 +50,7 @@ class Explicit(NamedTuple):
     average_weights: bool | None = None
     refit: bool | None = None
     epochs: int = 200
+    clip: float | None = None
 
 
 OPEN = Explicit()
@@ -65,11 +68,12 @@ class Recipe(NamedTuple):
     average_weights: bool
     refit: bool
     epochs: int
+    clip: float | None
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
-    batch_size, learning_rate, patience, schedule, average, refit, epochs = explicit
+    batch_size, learning_rate, patience, schedule, average, refit, epochs, clip = explicit
     architecture, rows = subject.architecture, subject.training_rows
     if schedule is None:
         schedule = SCHEDULES.get(architecture, SCHEDULE)
@@ -82,6 +86,7 @@ def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
         architecture in AVERAGED if average is None else average,
         _is_refitted(subject) if refit is None else refit,
         epochs,
+        CLIPS.get(architecture) if clip is None else clip,
     )
 
 

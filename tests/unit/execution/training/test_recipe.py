@@ -44,7 +44,7 @@ def test_more_rows_never_have_a_smaller_batch_size(rows: int, more: int) -> None
 
 def test_what_is_given_is_kept() -> None:
     for yes in (False, True):
-        explicit = Explicit(0, 0.5, 0, "plateau", yes, yes, 7)
+        explicit = Explicit(0, 0.5, 0, "plateau", yes, yes, 7, 0.5)
         assert recipe(LATE, explicit) == explicit
     chosen = recipe(LATE)
     assert recipe(LATE, Explicit(learning_rate=0.5)) == chosen._replace(learning_rate=0.5)
