@@ -90,6 +90,7 @@ ALTER TABLE tensile_internal.jobs ALTER batch_size DROP NOT NULL, ALTER learning
     ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval,
     ADD automatic bool NOT NULL DEFAULT false, ADD start_version bigint,
     ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text, ADD architecture_reason text,
+    ADD baseline jsonb,
     DROP CONSTRAINT jobs_kind_check,
     ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare',
                                                                            'evaluate']));

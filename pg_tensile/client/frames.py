@@ -55,7 +55,8 @@ RANKS = Shape(
 PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
 EVALUATION = Shape(
     ("metric",),
-    {"metric": TEXT, "group_value": TEXT, "label": TEXT, "predicted": TEXT, "quantile": REAL, "value": REAL},
+    {"metric": TEXT, "group_value": TEXT, "label": TEXT, "predicted": TEXT, "quantile": REAL, "value": REAL}
+    | {"baseline": REAL},
 )
 IMPORTANCE = Shape(("feature",), {"feature": TEXT, "importance": REAL, "deviation": REAL, "metric_used": TEXT})
 JOBS = Shape(
@@ -75,7 +76,8 @@ DRIFT = Shape(
     | {"ks": REAL, "threshold": REAL, "drifted": "boolean"},
 )
 EVALUATIONS = Shape(
-    ("at", "metric"), {"at": TIME, "metric": TEXT, "model": TEXT, "version": INTEGER, "rows": INTEGER, "value": REAL}
+    ("at", "metric"),
+    {"at": TIME, "metric": TEXT, "model": TEXT, "version": INTEGER, "rows": INTEGER, "value": REAL, "baseline": REAL},
 )
 TRIALS = Shape(
     ("trial",),
@@ -85,7 +87,8 @@ TRIALS = Shape(
 MODELS = Shape(
     ("model",),
     {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}
-    | {"deployed_version": OPTIONAL, "task": TEXT, "metric": TEXT, "value": REAL, "split": TEXT, "rows": OPTIONAL}
+    | {"deployed_version": OPTIONAL, "task": TEXT, "metric": TEXT, "value": REAL, "baseline": REAL, "split": TEXT}
+    | {"rows": OPTIONAL}
     | {"deployed_at": TIME, "job": OPTIONAL, "next_training": TIME, "schedule": TEXT, "drifted_column": TEXT}
     | {"drift": REAL, "warnings": TEXT, "created_at": TIME, "updated_at": TIME},
 )

@@ -43,7 +43,7 @@ SUMMARY = """
     SELECT j.state, j.reason, j.error, j.epochs, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
            coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate,
            m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
-           f.planned_bytes, j.kept_epoch, j.stopped,
+           f.planned_bytes, j.kept_epoch, j.stopped, j.baseline,
            (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job) AS last_epoch,
            array_to_string(j.warnings, '; ') AS warnings
     FROM tensile.jobs j
@@ -269,11 +269,12 @@ def _facts(row: Row) -> dict[str, str]:
         if row["kept_epoch"] is not None:
             facts["Epochs"] = f"{row['last_epoch']} of {row['epochs']} ({row['stopped']})"
             facts["Kept weights"] = f"of epoch {row['kept_epoch']}"
-        facts |= {
-            f"{name.capitalize()} of {row['split']}": f"{row[name]:.4g}"
-            for name in ("loss", "accuracy", "rmse")
-            if row[name] is not None
-        }
+        baseline = row["baseline"] or {}
+        for name in ("loss", "accuracy", "rmse"):
+            if row[name] is not None:
+                known = name in baseline and baseline["split"] == row["split"]
+                beside = f" (baseline {baseline[name]:.4g})" if known else ""
+                facts[f"{name.capitalize()} of {row['split']}"] = f"{row[name]:.4g}{beside}"
     if row["vanilla_bytes"] is not None and row["planned_bytes"] is not None:
         facts["Memory"] = f"{size(row['planned_bytes'])}, without a plan {size(row['vanilla_bytes'])}"
     if row["warnings"]:

@@ -63,14 +63,14 @@ SCHEDULES_OF_ROLE = """
 """
 DRIFT_OF_MODEL = "SELECT * FROM tensile.drift WHERE model = coalesce(%s, model)"
 EVALUATIONS_OF_MODEL = """
-    SELECT at, metric, model, version, rows, value FROM tensile.evaluations WHERE model = %s ORDER BY id
+    SELECT at, metric, model, version, rows, value, baseline FROM tensile.evaluations WHERE model = %s ORDER BY id
 """
 MODELS_OF_ROLE = """
     SELECT m.model, m.owner, m.architecture->>'type' AS type, m.description,
            (SELECT count(*) FROM tensile.model_versions v WHERE v.model_id = m.model_id) AS versions,
-           s.deployed_version, s.task, s.metric, s.value, s.split, s.rows, s.deployed_at, s.job, s.next_training,
-           s.schedule, s.drifted_column, s.drift, array_to_string(s.warnings, '; ') AS warnings, m.created_at,
-           m.updated_at
+           s.deployed_version, s.task, s.metric, s.value, s.baseline, s.split, s.rows, s.deployed_at, s.job,
+           s.next_training, s.schedule, s.drifted_column, s.drift, array_to_string(s.warnings, '; ') AS warnings,
+           m.created_at, m.updated_at
     FROM tensile.models m JOIN tensile.model_status s ON s.model = m.model ORDER BY m.model
 """
 
@@ -337,7 +337,8 @@ class Client:
         """Return scores of the model's predictions for the rows of a query, which returns the target as well (SQL:
         evaluate_model).
 
-        The index is the name of the metric; metrics that the rows do not define are NaN. With `by`, a column of the
+        The index is the name of the metric; metrics that the rows do not define are NaN. Beside each `value` is that of
+        a baseline without a model. With `by`, a column of the
         query, each of its values has scores of its own. `read` as in `train`."""
         optional = {"by": by, "version": version, "memory_budget": memory_budget}
         return self._table("evaluate_model", EVALUATION, model, query, optional, read)

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.baseline_metrics import with_baseline
 from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.drift import reference_of
@@ -228,6 +229,7 @@ class TrainerProcess(TrainingRun):
             chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
             self._channel.send(FrameType.SETTINGS, chosen)
         dataset = prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"])
+        fitted = with_baseline(fitted, store.blocks(), dataset)
         return Prepared(fitted, dataset, reference_of(fitted, store.blocks()))
 
     def _derive_query(self, prepared: Prepared) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import CaptureError
+from pg_tensile.execution.data.baseline_metrics import measured, shortfall
 from pg_tensile.execution.data.splits import described
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
@@ -189,11 +190,14 @@ class TrainingRun:
         derived = derive(fitted.preprocessing, outcome.validation, self._spec["options"].get("calibrate", True))
         preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
+        metrics = outcome.metrics | {"baseline": measured(fitted.preprocessing, prepared.dataset)}
+        if not header.get("first"):
+            self._warnings += shortfall(metrics)
         split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
         version = {
             "task": preprocessing["task"],
             "preprocessing": preprocessing | {"rows": rows},
-            "metrics": outcome.metrics,
+            "metrics": metrics,
             "fingerprint": prepared.dataset.fingerprint,
             "training": derived.notes | training | {"split": split},
             "reference": with_validation(prepared.reference, derived.preprocessing, outcome.validation).to_json(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pyworker.supervisors.child_process import Child
@@ -135,8 +135,16 @@ class Trainers:
 
 def metrics(result: Result) -> dict[str, float | None]:
     """Return the metrics of all rows in a result of evaluate_model; None: not defined."""
-    return {
-        name: None if value is None else float(value)
-        for group, name, label, _, quantile, value in result.rows
-        if group is None and label is None and quantile is None
-    }
+    return {name: value for name, (value, _) in _measured(result)}
+
+
+def baselines(result: Result) -> dict[str, float | None]:
+    """Return the baseline of each of these metrics; None: not defined, or the version has no baseline."""
+    return {name: baseline for name, (_, baseline) in _measured(result)}
+
+
+def _measured(result: Result) -> Iterator[tuple[str, list[float | None]]]:
+    """Yield the name, the value and the baseline of each metric of all rows."""
+    for group, name, label, _, quantile, *numbers in result.rows:
+        if group is None and label is None and quantile is None:
+            yield name, [None if number is None else float(number) for number in numbers]

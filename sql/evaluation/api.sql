@@ -14,10 +14,12 @@ COMMENT ON FUNCTION @extschema@.unschedule_evaluation(text) IS
 
 CREATE FUNCTION @extschema@.evaluate_model(model text, query text, by text DEFAULT NULL, version int DEFAULT NULL,
                                            memory_budget text DEFAULT NULL)
-    RETURNS TABLE (group_value text, metric text, label text, predicted text, quantile float8, value float8)
+    RETURNS TABLE (group_value text, metric text, label text, predicted text, quantile float8, value float8,
+                   baseline float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_evaluate_model';
 COMMENT ON FUNCTION @extschema@.evaluate_model(text, text, text, int, text) IS
-    'compare a model''s predictions with the target for every row of a query, or for each value of the column "by"; '
+    'compare a model''s predictions with the target for every row of a query, or for each value of the column "by", '
+    'beside a baseline without a model; '
     'for roles that may predict with the model';
 
 CREATE FUNCTION @extschema@.feature_importance(model text, query text, repeats int DEFAULT 5, metric text DEFAULT NULL,

@@ -168,14 +168,14 @@ AS $$
       AND w.version = $1 AND w.seq = $2
 $$;
 
--- Store the values {metric: value} of that version, as far as the schedule asks for them.
-CREATE FUNCTION tensile_worker._job_evaluated(version bigint, rows bigint, metrics jsonb) RETURNS void
+-- Store the values {metric: value} of that version and of its baseline, as far as the schedule asks for them.
+CREATE FUNCTION tensile_worker._job_evaluated(version bigint, rows bigint, metrics jsonb, baselines jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile_worker._my_job(); -- the next statements do not call it without a row
     UPDATE tensile_internal.jobs SET rows = $2 WHERE id = tensile_worker._my_job();
-    INSERT INTO tensile_internal.evaluations (model_id, version, at, rows, metric, value)
-        SELECT s.model_id, v.version, clock_timestamp(), $2, e.key, e.value::float8
+    INSERT INTO tensile_internal.evaluations (model_id, version, at, rows, metric, value, baseline)
+        SELECT s.model_id, v.version, clock_timestamp(), $2, e.key, e.value::float8, ($4->>e.key)::float8
         FROM tensile_internal.jobs j
              JOIN tensile_internal.evaluation_schedules s ON s.id = (j.options->>'schedule')::bigint
              JOIN tensile_internal.model_versions v ON v.id = $1 AND v.model_id = s.model_id

@@ -28,7 +28,8 @@ CREATE TABLE tensile_internal.evaluations (
     at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     rows    bigint NOT NULL,
     metric  text NOT NULL,
-    value   float8
+    value   float8,
+    baseline float8
 );
 CREATE INDEX evaluations_of_model ON tensile_internal.evaluations (model_id, at);
 ALTER TABLE tensile_internal.evaluations ENABLE ROW LEVEL SECURITY;

@@ -29,7 +29,7 @@ COMMENT ON COLUMN tensile.evaluation_schedules.last_error IS 'message of the ref
 COMMENT ON COLUMN tensile.evaluation_schedules.last_hint IS 'hint of the refusal, or of the job''s failure';
 
 CREATE VIEW tensile.evaluations WITH (security_invoker = true) AS
-    SELECT e.id, m.name AS model, e.model_id, e.version, e.at, e.rows, e.metric, e.value
+    SELECT e.id, m.name AS model, e.model_id, e.version, e.at, e.rows, e.metric, e.value, e.baseline
     FROM tensile_internal.evaluations e
          JOIN tensile_internal.models m ON m.id OPERATOR(pg_catalog.=) e.model_id;
 COMMENT ON VIEW tensile.evaluations IS
@@ -41,3 +41,5 @@ COMMENT ON COLUMN tensile.evaluations.at IS 'time of the evaluation';
 COMMENT ON COLUMN tensile.evaluations.rows IS 'number of rows that the query returned';
 COMMENT ON COLUMN tensile.evaluations.metric IS 'name of the metric, as in evaluate_model';
 COMMENT ON COLUMN tensile.evaluations.value IS 'value of the metric; null: the rows do not define it';
+COMMENT ON COLUMN tensile.evaluations.baseline IS
+    'its value without a model; null: the rows do not define it, or the version was trained by an earlier release';

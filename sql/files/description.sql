@@ -162,5 +162,5 @@ CREATE FUNCTION tensile_internal._description_like(v tensile_internal.model_vers
 AS $$
     SELECT tensile_internal._description($1) || jsonb_build_object(
         'description', NULL, 'metrics', NULL, 'rows', NULL, 'training', NULL, 'reference', NULL,
-        'preprocessing', $1.preprocessing - '{calibration,conformal,rows}'::text[])
+        'preprocessing', $1.preprocessing - '{calibration,conformal,baseline,rows}'::text[])
 $$;

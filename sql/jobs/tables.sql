@@ -54,6 +54,7 @@ CREATE TABLE tensile_internal.jobs (
     kept_epoch       int,
     stopped          text,
     architecture_reason text,
+    baseline         jsonb,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );

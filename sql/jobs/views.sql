@@ -132,7 +132,11 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.sqlstate, j.error, j.hint,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
                AS batch_size,
-           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, k.epoch AS kept_epoch, j.stopped
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate, k.epoch AS kept_epoch, j.stopped,
+           (b.metrics OPERATOR(pg_catalog.->>) 'accuracy')::pg_catalog.float8 AS baseline_accuracy,
+           (b.metrics OPERATOR(pg_catalog.->>) 'f1')::pg_catalog.float8 AS baseline_f1,
+           (b.metrics OPERATOR(pg_catalog.->>) 'rmse')::pg_catalog.float8 AS baseline_rmse,
+           (b.metrics OPERATOR(pg_catalog.->>) 'r2')::pg_catalog.float8 AS baseline_r2
     FROM tensile_internal.jobs j
          LEFT JOIN LATERAL (SELECT pg_catalog.max(x.epoch) AS epoch FROM tensile_internal.epochs x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
@@ -145,6 +149,9 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
                  CASE WHEN EXISTS (SELECT FROM tensile_internal.epochs x WHERE x.job OPERATOR(pg_catalog.=) j.id
                                    AND x.epoch OPERATOR(pg_catalog.=) k.epoch
                                    AND x.split OPERATOR(pg_catalog.=) 'version') THEN 'version' ELSE 'validation' END
+         CROSS JOIN LATERAL (
+             SELECT CASE WHEN j.baseline OPERATOR(pg_catalog.->>) 'split' OPERATOR(pg_catalog.=) 'validation'
+                         THEN j.baseline END) b (metrics)
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS
     'ended jobs with their waiting and running times, and the metrics of the epoch whose weights were kept';
@@ -168,6 +175,14 @@ COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows with the right 
 COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root mean squared error, in the target''s unit';
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
+COMMENT ON COLUMN tensile.job_history.baseline_accuracy IS
+    'accuracy of the most frequent class, without a model; null: not a classification, or trained by version 0.1.0, as '
+    'for the columns that follow';
+COMMENT ON COLUMN tensile.job_history.baseline_f1 IS 'f1 of the most frequent class';
+COMMENT ON COLUMN tensile.job_history.baseline_rmse IS
+    'rmse of the mean of the training rows or, with a split by time, of the last value before the validation rows if it '
+    'is less';
+COMMENT ON COLUMN tensile.job_history.baseline_r2 IS 'r2 of the same value';
 
 CREATE VIEW tensile.jobs WITH (security_invoker = true) AS
     SELECT j.id AS job, j.kind, j.model, j.model_id, j.owner, j.owner_id,
@@ -176,7 +191,7 @@ CREATE VIEW tensile.jobs WITH (security_invoker = true) AS
            j.policy, j.memory_budget, j.priority, j.options, j.settings, j.architecture, j.architecture_reason,
            j.tuning, j.automatic, j.start_version, j.cancel_requested, j.attempts, j.retries, j.not_before,
            j.submitted_at, j.started_at, j.ended_at, j.rows, j.fingerprint, j.version, j.kept_epoch, j.stopped,
-           j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings
+           j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings, j.baseline
     FROM tensile_internal.jobs j;
 COMMENT ON VIEW tensile.jobs IS
     'training and calibration jobs; visible to their owners and to members of pg_read_all_stats';
@@ -232,10 +247,16 @@ COMMENT ON COLUMN tensile.jobs.kept_epoch IS
 COMMENT ON COLUMN tensile.jobs.stopped IS 'why the training ended: epochs, early_stopping or max_time';
 COMMENT ON COLUMN tensile.jobs.traceback IS 'traceback of the child process, if the job failed there';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
+COMMENT ON COLUMN tensile.jobs.baseline IS
+    'metrics without a model: {"kind", "split"} and a value for each metric; "kind" is mean (the mean of the training '
+    'rows, for mae their median), last (the last value before the validation rows) or frequencies (those of the classes)';
 
 CREATE VIEW tensile.metrics WITH (security_invoker = true) AS
-    SELECT x.job, x.epoch, x.split, x.metric, x.value
-    FROM tensile_internal.metrics x;
+    SELECT x.job, x.epoch, x.split, x.metric, x.value,
+           CASE WHEN j.baseline OPERATOR(pg_catalog.->>) 'split' OPERATOR(pg_catalog.=)
+                     CASE x.split WHEN 'version' THEN 'validation' ELSE x.split END
+                THEN j.baseline OPERATOR(pg_catalog.->>) x.metric END::pg_catalog.float8 AS baseline
+    FROM tensile_internal.metrics x JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) x.job;
 COMMENT ON VIEW tensile.metrics IS
     'metrics of every epoch by name, as far as they apply to the task; epoch_metrics has a column for each';
 COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
@@ -245,6 +266,9 @@ COMMENT ON COLUMN tensile.metrics.metric IS
     'pr_auc of labels; '
     'rmse, mae and r2 of numbers; epoch_metrics has columns for the most used';
 COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric over all rows of the split';
+COMMENT ON COLUMN tensile.metrics.baseline IS
+    'its value without a model, from the targets of the training rows (jobs.baseline); of the validation rows or, without '
+    'such rows, the training rows; null until the job has finished';
 
 CREATE VIEW tensile.batch_sizes WITH (security_invoker = true) AS
     SELECT b.job, b.batch_size, b.chosen, b.feasible, b.learning_rate, b.samples_per_s, b.iteration_us, b.stall_us,

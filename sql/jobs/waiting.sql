@@ -20,6 +20,18 @@ AS $$
                 ELSE trim_scale(round(value::numeric, 3 - floor(log(abs(value)))::int))::text END
 $$;
 
+-- What a metric in that message is to be compared with, from jobs.baseline; null: nothing that tells more than 0 or 0.5
+CREATE FUNCTION tensile_worker._beside(baseline jsonb, metric text) RETURNS text
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format(' (%s: %s)', b.name, tensile_worker._rounded((baseline->>metric)::float8))
+    FROM (VALUES ('mean', 'rmse', 'the mean of the training rows'), ('mean', 'mae', 'their median'),
+                 ('last', 'rmse', 'the last value before'), ('last', 'mae', 'the last value before'),
+                 ('frequencies', 'accuracy', 'the most frequent class'),
+                 ('frequencies', 'log_loss', 'the frequencies of the classes')) b (kind, metric, name)
+    WHERE b.kind = baseline->>'kind' AND b.metric = $2 AND baseline ? $2
+$$;
+
 -- What can be done next with a version that a job has trained. Reads as the caller.
 CREATE FUNCTION tensile_worker._next_step(job bigint) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -76,8 +88,8 @@ BEGIN
     END IF;
     validated := tensile_worker._has_metrics(j.job, j.kept_epoch, 'validation');
     -- log_loss is after calibration where there is one, as of the version's predictions
-    SELECT string_agg(format('%s %s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value))), ', '
-                      ORDER BY o.place)
+    SELECT string_agg(format('%s %s%s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value)),
+                             tensile_worker._beside(j.baseline, m.metric)), ', ' ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
              JOIN tensile.metrics m ON m.metric = o.metric AND m.job = j.job AND m.epoch = j.kept_epoch

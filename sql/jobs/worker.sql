@@ -171,7 +171,7 @@ BEGIN
         RETURNING id INTO result;
     UPDATE tensile_internal.jobs
         SET fingerprint = _job_version.fingerprint, kept_epoch = (_job_version.metrics->>'epoch')::int,
-            stopped = _job_version.training->>'stopped'
+            stopped = _job_version.training->>'stopped', baseline = _job_version.metrics->'baseline'
         WHERE id = j.id;
     RETURN result;
 END $$;

@@ -33,7 +33,7 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
            CASE WHEN k.metric OPERATOR(pg_catalog.=) 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
                 ELSE coalesce(x.metrics OPERATOR(pg_catalog.->>) 'calibrated_log_loss',
                               x.metrics OPERATOR(pg_catalog.->>) 'log_loss') END::pg_catalog.float8 AS value,
-           x.split, v.rows, d.decided_at AS deployed_at, o.id AS job, s.next_run AS next_training,
+           (b.metrics OPERATOR(pg_catalog.->>) k.metric)::pg_catalog.float8 AS baseline, x.split, v.rows, d.decided_at AS deployed_at, o.id AS job, s.next_run AS next_training,
            CASE WHEN s.id IS NOT NULL THEN pg_catalog.concat_ws(
                ', ', 'every ' OPERATOR(pg_catalog.||) s.every::pg_catalog.text,
                s.rows::pg_catalog.text OPERATOR(pg_catalog.||) ' new rows of ' OPERATOR(pg_catalog.||)
@@ -51,6 +51,7 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
                               OPERATOR(pg_catalog.=) 'object' THEN 'validation'
                          WHEN v.metrics OPERATOR(pg_catalog.?) 'training' THEN 'training' END) p (split)
          CROSS JOIN LATERAL (SELECT p.split, v.metrics OPERATOR(pg_catalog.->) p.split) x (split, metrics)
+         CROSS JOIN LATERAL (SELECT v.metrics OPERATOR(pg_catalog.->) 'baseline') b (metrics)
          LEFT JOIN tensile_internal.deployments d ON d.model_id OPERATOR(pg_catalog.=) m.id AND d.ended_at IS NULL
          LEFT JOIN tensile_internal.schedules s ON s.model_id OPERATOR(pg_catalog.=) m.id
          LEFT JOIN tensile_internal.drift_alarms a ON a.version OPERATOR(pg_catalog.=) v.id
@@ -69,6 +70,8 @@ COMMENT ON COLUMN tensile.model_status.metric IS
     'metric by which versions are compared unless another one is named: rmse, or log_loss (after calibration)';
 COMMENT ON COLUMN tensile.model_status.value IS
     'its value after the epoch whose weights the version has; null: not known';
+COMMENT ON COLUMN tensile.model_status.baseline IS
+    'its value without a model: for the mean of the training rows, or the frequencies of the classes; null: not known';
 COMMENT ON COLUMN tensile.model_status.split IS 'rows that the value is of: validation or, without such rows, training';
 COMMENT ON COLUMN tensile.model_status.rows IS 'number of rows returned by the training query';
 COMMENT ON COLUMN tensile.model_status.deployed_at IS 'time since which predictions use the version';
@@ -121,7 +124,8 @@ COMMENT ON COLUMN tensile.model_versions.task IS 'regression, binary or multicla
 COMMENT ON COLUMN tensile.model_versions.preprocessing IS
     'features, means and categories fitted to the training rows; predictions apply them';
 COMMENT ON COLUMN tensile.model_versions.metrics IS
-    'metrics of the epoch that the weights are from: {"epoch", "training", "validation"}';
+    'metrics of the epoch that the weights are from: {"epoch", "training", "validation"}; in "baseline" those without a '
+    'model, as in jobs';
 COMMENT ON COLUMN tensile.model_versions.rows IS 'number of rows returned by the training query';
 COMMENT ON COLUMN tensile.model_versions.weight_bytes IS
     'size of the weights in bytes; null while they are being written';

@@ -90,7 +90,7 @@ evaluate(FunctionCallInfo fcinfo, const char *function, const char *by, int32 ve
 
 /*
  * evaluate_model(model, query, by, version, memory_budget) -> (group_value,
- * metric, label, predicted, quantile, value)
+ * metric, label, predicted, quantile, value, baseline)
  */
 TENSILE_PUBLIC_FUNCTION(tensile_evaluate_model)
 {

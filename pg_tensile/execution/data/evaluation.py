@@ -8,6 +8,7 @@ labels themselves if these are not numbers; texts are compared with the labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.answers import answers, predictions, probabilities
+from pg_tensile.execution.data.baseline_metrics import constant_outputs
 from pg_tensile.execution.data.columns import INTEGER_TYPES, Buffer, Chunk, Column, decode_dictionary
 from pg_tensile.execution.data.fitters import MAX_LABELS, class_values
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
@@ -24,13 +26,15 @@ from pg_tensile.execution.data.scores import (
     calibration,
     confusion,
     residual_quantiles,
+    score,
     scores,
 )
 
 MAX_GROUPS = 10_000
 NULL_GROUP = -1
 
-Row = tuple[str | None, str, str | None, str | None, float | None, float | None]
+# group, metric, label, predicted label, quantile, value, baseline: the columns of evaluate_model
+Row = tuple[str | None, str, str | None, str | None, float | None, float | None, float | None]
 
 
 class Targets(NamedTuple):
@@ -98,24 +102,38 @@ class EvaluatedRows:
     def _scored(self, group: str | None, outputs: NDArray[Any], targets: Targets, skipped: int) -> list[Row]:
         """Return the rows of one group."""
         data = scored_data(outputs, targets, self._preprocessing)
+        values = scores(data)
+        baseline = self._baseline(list(values), targets)
 
         def row(metric: str, value: float | None, quantile: float | None = None) -> Row:
-            return group, metric, None, None, quantile, value
+            return group, metric, None, None, quantile, value, baseline.get(metric)
 
         result = [row("rows", len(targets.values)), row("skipped_rows", skipped)]
         if isinstance(data, Estimated):
-            result += [row(name, value) for name, value in scores(data).items()]
+            result += [row(name, value) for name, value in values.items()]
             return result + [row("residual_quantile", value, quantile) for quantile, value in residual_quantiles(data)]
         result.append(row("unseen_labels", int((data.actual >= data.labels).sum())))
-        result += [row(name, value) for name, value in scores(data).items()]
+        result += [row(name, value) for name, value in values.items()]
         labels = targets.labels
         for actual, predicted, rows in confusion(data):
-            result.append((group, "confusion", labels[actual], labels[predicted], None, rows))
+            result.append((group, "confusion", labels[actual], labels[predicted], None, rows, None))
         for quantile, probability, frequency, rows in calibration(data):
             result.append(row("calibration_probability", probability, quantile))
             result.append(row("calibration_frequency", frequency, quantile))
             result.append(row("calibration_rows", rows, quantile))
         return result
+
+    def _baseline(self, metrics: Sequence[str], targets: Targets) -> dict[str, float | None]:
+        """Return these metrics of the baseline for rows with these targets; empty if the version has none."""
+        baseline = self._preprocessing.baseline
+        if baseline is None:
+            return {}
+        preprocessing = replace(self._preprocessing, calibration=None)
+        data = {
+            name: scored_data(np.broadcast_to(outputs, (len(targets.values), len(outputs))), targets, preprocessing)
+            for name, outputs in constant_outputs(baseline, preprocessing).items()
+        }
+        return {metric: score(metric, data[baseline.answer(metric)]) for metric in metrics}
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

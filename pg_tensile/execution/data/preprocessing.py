@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.baseline import Baseline
 from pg_tensile.execution.data.calibration import Calibration
 from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.cycles import cycle_width, cycles
@@ -245,6 +246,7 @@ class Preprocessing:
     conformal: Conformal | None = None
     quantiles: tuple[float, ...] = ()  # of a regression's target that are learned besides the mean
     text: TextSource | None = None  # of the text features
+    baseline: Baseline | None = None  # None: a version of an earlier release, or an imported model
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
     @cached_property
@@ -439,6 +441,7 @@ class Preprocessing:
             "calibration": None if self.calibration is None else self.calibration._asdict(),
             "conformal": None if self.conformal is None else self.conformal.to_json(),
             "quantiles": self.quantiles,
+            "baseline": None if self.baseline is None else self.baseline.to_json(),
         } | ({} if self.text is None else {"text": self.text._asdict()})
 
     @staticmethod
@@ -454,6 +457,7 @@ class Preprocessing:
             Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
             floats(value.get("quantiles", ())),
             None if value.get("text") is None else TextSource(**value["text"]),
+            Baseline.from_json(value["baseline"]) if value.get("baseline") else None,
         )
 
 

@@ -41,6 +41,8 @@ def checked_preprocessing(value: Any) -> Preprocessing:
     for name, checks in (("calibration", CALIBRATION), ("conformal", CONFORMAL), ("text", TEXT), ("rows", ROWS)):
         if value.get(name) is not None:
             _fields(value[name], checks, name)
+    if value.get("baseline") is not None:
+        _fields(value["baseline"], BASELINE, "baseline", optional={*BASELINE})
     _check_task(value)
     _check_texts(value)
     return Preprocessing.from_json(value)
@@ -56,8 +58,17 @@ def _check_task(value: dict[str, Any]) -> None:
     _require(regression or not value.get("quantiles"), "quantiles")
     _require(regression or value.get("conformal") is None, "conformal")
     _require(not regression or value.get("calibration") is None, "calibration")
+    _check_baseline(value.get("baseline"), None if regression else len(labels))
     _require((target.get("transform") == "quantile") == (target.get("quantiles") is not None), "target.quantiles")
     _require(regression or target.get("transform") is None, "target.transform")
+
+
+def _check_baseline(baseline: dict[str, Any] | None, labels: int | None) -> None:
+    """Check that a baseline has the answers of one kind; `labels` is their number, None for a regression."""
+    if baseline is not None:
+        kinds = ({"mean", "median"}, {"last"}) if labels is None else ({"frequencies"},)
+        _require({*baseline} in kinds, "baseline")
+        _require(labels is None or len(baseline["frequencies"]) == labels, "baseline.frequencies")
 
 
 def _check_texts(value: dict[str, Any]) -> None:
@@ -186,9 +197,10 @@ PREPROCESSING: dict[str, Check] = {
     "conformal": _or_null(_list_or_object),
     "quantiles": _list(_between(0.0, 1.0), 100),
     "text": _or_null(_list_or_object),
+    "baseline": _or_null(_list_or_object),
     "rows": _or_null(_list_or_object),
 }
-OPTIONAL = {"calibration", "conformal", "quantiles", "text", "rows"}
+OPTIONAL = {"calibration", "conformal", "quantiles", "text", "baseline", "rows"}
 ROWS = dict.fromkeys(("training", "validation", "skipped"), _count(1 << 62))
 TARGET: dict[str, Check] = {
     "name": _name,
@@ -200,6 +212,9 @@ TARGET: dict[str, Check] = {
 }
 CALIBRATION: dict[str, Check] = {"scale": _between(0.0, 1e6), "shift": _between(-1e6, 1e6)}
 CONFORMAL: dict[str, Check] = {"rows": _count(1 << 62, 1), "scores": _ascending(_list(_number, MOST_SCORES, 1))}
+BASELINE: dict[str, Check] = dict.fromkeys(("mean", "median", "last"), _number) | {
+    "frequencies": _list(_between(0.0, 1.0), MOST_LABELS)
+}
 TEXT: dict[str, Check] = {
     "path": _name,
     "length": _count(MOST_TOKENS, 1),

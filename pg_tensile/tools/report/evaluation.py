@@ -44,6 +44,7 @@ class Evaluation:
     query: str
     version: int
     metrics: dict[str, float | None]  # those of evaluate_model that are one number
+    baselines: dict[str, float | None]  # of each of them, without a model
     calibration: list[Bin]
     residuals: list[Residual]
     importance_metric: str | None
@@ -52,7 +53,10 @@ class Evaluation:
 
 def evaluation_of(result: client.Evaluation) -> Evaluation:
     """Return the facts of an evaluation; numbers that are not finite are None or left out."""
-    numbers = [row | {"value": _finite(row["value"])} for row in result.scores]
+    numbers = [
+        row | {"value": _finite(row["value"]), "baseline": _finite(row["baseline"])} for row in result.scores
+    ]
+    single = [row for row in numbers if row["quantile"] is None and row["metric"] != "confusion"]
     by_quantile: dict[float, dict[str, float]] = {}
     for row in numbers:
         if row["quantile"] is not None and row["value"] is not None:
@@ -63,9 +67,8 @@ def evaluation_of(result: client.Evaluation) -> Evaluation:
     return Evaluation(
         query=result.query,
         version=result.version,
-        metrics={
-            row["metric"]: row["value"] for row in numbers if row["quantile"] is None and row["metric"] != "confusion"
-        },
+        metrics={row["metric"]: row["value"] for row in single},
+        baselines={row["metric"]: row["baseline"] for row in single},
         calibration=[
             Bin(
                 quantile,

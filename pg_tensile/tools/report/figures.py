@@ -121,15 +121,22 @@ def _errors(latency: Latency) -> Any:
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
-def learning_charts(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a figure for each metric that the job has."""
-    return {metric: _curve(metrics, metric) for metric in CURVES if any(row[metric] is not None for row in metrics)}
+def learning_charts(
+    metrics: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a figure for each metric that the job has; `baseline` has its values without a model, if known."""
+    present = [metric for metric in CURVES if any(row[metric] is not None for row in metrics)]
+    return {metric: _curve(metrics, metric, (baseline or {}).get(metric)) for metric in present}
 
 
-def _curve(metrics: Sequence[Mapping[str, Any]], metric: str) -> Any:
+def _curve(metrics: Sequence[Mapping[str, Any]], metric: str, baseline: float | None) -> Any:
     chart = new_chart(240, x_axis_label="epoch", y_axis_label=metric)
     chart.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     chart.xaxis[0].ticker.min_interval = 1
+    if baseline is not None:
+        epochs = [row["epoch"] for row in metrics]
+        ends, level = [min(epochs), max(epochs)], [baseline, baseline]
+        chart.line(ends, level, line_color=GREY, line_width=1.5, line_dash="dashed")
     drawn = []
     for split, colour in SPLITS.items():
         own = [row for row in metrics if row["split"] == split and row[metric] is not None]

@@ -64,7 +64,7 @@ def render(record: JobRecord) -> str:
     if iteration is not None:
         drawn, notes["iteration"] = iteration_charts(iteration, _limits(facts))
     measured, notes["latency"] = latency_charts(record.latency, facts.latency)
-    curves = learning_charts(facts.metrics)
+    curves = learning_charts(facts.metrics, facts.job.get("baseline"))
     charts = embedded(
         {
             **drawn,
@@ -108,6 +108,7 @@ def render(record: JobRecord) -> str:
                     if row["epoch"] in (*epochs[-SHOWN_EPOCHS:], facts.job.get("kept_epoch"))
                 ],
                 [*curves],
+                job.get("baseline"),
             ),
             "log": log_table(facts.log[-SHOWN_LINES:]),
             "scores": None if facts.evaluation is None else score_table(facts.evaluation),
@@ -170,11 +171,12 @@ def _legends(facts: Facts) -> dict[str, Iterable[tuple[str, str]]]:
         moves = facts.iteration.out.transfers + facts.iteration.in_.transfers
         lanes += [("transfers and their requests", GREEN)] if moves else []
     splits = {row["split"] for row in facts.metrics}
+    baseline = [("without a model", GREY)] if facts.job.get("baseline") is not None else []
     return {
         "memory": memory,
         "lanes": lanes,
         "phases": PHASES.items(),
-        "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits],
+        "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits] + baseline,
         "memory_flow": [] if facts.memory_flow is None else legend_of(facts.memory_flow),
         "plans": [("planned", BLUE), ("granted", RED), ("without a plan", GREY)],
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -88,8 +88,10 @@ def tensor_table(tensors: Sequence[MovedTensor]) -> Table:
     return Table("tensors", TENSOR_COLUMNS, rows)
 
 
-def metric_table(metrics: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
-    """Return the table of rows of tensile.epoch_metrics with the metrics in `names`."""
+def metric_table(
+    metrics: Sequence[dict[str, Any]], names: Sequence[str], baseline: Mapping[str, Any] | None
+) -> Table:
+    """Return the table of rows of tensile.epoch_metrics with the metrics in `names`; below them, the baseline's."""
     numbers = (*names, "seconds")
     columns = [Column("epoch", True), Column("split"), Column("samples", True)]
     columns += [Column(name, True) for name in numbers]
@@ -98,6 +100,9 @@ def metric_table(metrics: Sequence[dict[str, Any]], names: Sequence[str]) -> Tab
         + [Cell("" if row[name] is None else f"{row[name]:.4g}", row[name]) for name in numbers]
         for row in metrics
     ]
+    if baseline is not None:
+        scores = [_score(name, baseline.get(name)) for name in numbers]
+        rows.append([_count(None), Cell(f"{baseline['split']}, without a model"), _count(None), *scores])
     return Table("metrics", columns, rows)
 
 
@@ -123,8 +128,12 @@ def log_table(lines: Sequence[LogLine]) -> Table:
 
 
 def score_table(evaluation: Evaluation) -> Table:
-    rows = [[Cell(name.replace("_", " ")), _score(name, value)] for name, value in evaluation.metrics.items()]
-    return Table("scores", (Column("metric"), Column("value", True)), rows)
+    columns = (Column("metric"), Column("value", True), Column("baseline", True, "without a model"))
+    rows = [
+        [Cell(name.replace("_", " ")), _score(name, value), _score(name, evaluation.baselines[name])]
+        for name, value in evaluation.metrics.items()
+    ]
+    return Table("scores", columns, rows)
 
 
 def _score(name: str, value: float | None) -> Cell:

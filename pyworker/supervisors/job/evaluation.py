@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pyworker.supervisors.evaluation import Trainers, metrics
+from pyworker.supervisors.evaluation import Trainers, baselines, metrics
 from pyworker.supervisors.failures import Failure
 from pyworker.supervisors.server import Server
 
@@ -41,4 +41,5 @@ class Evaluation:
             rows = server.call("tensile_worker._evaluation_feed(int4,int8,text,jsonb)", *values)
 
         (result,) = await self._trainers.run([spec], "tensile_worker._job_evaluation_weights", feed, check_job)
-        server.call("tensile_worker._job_evaluated(int8,int8,jsonb)", spec["version"], rows, metrics(result))
+        values = (spec["version"], rows, metrics(result), baselines(result))
+        server.call("tensile_worker._job_evaluated(int8,int8,jsonb,jsonb)", *values)
