@@ -203,6 +203,26 @@ def test_suspicious_data_are_warned_about(series: Connection) -> None:
     assert explained(series, query=query(columns), target="amount")["warnings"] == warnings
 
 
+def test_a_model_that_is_no_better_than_its_baseline_is_warned_of(series: Connection) -> None:
+    """What the version, the history and an evaluation have beside its metrics is what AVG says."""
+    text = "SELECT x, heavy, hashfloat8(amount) / 1e6 AS noise FROM series"
+    job = submit(series, "m", query=text, target="noise", epochs=2)
+    finish(series, job)
+    (warning,) = warnings_of(series, job)
+    assert " better than the mean of the training rows: rmse " in warning
+    stored = value(series, "SELECT metrics -> 'baseline' FROM tensile.model_versions WHERE job = %s", job)
+    columns = "baseline_rmse, baseline_r2"
+    assert series.execute(f"SELECT {columns} FROM tensile.job_history WHERE job = %s", (job,)).fetchone() == (
+        stored["rmse"],
+        stored["r2"],
+    )
+    assert value(series, "SELECT baseline FROM tensile.model_status") == stored["rmse"]
+    mean = value(series, "SELECT (preprocessing->'baseline'->>'mean')::float8 FROM tensile.model_versions")
+    beside = dict(series.execute("SELECT metric, baseline FROM evaluate_model('m', %s) WHERE quantile IS NULL", (text,)))
+    error = f"SELECT sqrt(avg((noise - {mean!r}) ^ 2)) FROM ({text}) s"
+    assert beside["rmse"] == pytest.approx(value(series, error)) and beside["rows"] is None
+
+
 def test_ordinary_data_are_not(series: Connection) -> None:
     text = "SELECT x + random() * 0 AS x, label, heavy, 2 * x + sin(heavy + 3 * cos(heavy * 9 + shop)) AS y FROM series"
     job = submit(series, "m", query=text, target="y")

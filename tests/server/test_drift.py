@@ -315,8 +315,9 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
         f"sqrt(avg((prediction - minutes) ^ 2)) FROM predict_rows('delivery', %s) JOIN ({rows}) r USING (row_number)"
     )
     expected = value(conn, f"SELECT {error}", f"{FEATURES} ORDER BY id")
-    kept = conn.execute("SELECT version, rows, metric, value FROM tensile.evaluations").fetchall()
-    assert kept == [(1, 1000, "rmse", pytest.approx(expected, rel=1e-5))]
+    kept = conn.execute("SELECT version, rows, metric, value, baseline FROM tensile.evaluations").fetchall()
+    baseline = value(conn, "SELECT baseline FROM evaluate_model('delivery', %s) WHERE metric = 'rmse'", QUERY)
+    assert kept == [(1, 1000, "rmse", pytest.approx(expected, rel=1e-5), baseline)] and baseline > expected
     second = evaluated(conn, wait_until)
     assert value(conn, "SELECT count(*) FROM tensile.evaluations") == 2
     assert value(conn, "SELECT array_agg(job) FROM tensile.jobs WHERE kind = 'evaluate'") == [second]

@@ -74,7 +74,7 @@ def grouped(
     named = "".join(f", {name} => %({name})s" for name in arguments)
     sql = f"SELECT * FROM evaluate_model(%(model)s, %(query)s{named})"
     groups: dict[str | None, dict[Key, float | None]] = {}
-    for group, *key, number in conn.execute(sql, {"model": model, "query": query} | arguments).fetchall():
+    for group, *key, number, _ in conn.execute(sql, {"model": model, "query": query} | arguments).fetchall():
         of_group = groups.setdefault(group, {})
         assert tuple(key) not in of_group
         of_group[tuple(key)] = number

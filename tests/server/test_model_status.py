@@ -74,12 +74,12 @@ def test_the_metric_is_that_of_the_epoch_that_was_kept(
 def test_it_is_about_the_deployed_version(db: Connection) -> None:
     register(db, "late")
     deploy(db, "late")
-    deploy(db, "late", metrics=METRICS | {"validation": {"rmse": 7.0}})
+    deploy(db, "late", metrics=METRICS | {"validation": {"rmse": 7.0}, "baseline": {"rmse": 9.0}})
     row = status(db)
-    assert (row["deployed_version"], row["value"]) == (2, 7.0)
+    assert (row["deployed_version"], row["value"], row["baseline"]) == (2, 7.0, 9.0)
     db.execute("SELECT rollback_model('late')")
     row = status(db)
-    assert (row["deployed_version"], row["value"]) == (1, 2.5)
+    assert (row["deployed_version"], row["value"], row["baseline"]) == (1, 2.5, None)
     assert row["deployed_at"] == value(db, "SELECT max(decided_at) FROM tensile.deployments")
 
 

@@ -224,9 +224,9 @@ def test_the_evaluation_is_that_of_sql(lab: Lab, both_versions: dict[str, int], 
     facts = evaluated(lab, model, both_versions[model], tmp_path / "report.html")
     scores = rows(lab, "SELECT * FROM evaluate_model(%s, %s)", model, QUERIES[model])
     assert facts["version"] == 1 and facts["query"] == QUERIES[model]
-    assert facts["metrics"] == {
-        row["metric"]: row["value"] for row in scores if row["quantile"] is None and row["metric"] != "confusion"
-    }
+    single = [row for row in scores if row["quantile"] is None and row["metric"] != "confusion"]
+    assert facts["metrics"] == {row["metric"]: row["value"] for row in single}
+    assert facts["baselines"] == {row["metric"]: row["baseline"] for row in single}
 
     def by_quantile(metric: str) -> list[tuple[float, float]]:
         return [(row["quantile"], row["value"]) for row in scores if row["metric"] == metric]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,12 +78,20 @@ def messages_of(conn: Connection, statement: str) -> list[tuple[str | None, str 
     return found
 
 
-@pytest.mark.parametrize("split", ["validation", "training"])
+@pytest.mark.parametrize(
+    ("split", "kind", "told"),
+    [
+        ("validation", "mean", "log_loss 0.25, rmse 0.01235 (the mean of the training rows: 0.5)"),
+        ("training", "last", "log_loss 0.25, rmse 0.01235 (the last value before: 0.5)"),
+        ("training", "frequencies", "log_loss 0.25 (the frequencies of the classes: 0.75), rmse 0.01235"),
+    ],
+)
 def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
-    flights: Connection, job_in_state: Callable[..., int], split: str
+    flights: Connection, job_in_state: Callable[..., int], split: str, kind: str, told: str
 ) -> None:
     """The kept epoch's metrics, not the last one's; job_history has the same."""
     course = {"kept_epoch": 2, "stopped": "early_stopping", "version": 3, "warnings": ["7 of 9 rows were skipped"]}
+    course["baseline"] = json.dumps({"kind": kind, "split": split, "rmse": 0.5, "log_loss": 0.75, "r2": 0})
     job = job_in_state("finished", ended=True, **course)
     for epoch, rmse in ((1, 2.5), (2, 0.0123456), (3, 99.0)):
         for each in {"training", split}:
@@ -102,16 +111,21 @@ def test_a_finished_job_tells_its_warnings_and_how_good_the_version_is(
         ("WARNING", f"job {job}: 7 of 9 rows were skipped", None),
         (
             "NOTICE",
-            f'version 3 of model "late": log_loss 0.25, rmse 0.01235, r2 1235000 on the {split} rows',
+            f'version 3 of model "late": {told}, r2 1235000 on the {split} rows',
             "Its weights are those after epoch 2 of 3; "
             "training ended because nothing improved any more (early_stopping).",
         ),
     ]
     assert messages_of(flights, f"SELECT wait_for_job({job})") == expected
     assert messages_of(flights, f"CALL await_job({job})") == expected
-    history = "SELECT epochs, kept_epoch, stopped, training_loss, rmse FROM tensile.job_history WHERE job = %s"
-    row = flights.execute(history, (job,)).fetchone()
-    assert row == (3, 2, "early_stopping", 0.0123456, 0.0123456 if split == "validation" else None)
+    columns = "epochs, kept_epoch, stopped, training_loss, rmse, baseline_rmse"
+    row = flights.execute(f"SELECT {columns} FROM tensile.job_history WHERE job = %s", (job,)).fetchone()
+    expected_row = (0.0123456, 0.5) if split == "validation" else (None, None)
+    assert row == (3, 2, "early_stopping", 0.0123456, *expected_row)
+    beside = "SELECT DISTINCT split, baseline FROM tensile.metrics WHERE job = %s AND metric = 'rmse'"
+    assert set(flights.execute(beside, (job,))) == {("training", None), (split, 0.5)} - (
+        {("training", None)} if split == "training" else set()
+    )
 
 
 def test_wait_raises_the_jobs_own_error(flights: Connection, job_in_state: Callable[..., int]) -> None:

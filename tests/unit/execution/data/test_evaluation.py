@@ -43,7 +43,7 @@ def dictionary(*strings: str) -> tuple[bytes, bytes]:
 
 def by_group(rows: list[Any]) -> dict[str | None, dict[str, float | None]]:
     groups: dict[str | None, dict[str, float | None]] = {}
-    for group, metric, label, predicted, quantile, value in rows:
+    for group, metric, label, predicted, quantile, value, _ in rows:
         if (label, predicted, quantile) == (None, None, None):
             groups.setdefault(group, {})[metric] = value
     return groups

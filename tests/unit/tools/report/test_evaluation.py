@@ -22,7 +22,7 @@ CHARTS = {"chart-importance", "chart-calibration", "chart-residuals"}
 def score(metric: str, value: float | None, quantile: float | None = None, **columns: Any) -> dict[str, Any]:
     """Build a row of evaluate_model."""
     row = {"group_value": None, "metric": metric, "label": None, "predicted": None, "quantile": quantile}
-    return row | {"value": value} | columns
+    return row | {"value": value, "baseline": None} | columns
 
 
 CALIBRATION = [
@@ -32,7 +32,7 @@ CALIBRATION = [
 ]
 CLASSIFIED = [
     score("rows", 100.0),
-    score("accuracy", 0.75),
+    score("accuracy", 0.75, baseline=0.625),
     score("roc_auc", None),
     score("log_loss", float("nan")),
     score("confusion", 60.0, label="a", predicted="b"),
@@ -63,6 +63,7 @@ def test_the_facts_are_the_rows_of_sql() -> None:
     facts = facts_in(render(record(evaluation=evaluated(CLASSIFIED, importance()))))["evaluation"]
     assert (facts["query"], facts["version"]) == ("TABLE rows", 3)
     assert facts["metrics"] == {"rows": 100.0, "accuracy": 0.75, "roc_auc": None, "log_loss": None}
+    assert facts["baselines"] == {"rows": None, "accuracy": 0.625, "roc_auc": None, "log_loss": None}
     assert facts["calibration"] == [
         {"quantile": 0.5, "probability": 0.12, "frequency": 0.1, "rows": 40},
         {"quantile": 1.0, "probability": 0.7, "frequency": 0.65, "rows": 60},
@@ -87,6 +88,7 @@ def test_the_section_has_the_charts_and_tables_of_its_task(scores: list[dict[str
     assert {"scores", "importances"} <= page.identifiers()
     shown = page.shown()
     assert "Version 3" in shown and "TABLE rows" in shown and "feature 2" in shown
+    assert ("0.625" in shown) == (chart == "calibration"), "no baseline"
 
 
 def test_the_bars_and_their_spread_are_the_importances() -> None:
