@@ -205,7 +205,7 @@ def test_suspicious_data_are_warned_about(series: Connection) -> None:
 
 def test_a_model_that_is_no_better_than_its_baseline_is_warned_of(series: Connection) -> None:
     """What the version, the history and an evaluation have beside its metrics is what AVG says."""
-    text = "SELECT x, heavy, hashfloat8(amount) / 1e6 AS noise FROM series"
+    text = "SELECT x, heavy, hashfloat8(amount) / 1e6::float8 AS noise FROM series"
     job = submit(series, "m", query=text, target="noise", epochs=2)
     finish(series, job)
     (warning,) = warnings_of(series, job)
@@ -225,6 +225,6 @@ def test_a_model_that_is_no_better_than_its_baseline_is_warned_of(series: Connec
 
 def test_ordinary_data_are_not(series: Connection) -> None:
     text = "SELECT x + random() * 0 AS x, label, heavy, 2 * x + sin(heavy + 3 * cos(heavy * 9 + shop)) AS y FROM series"
-    job = submit(series, "m", query=text, target="y")
+    job = submit(series, "m", query=text, target="y", epochs=30, learning_rate=0.01)
     finish(series, job)
     assert warnings_of(series, job) == []
