@@ -218,7 +218,8 @@ def test_a_model_that_is_no_better_than_its_baseline_is_warned_of(series: Connec
     )
     assert value(series, "SELECT baseline FROM tensile.model_status") == stored["rmse"]
     mean = value(series, "SELECT (preprocessing->'baseline'->>'mean')::float8 FROM tensile.model_versions")
-    beside = dict(series.execute("SELECT metric, baseline FROM evaluate_model('m', %s) WHERE quantile IS NULL", (text,)))
+    evaluation = f"SELECT metric, baseline FROM evaluate_model('m', {text!r}) WHERE quantile IS NULL"
+    beside: dict[str, float | None] = dict(series.execute(evaluation).fetchall())
     error = f"SELECT sqrt(avg((noise - {mean!r}) ^ 2)) FROM ({text}) s"
     assert beside["rmse"] == pytest.approx(value(series, error)) and beside["rows"] is None
 

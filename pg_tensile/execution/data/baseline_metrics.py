@@ -54,8 +54,10 @@ def _fit(preprocessing: Preprocessing, table: Table) -> Baseline:
     """Return the baseline of the rows of a table, which count by their weights."""
     if preprocessing.task != Task.REGRESSION:
         labels = len(preprocessing.labels or ())
-        counts = sum(np.bincount(y.astype(np.int64), weight, labels) for y, weight in _pieces(table))
-        return Baseline(frequencies=tuple((counts / np.sum(counts)).tolist()))
+        counts = np.zeros(labels)
+        for y, weight in _pieces(table):
+            counts += np.bincount(y.astype(np.int64), weight, labels)
+        return Baseline(frequencies=tuple((counts / counts.sum()).tolist()))
     total = weights = 0.0
     for y, weight in _pieces(table):
         total += float(weight @ target_values(y, preprocessing))

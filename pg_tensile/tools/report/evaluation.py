@@ -53,9 +53,7 @@ class Evaluation:
 
 def evaluation_of(result: client.Evaluation) -> Evaluation:
     """Return the facts of an evaluation; numbers that are not finite are None or left out."""
-    numbers = [
-        row | {"value": _finite(row["value"]), "baseline": _finite(row["baseline"])} for row in result.scores
-    ]
+    numbers = [row | {"value": _finite(row["value"]), "baseline": _finite(row["baseline"])} for row in result.scores]
     single = [row for row in numbers if row["quantile"] is None and row["metric"] != "confusion"]
     by_quantile: dict[float, dict[str, float]] = {}
     for row in numbers:

@@ -121,9 +121,7 @@ def _errors(latency: Latency) -> Any:
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
-def learning_charts(
-    metrics: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def learning_charts(metrics: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a figure for each metric that the job has; `baseline` has its values without a model, if known."""
     present = [metric for metric in CURVES if any(row[metric] is not None for row in metrics)]
     return {metric: _curve(metrics, metric, (baseline or {}).get(metric)) for metric in present}

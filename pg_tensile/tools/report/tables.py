@@ -88,9 +88,7 @@ def tensor_table(tensors: Sequence[MovedTensor]) -> Table:
     return Table("tensors", TENSOR_COLUMNS, rows)
 
 
-def metric_table(
-    metrics: Sequence[dict[str, Any]], names: Sequence[str], baseline: Mapping[str, Any] | None
-) -> Table:
+def metric_table(metrics: Sequence[dict[str, Any]], names: Sequence[str], baseline: Mapping[str, Any] | None) -> Table:
     """Return the table of rows of tensile.epoch_metrics with the metrics in `names`; below them, the baseline's."""
     numbers = (*names, "seconds")
     columns = [Column("epoch", True), Column("split"), Column("samples", True)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pg_tensile.errors import ModelFileError
 from pg_tensile.execution.data import baseline_metrics
@@ -44,18 +45,13 @@ def fitted(kind: str, target: Any, time: Any = None, **arguments: Any) -> tuple[
     return part, with_baseline(part.fitted, part.store.blocks(), part.dataset).preprocessing
 
 
-def sides(part: Prepared) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the targets and the weights of both sides, as the query has them."""
-    found: dict[str, list[tuple[Any, Any]]] = {"training": [], "validation": []}
+def sides(part: Prepared) -> list[list[NDArray[Any]]]:
+    """Return the targets and the weights of the training and of the validation rows, as the query has them."""
     names = [column.name for column in part.fitted.columns]
-    for block in part.store.blocks():
-        validation = part.fitted.division.validation_rows(block)
-        for side, rows in (("training", ~validation), ("validation", validation)):
-            found[side] += [tuple(block.columns[names.index(name)].data[rows] for name in ("y", "w"))]
-    return {
-        side: tuple(np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))  # type: ignore[misc]
-        for side, pairs in found.items()
-    }
+    blocks = list(part.store.blocks())
+    validation = np.concatenate([part.fitted.division.validation_rows(block) for block in blocks])
+    columns = [np.concatenate([block.columns[names.index(name)].data for block in blocks]) for name in ("y", "w")]
+    return [[column[rows] for column in columns] for rows in (~validation, validation)]
 
 
 @pytest.mark.parametrize("transform", ["none", "log", "quantile"])
@@ -65,7 +61,7 @@ def test_a_regressions_baseline_is_the_mean_and_the_median(
 ) -> None:
     monkeypatch.setattr(baseline_metrics, "PIECE", piece)
     part, preprocessing = fitted("float8", Y, transform=transform)
-    (train, _), (valid, _) = sides(part).values()
+    (train, _), (valid, _) = sides(part)
     assert preprocessing.baseline is not None and preprocessing.baseline.mean == pytest.approx(train.mean(), rel=1e-5)
     result = measured(preprocessing, part.dataset)
     assert (result["kind"], result["split"]) == ("mean", "validation")
@@ -77,7 +73,7 @@ def test_a_regressions_baseline_is_the_mean_and_the_median(
 
 def test_weighted_rows_count_by_their_weights_in_training_and_not_in_evaluations() -> None:
     part, preprocessing = fitted("float8", Y, weighting=Weighting("w"))
-    (train, w), (valid, v) = sides(part).values()
+    (train, w), (valid, v) = sides(part)
     mean = np.average(train, weights=w)
     error = np.sqrt(np.average((valid - mean) ** 2, weights=v))
     assert measured(preprocessing, part.dataset)["rmse"] == pytest.approx(error, rel=1e-5)
@@ -92,12 +88,12 @@ def test_balanced_classes_are_equally_frequent_only_in_training() -> None:
 
 
 @pytest.mark.parametrize("labels", [LABELS, np.where(LABELS == "b", "yes", "no")])
-def test_a_classifiers_baseline_is_the_frequencies(labels: np.ndarray) -> None:
+def test_a_classifiers_baseline_is_the_frequencies(labels: NDArray[Any]) -> None:
     from sklearn import metrics
 
     part, preprocessing = fitted("text", labels)
     names = np.array(preprocessing.labels)
-    (train, _), (valid, _) = sides(part).values()
+    (train, _), (valid, _) = sides(part)
     frequencies = np.bincount(train, minlength=len(names)) / len(train)
     result = measured(preprocessing, part.dataset)
     assert result["accuracy"] == (valid == frequencies.argmax()).mean()
