@@ -1,7 +1,8 @@
 """Choice of an architecture by what the arrays of a query can be: an image, tokens, or numbers.
 
 image   one array of the same length in all rows, without negative numbers, that is a square of at least 8×8 pixels or
-        three of them, and in which a pixel resembles the one below it more than those half a row apart
+        three of them, in which a pixel resembles the one below it more than those farther away in its row, and does
+        not continue a row with the next one, as a series would
 tokens  integers in arrays of different lengths; or in longer ones of one length, without negative numbers, of which
         there are many different ones that recur, and that resemble their neighbours no more than others
 numbers everything else, which is what `tabular` takes
@@ -32,6 +33,8 @@ LEAST_REPEATED = 2  # times that each of them occurs, on average
 MOST_DISTINCT = 1 << 20  # integers that are told apart
 SAMPLE_ROWS, SAMPLE_ELEMENTS = 1000, 1 << 20
 ALIKE = 0.8  # mean difference of elements that resemble each other, as a part of that of others
+CONTINUED = (0.5, 1.5)  # mean difference where one row of an image ends and the next begins, by that of neighbours
+PERIODS = (12, 24, 48)  # sides of a square whose rows may be years of months, or days of hours or half hours
 MOST_EXPLAINED = 0.2  # of the variance of tokens by their positions
 
 
@@ -128,8 +131,13 @@ class ArrayNumbers:
         if self._least < 0:
             return "an image would have no negative ones"
         sample = np.concatenate(self._sample).reshape(-1, side * side)
-        if _difference(sample, side) >= ALIKE * _difference(sample, side // 2):
+        others = min(_difference(sample, distance) for distance in range(side // 3, side - side // 3 + 1))
+        if _difference(sample, side) >= ALIKE * others:
             return f"in an image of {side}×{side}, they would resemble those below them"
+        if _continues(sample, side):
+            return f"an image of {side}×{side} would not continue a row with the next one"
+        if side in PERIODS:
+            return f"{side}×{side} of them can be a series of days or years as well"
         return planes, side, side
 
     def has_tokens(self) -> bool:
@@ -150,6 +158,18 @@ def _difference(sample: NDArray[np.float64], distance: int) -> float:
     differences = np.abs(sample[:, distance:] - sample[:, :-distance])
     differences = differences[np.isfinite(differences)]
     return float(differences.mean()) if len(differences) else 0.0
+
+
+def _continues(sample: NDArray[np.float64], side: int) -> bool:
+    """Return whether elements on both sides of a row's end differ about as neighbours within a row do."""
+    neighbours = np.abs(np.diff(sample))
+    known = np.isfinite(neighbours)
+    ends = np.zeros_like(known)
+    ends[:, side - 1 :: side] = True
+    if not (known & ends).any() or not (known & ~ends).any():
+        return False
+    least, most = (limit * neighbours[known & ~ends].mean() for limit in CONTINUED)
+    return bool(least <= neighbours[known & ends].mean() <= most)
 
 
 def _explained_by_position(sample: NDArray[np.float64]) -> float:

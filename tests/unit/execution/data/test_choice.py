@@ -22,6 +22,16 @@ LARGE_DIGITS = np.kron(DIGITS, np.ones((4, 4)))[:, 2:30, 2:30] * 15.9  # as MNIS
 HOURS = np.arange(168)
 LOAD = 50 + RNG.normal(size=(COUNT, 168)) * 3 + 20 * np.sin(2 * np.pi * HOURS / 24)
 DAY = 50 + np.cumsum(RNG.normal(size=(COUNT, 144)), axis=1)  # every ten minutes; 12 · 12
+STARTS = RNG.integers(0, 5000, (COUNT, 1))  # of windows on a series
+
+
+def daily(length: int, period: int, starts: NDArray[Any]) -> NDArray[Any]:
+    """Return windows on a count whose days of `period` values are alike, with hours of zero: calls at night."""
+    at = starts + np.arange(length)
+    level = 1 + 0.4 * np.sin(2 * np.pi * at / (7 * period) + 0.1)
+    return RNG.poisson(60 * level * np.maximum(np.sin(2 * np.pi * at / period), 0))
+
+
 EMBEDDING = np.tanh(DIGITS.reshape(COUNT, -1) @ RNG.normal(size=(64, 1536)) / 50)
 WORDS = np.minimum(RNG.zipf(1.3, (COUNT, 32)), 5000)
 PEOPLE = np.stack([RNG.integers(low, high, COUNT) for low, high in ((0, 2), (18, 90), (0, 100_000))], axis=1)
@@ -84,6 +94,14 @@ def chosen(rows: Rows) -> tuple[dict[str, Any], str]:
         ("float8[]", LOAD, {"type": "tabular"}),
         ("int4[]", LOAD.astype(int), {"type": "tabular"}),
         ("float8[]", DAY, {"type": "tabular"}),
+        ("float8[]", daily(144, 24, STARTS), {"type": "tabular"}),
+        ("float8[]", daily(144, 12, 0 * STARTS), {"type": "tabular"}),  # years of months
+        ("int4[]", daily(400, 24, STARTS), {"type": "tabular"}),  # 20 is nearly a day
+        ("int4[]", daily(400, 24, 24 * STARTS), {"type": "tabular"}),
+        ("int4[]", daily(576, 24, STARTS), {"type": "tabular"}),
+        ("int4[]", daily(576, 24, 0 * STARTS), {"type": "tabular"}),  # 24 days, each from midnight
+        ("int4[]", daily(784, 7, STARTS), {"type": "tabular"}),
+        ("int4[]", daily(441, 7, STARTS), {"type": "tabular"}),  # three weeks in a row of 21
         (
             "uint8[]",
             patches(16),
@@ -106,6 +124,8 @@ def test_the_reason_says_what_was_seen() -> None:
         (LOAD, f"{NUMBERS} an image would not have 168 of them, but be a square of 8×8 or more, or three"),
         (EMBEDDING[:, :1024], f"{NUMBERS} an image would have no negative ones"),
         (DAY, f"{NUMBERS} in an image of 12×12, they would resemble those below them"),
+        (daily(400, 24, STARTS), f"{NUMBERS} an image of 20×20 would not continue a row with the next one"),
+        (daily(576, 24, 0 * STARTS), f"{NUMBERS} 24×24 of them can be a series of days or years as well"),
     ):
         assert chosen(rows_of("float8[]", values))[1] == reason
     some = [row[: 5 + i % 20] for i, row in enumerate(WORDS)]
