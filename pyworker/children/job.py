@@ -73,7 +73,7 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
         options.get("task"),
         models.token_limits(architecture),
         Weighting.of(options),
-        options.get("target_transform", "none"),
+        options.get("target_transform"),
         models.takes_ranks(architecture),
         models.text_columns(architecture),
     )

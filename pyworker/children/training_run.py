@@ -187,7 +187,8 @@ class TrainingRun:
         from pg_tensile.execution.training.uncertainty import derive, with_validation
 
         fitted = prepared.fitted
-        derived = derive(fitted.preprocessing, outcome.validation, self._spec["options"].get("calibrate", True))
+        calibrate, times = self._spec["options"].get("calibrate", True), prepared.dataset.validation_times
+        derived = derive(fitted.preprocessing, outcome.validation, calibrate, times)
         preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         metrics = outcome.metrics | {"baseline": measured(fitted.preprocessing, prepared.dataset)}

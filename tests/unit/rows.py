@@ -80,7 +80,7 @@ class Rows:
         split_by: str | None = None,
         flagged: bool = False,
         weighting: Weighting | None = None,
-        transform: str = "none",
+        transform: str | None = None,
         ranks: bool = False,
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)

@@ -48,11 +48,17 @@ def answers(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> Answe
 
 def predictions(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
     """Return a regression's predictions [rows] in the target's unit for outputs [rows, outputs]."""
-    return target_values(outputs[:, 0], preprocessing)
+    return _answered(outputs[:, 0], preprocessing)
+
+
+def _answered(encoded: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
+    """Return encoded predictions and bounds in the target's unit."""
+    target = preprocessing.target
+    return target.answered(encoded * target.std + target.mean)
 
 
 def target_values(encoded: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
-    """Return values in the target's unit for encoded ones (a regression's outputs or targets)."""
+    """Return targets of a regression in their unit for encoded ones."""
     target = preprocessing.target
     return target.original(encoded * target.std + target.mean)
 
@@ -82,7 +88,7 @@ def interval(
     lower, upper = spread(outputs)
     encoded = outputs[:, 0]  # lies outside if the bounds are narrower than the learned quantiles, which may cross
     lower, upper = np.minimum(lower - radius, encoded), np.maximum(upper + radius, encoded)
-    return target_values(lower, preprocessing), target_values(upper, preprocessing)
+    return _answered(lower, preprocessing), _answered(upper, preprocessing)
 
 
 def spread(outputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

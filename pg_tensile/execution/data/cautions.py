@@ -72,6 +72,11 @@ def _about_target(sample: Sample, fitted: FittedPreprocessing, task: str | None)
                 f'the target "{column.name}" has only {len(distinct)} different numbers, all integers, and is predicted'
                 ' as a quantity: if they are classes, train with options => {"task": "classification"}'
             ]
+        if fitted.suits_log:
+            return [
+                f'the target "{column.name}" is never negative and skewed: options => {{"target_transform": "log"}}'
+                " learns it on a logarithmic scale, where errors count relative to it and intervals grow with it"
+            ]
     elif len(values) >= LEAST_ROWS and len(distinct) >= DISTINCT * len(values):
         return [f'the target "{column.name}" is different in nearly every row, so there are no classes to learn']
     return []

@@ -47,6 +47,7 @@ BLOCK_BYTES = 16 << 20
 MIN_RUN_BYTES = 4 << 20  # even for a smaller cache, because every run costs a file and a part of every block
 BLOCK_ROWS = (1024, 1 << 17)
 ALIGNMENT = 64
+SAMPLED_ROWS = 100_000  # validation rows from which calibration and intervals are derived
 
 
 class RowStore:
@@ -210,12 +211,15 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and validation tables of a run, in hash order."""
+    """Training and validation tables of a run, in hash order.
+
+    `validation_times` [rows]: of the first SAMPLED_ROWS validation rows, if the rows are divided by time."""
 
     training: Table
     validation: Table
     fingerprint: str
     spooled: bool  # the tables are mapped files, not memory
+    validation_times: NDArray[np.int64] | None = None
 
 
 def together(first: Table, second: Table) -> Table:
@@ -250,6 +254,7 @@ def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spoo
     directory = spool_directory if total > cache_bytes else None
     flat = [allocate([((rows, *shape), dtype) for shape, dtype in layout], directory) for rows in counts]
     filled = [0, 0]
+    times: list[NDArray[np.int64]] = []
     for block in store.blocks():
         block = fitted.with_target(block)
         features = preprocessing.apply(fitted.inputs(block))
@@ -258,6 +263,9 @@ def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spoo
         if fitted.weights is not None:
             arrays.append(fitted.weights.of(block, target))
         validation = fitted.division.validation_rows(block)
+        if fitted.division.by == "time" and filled[1] < SAMPLED_ROWS:
+            assert fitted.roles.split is not None
+            times.append(block.columns[fitted.roles.split].data[validation].astype(np.int64))
         for side, chosen in enumerate((np.flatnonzero(~validation), np.flatnonzero(validation))):
             end = filled[side] + len(chosen)
             for part, source in zip(flat[side], arrays, strict=True):
@@ -265,7 +273,8 @@ def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spoo
             filled[side] = end
     width = len(preprocessing.layout()) - 1  # of the features
     tables = [Table(Features.from_flat(arrays[:width]), *arrays[width:]) for arrays in flat]
-    return Dataset(tables[0], tables[1], store.fingerprint, directory is not None)
+    sampled = np.concatenate(times)[:SAMPLED_ROWS] if times else None
+    return Dataset(tables[0], tables[1], store.fingerprint, directory is not None, sampled)
 
 
 def allocate(shapes: Sequence[tuple[tuple[int, ...], DTypeLike]], directory: str | None) -> list[NDArray[Any]]:

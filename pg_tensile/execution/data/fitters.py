@@ -19,7 +19,7 @@ from pg_tensile.execution.data.columns import INTEGER_TYPES, Column, Values, flo
 from pg_tensile.execution.data.cycles import DAY_US
 from pg_tensile.execution.data.preprocessing import Feature, Kind, TokenLimits
 from pg_tensile.execution.data.ranks import rank_scale
-from pg_tensile.execution.data.targets import Target, choose_transform, quantiles_of
+from pg_tensile.execution.data.targets import Target, choose_transform, is_amount, quantiles_of
 
 MAX_CATEGORIES = 50_000  # strings of a column with codes of their own
 MAX_STRINGS_BYTES = 8 << 20  # of these strings of all columns, as JSON
@@ -108,21 +108,28 @@ class NumberFitter:
 class TargetFitter:
     """Fitter of a regression's target.
 
-    `transform` is none, log, quantile or auto. Rows come in hash order, so the first ones are a random sample."""
+    `transform` is none, log, quantile or auto; None: none, as the job leaves it open. Rows come in hash order, so the
+    first ones are a random sample. `suits_log`: the job leaves the transform open, and log would suit the amounts."""
 
-    def __init__(self, column: Column, transform: str) -> None:
+    def __init__(self, column: Column, transform: str | None) -> None:
+        self.suits_log = False
         self._target = Target(column.name, column.type)
         self._requested = transform
         self._moments = _Moments()
+        self._least = np.inf  # of all rows
         self._sample: list[NDArray[np.float64]] = []
         self._second = False
 
     def observe(self, values: Values) -> None:
         x = _finite(values)
         room = SAMPLE_ROWS - self._moments.count
-        if self._requested in ("quantile", "auto") and room > 0:
+        if room > 0:
             self._sample.append(x[:room])
         self._moments.observe(x)
+
+    def observe_validation(self, values: Values) -> None:
+        """Observe the target of validation rows, which are fitted in nothing but whether there are negative ones."""
+        self._least = min(self._least, float(_finite(values).min(initial=np.inf)))
 
     def observe_again(self, values: Values) -> None:
         if not self._second:
@@ -137,8 +144,11 @@ class TargetFitter:
             message = f'the target "{self._target.name}" is {low:g} in all {count} training rows'
             raise DataError(message, hint="There is nothing to learn; check the query's WHERE clause and the target.")
         sample = np.concatenate(self._sample) if self._sample else np.empty(0)
-        transform = choose_transform(sample) if self._requested == "auto" else self._requested
         self._sample = []
+        amounts = is_amount(sample, min(low, self._least))
+        self._target = replace(self._target, nonnegative=amounts)
+        self.suits_log = self._requested is None and amounts and choose_transform(sample) == "log"
+        transform = choose_transform(sample) if self._requested == "auto" else self._requested
         if transform in (None, "none") or count < 2:
             return
         quantiles = quantiles_of(sample, low, high) if transform == "quantile" else None

@@ -75,6 +75,7 @@ class FittedPreprocessing:
     division: Division
     weights: Weights | None = None
     not_finite_rows: int = 0  # of the skipped ones: the target is NaN or infinite
+    suits_log: bool = False  # a regression's target is an amount, skewed, and its transform was left open
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
@@ -117,7 +118,7 @@ def fit(
     task: str | None = None,
     tokens: TokenLimits | None = None,
     weighting: Weighting = NO_WEIGHTS,
-    transform: str = "none",
+    transform: str | None = None,
     ranks: bool = False,
     texts: TextColumns | None = None,
 ) -> FittedPreprocessing:
@@ -125,7 +126,7 @@ def fit(
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py), and elements
+    regression's target: none, log, quantile or auto; None: left open, which is none. `ranks`: numbers are taken as ranks, too (ranks.py), and elements
     of arrays have scales of their own. `texts`: the text columns that are tokenised; None means that all are
     categories. Raises DataError if there is no target or no training row, if the rows cannot be divided or weighted, if
     the target has only one value or too many labels, and for columns that cannot be used.
@@ -164,7 +165,14 @@ def fit(
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
     tables = _tables(rows, roles, preprocessing, {index: table for index, (table, _) in encoded.items()})
     fitted = FittedPreprocessing(
-        preprocessing, columns, *counts, *tables, roles, division, not_finite_rows=not_finite_rows
+        preprocessing,
+        columns,
+        *counts,
+        *tables,
+        roles,
+        division,
+        not_finite_rows=not_finite_rows,
+        suits_log=not classify and fitters[roles.target].suits_log,
     )
     labels = len(preprocessing.labels or ())
     return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
@@ -236,7 +244,7 @@ def _fitter(
     return NumberFitter(column, ranks)
 
 
-def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str) -> Any:
+def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str | None) -> Any:
     if not classify:
         return TargetFitter(column, transform)
     if transform in ("log", "quantile"):
@@ -260,6 +268,8 @@ def _observe(
         fitter.observe(training.columns[index])
         if columns[index].target and classify:
             fitter.observe(rest.columns[index])
+        elif columns[index].target:
+            fitter.observe_validation(rest.columns[index])
         elif isinstance(fitter, ArrayFitter):
             fitter.observe_lengths(rest.columns[index])
 

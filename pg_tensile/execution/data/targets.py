@@ -6,6 +6,10 @@ quantile  ranks as quantiles of the normal distribution, linear between at most 
 auto      log if the training targets are skewed and log halves their skewness, quantile if log does not help targets
           that are skewed extremely, else none
 
+Counts and amounts cannot be negative, and no answer about them is: a target is taken for one if none is negative and
+either some are 0 or they are skewed to the right, as distributions with an end at 0 are. Others that happen to be
+positive, such as temperatures in summer, may be negative later.
+
 Needs numpy only.
 """
 
@@ -24,13 +28,14 @@ from pg_tensile.execution.data.stored_numbers import with_floats
 MOST_QUANTILES = 1001
 LARGEST_LOG = 700.0  # whose exponential is finite
 SKEWED, EXTREMELY_SKEWED = 1.0, 5.0  # skewness; 0: symmetric, 2: exponential
+AMOUNT_SKEWNESS, AMOUNT_ZEROS = 0.5, 0.01  # least skewness, and share of zeros, of counts and amounts
 
 
 @dataclass(frozen=True)
 class Target:
     """The fitted target; mean and standard deviation are those of a regression's transformed target.
 
-    `transform` is None, log or quantile; `quantiles` are ascending."""
+    `transform` is None, log or quantile; `quantiles` are ascending. `nonnegative`: no answer is below 0."""
 
     name: str
     type: str
@@ -38,6 +43,7 @@ class Target:
     std: float = 1.0
     transform: str | None = None
     quantiles: tuple[float, ...] | None = None
+    nonnegative: bool = False
 
     def transformed(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return finite targets in transformed units."""
@@ -56,6 +62,11 @@ class Target:
             return np.interp(x, scores, values)
         return x
 
+    def answered(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return transformed answers in the target's own unit, not below 0 if no target is."""
+        values = self.original(x)
+        return np.maximum(values, 0.0) if self.nonnegative else values
+
     @cached_property
     def knots(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Distinct quantiles and their scores, quantiles of the normal distribution; equal ones have the mean score."""
@@ -69,7 +80,8 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in ("name", "type", "mean", "std", "transform")}
-        return fields | ({} if self.quantiles is None else {"quantiles": list(self.quantiles)})
+        optional = {} if self.quantiles is None else {"quantiles": list(self.quantiles)}
+        return fields | optional | ({"nonnegative": True} if self.nonnegative else {})
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Target:
@@ -89,6 +101,13 @@ def choose_transform(sample: NDArray[np.float64]) -> str | None:
     if abs(_skewness(signed_log(sample))) <= skewness / 2:
         return "log"
     return "quantile" if skewness > EXTREMELY_SKEWED else None
+
+
+def is_amount(sample: NDArray[np.float64], low: float) -> bool:
+    """Return whether targets, the least of which is `low`, are counts or amounts, judging by a sample of them."""
+    if low < 0 or not len(sample):
+        return False
+    return float((sample == 0).mean()) >= AMOUNT_ZEROS or _skewness(sample) >= AMOUNT_SKEWNESS
 
 
 def quantiles_of(sample: NDArray[np.float64], low: float, high: float) -> tuple[float, ...]:

@@ -45,5 +45,6 @@ def _form(feature: Feature) -> tuple[object, ...]:
 def begun_with(earlier: Preprocessing, fitted: Preprocessing) -> Preprocessing:
     """Return the preprocessing of a training that begins with the weights of `earlier`.
 
-    What follows from validation has to be derived again."""
-    return replace(earlier, calibration=None, conformal=None, text=fitted.text)
+    What follows from validation has to be derived again, and the rows decide anew whether answers may be negative."""
+    target = replace(earlier.target, nonnegative=fitted.target.nonnegative)
+    return replace(earlier, target=target, calibration=None, conformal=None, text=fitted.text)

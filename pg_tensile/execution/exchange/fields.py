@@ -32,7 +32,7 @@ Check = Callable[[Any], bool]
 def checked_preprocessing(value: Any) -> Preprocessing:
     """Return the preprocessing with this JSON. Raises ModelFileError, which names the field that is wrong."""
     _fields(value, PREPROCESSING, "preprocessing", optional=OPTIONAL)
-    _fields(value["target"], TARGET, "target", optional={"quantiles"})
+    _fields(value["target"], TARGET, "target", optional={"quantiles", "nonnegative"})
     features = value["features"]
     for number, feature in enumerate(features):
         _feature(feature, f"features[{number}]")
@@ -209,6 +209,7 @@ TARGET: dict[str, Check] = {
     "std": _spread,
     "transform": _or_null(_one_of(["log", "quantile"])),
     "quantiles": _or_null(_ascending(_list(_number, MOST_QUANTILES, 2))),
+    "nonnegative": _bool,
 }
 CALIBRATION: dict[str, Check] = {"scale": _between(0.0, 1e6), "shift": _between(-1e6, 1e6)}
 CONFORMAL: dict[str, Check] = {"rows": _count(1 << 62, 1), "scores": _ascending(_list(_number, MOST_SCORES, 1))}

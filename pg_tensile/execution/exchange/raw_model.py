@@ -82,7 +82,8 @@ class RawModel(nn.Module):
         preprocessing = self._preprocessing
         if preprocessing.task == Task.REGRESSION:
             target = preprocessing.target
-            return (_original(target, outputs[:, 0] * _float64(target.std) + _float64(target.mean)),)
+            values = _original(target, outputs[:, 0] * _float64(target.std) + _float64(target.mean))
+            return (torch.maximum(values, _float64(0.0)) if target.nonnegative else values,)
         if preprocessing.calibration is not None:
             scale, shift = preprocessing.calibration
             outputs = outputs * _float64(scale) + _float64(shift)

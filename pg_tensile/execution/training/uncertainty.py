@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pg_tensile.execution.data import calibration
@@ -25,10 +26,16 @@ class Derived(NamedTuple):
     notes: dict[str, Any]
 
 
-def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calibrate: bool) -> Derived:
+def derive(
+    preprocessing: Preprocessing,
+    validation: Mapping[str, Tensor],
+    calibrate: bool,
+    times: NDArray[np.int64] | None = None,
+) -> Derived:
     """Return the preprocessing of a trained model; `validation` are a ValidationSample's tensors.
 
-    `calibrate`: whether a classifier is calibrated."""
+    `calibrate`: whether a classifier is calibrated. `times`: those of the validation rows, at least of as many as the
+    sample has, where they are the newest ones (`Dataset.validation_times`)."""
     if not validation:
         return Derived(preprocessing, {})
     outputs = validation["outputs"].double().numpy()
@@ -36,7 +43,8 @@ def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calib
     if preprocessing.task == Task.REGRESSION:
         lower, upper = spread(outputs)
         scores = np.maximum(lower - target, target - upper)
-        return Derived(replace(preprocessing, conformal=Conformal.of(scores)), {})
+        sampled = None if times is None else times[: len(scores)]
+        return Derived(replace(preprocessing, conformal=Conformal.of(scores, sampled)), {})
     weight = validation["weight"].numpy() if "weight" in validation else None
     fit = calibration.fit(outputs, target, weight) if calibrate else None
     if fit is None:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pg_tensile.execution.data.dataset import SAMPLED_ROWS
 from pg_tensile.execution.distributed.group import Group
 
-MOST_ROWS = 100_000
 MOST_OUTPUTS = 1 << 22  # a checkpoint contains them, and a classifier may have thousands for each row
 
 
 class ValidationSample:
-    """At most MOST_ROWS rows with at most MOST_OUTPUTS outputs."""
+    """At most SAMPLED_ROWS rows with at most MOST_OUTPUTS outputs."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Create the sample from what `tensors` returned, or an empty one."""
@@ -45,4 +45,4 @@ class ValidationSample:
 
 
 def _most_rows(outputs: Tensor) -> int:
-    return min(MOST_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0
+    return min(SAMPLED_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0

@@ -216,6 +216,23 @@ def test_a_target_of_few_integers_may_be_classes(kind: str) -> None:
     assert target_of("float8", [digit / 2 for digit in digits]) == []
 
 
+@pytest.mark.parametrize(
+    ("target", "transform", "warned"),
+    [
+        (np.exp(NOISE * 2), None, True),
+        (np.exp(NOISE * 2), "none", False),
+        (np.exp(NOISE * 2), "log", False),
+        (np.exp(NOISE * 2) - 1, None, False),
+        (Y + 100, None, False),
+    ],
+)
+def test_a_transform_is_named_for_skewed_amounts(target: Any, transform: str | None, warned: bool) -> None:
+    part = prepared({"noise": ("float8", RNG.normal(size=COUNT).tolist())}, target, transform=transform)
+    found = cautions(part.store, part.fitted, Split(0, 0.2))
+    expected = 'the target "y" is never negative and skewed: options => {"target_transform": "log"} learns it'
+    assert [warning.startswith(expected) for warning in found] == [True] * warned
+
+
 def test_a_target_that_is_different_in_every_row_has_no_classes() -> None:
     unvalidated, warning = target_of("text", [f"{number:05}" for number in range(COUNT)])
     assert unvalidated.startswith("no row fell into the validation part")

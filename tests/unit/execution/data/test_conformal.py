@@ -87,6 +87,39 @@ def test_learned_quantiles_make_the_width_differ_and_the_coverage_stay(coverage:
     assert (lower <= 7.0).all() and (upper >= 7.0).all()
 
 
+@pytest.mark.parametrize("rows", [1000, 8000])
+def test_the_newest_rows_widen_intervals_where_errors_grow(rows: int) -> None:
+    rng = np.random.default_rng(7)
+    growth = np.linspace(1.0, 2.0, rows)
+    plain, weighted, later = [], [], rng.normal(size=4000) * 2.0
+    for _ in range(20):
+        scores, times = np.abs(rng.normal(size=rows)) * growth, np.arange(rows)
+        order = rng.permutation(rows)
+        found = [Conformal.of(scores), Conformal.of(scores, times), Conformal.of(scores[order], times[order])]
+        assert found[1] == found[2]
+        for conformal, inside in zip(found, (plain, weighted), strict=False):
+            assert conformal is not None
+            inside.append(float((np.abs(later) <= conformal.radius(0.9)).mean()))
+    assert np.mean(plain) < 0.85 < 0.88 < np.mean(weighted) < 0.94
+
+
+def test_alike_rows_are_covered_as_asked_or_slightly_more() -> None:
+    rng = np.random.default_rng(8)
+    inside, wider = [], []
+    for _ in range(40):
+        scores, times = rng.exponential(size=1000), rng.integers(0, 300, 1000)
+        plain, weighted = Conformal.of(scores), Conformal.of(scores, times)
+        assert plain is not None and weighted is not None and weighted.rows == 1000
+        wider.append(np.array(weighted.scores) - plain.scores)
+        inside.append(1.0 - np.exp(-weighted.radius(0.9)))
+    assert np.min(wider) == 0.0 and 0.9 < np.mean(inside) < 0.93
+
+
+def test_rows_of_one_time_count_the_same() -> None:
+    scores = np.random.default_rng(9).exponential(size=500)
+    assert Conformal.of(scores, np.full(500, 7)) == Conformal.of(scores)
+
+
 def test_the_scores_survive_json() -> None:
     fitted = replace(REGRESSION, conformal=ranks(3000), quantiles=(0.1, 0.9))
     assert Preprocessing.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted

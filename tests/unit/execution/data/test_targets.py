@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.answers import target_values
+from pg_tensile.execution.data.answers import interval, predictions, target_values
+from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.preprocessing import Preprocessing
-from pg_tensile.execution.data.targets import MOST_QUANTILES, Target, choose_transform
+from pg_tensile.execution.data.targets import MOST_QUANTILES, Target, choose_transform, is_amount
 from tests.unit.rows import Prepared, Rows
 
 NUMBERS = st.lists(st.floats(-1e9, 1e9) | st.integers(-5, 5).map(float), min_size=4, max_size=60)
@@ -84,6 +86,42 @@ def test_targets_of_few_values_have_quantiles() -> None:
 )
 def test_auto_takes_the_transform_that_targets_need(values: np.ndarray, transform: str | None) -> None:
     assert choose_transform(values) == transform
+
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.mark.parametrize(
+    ("values", "amounts"),
+    [
+        (RNG.poisson(2.0, 500), True),
+        (RNG.poisson(0.01, 500), True),
+        (RNG.lognormal(3, 1, 500), True),
+        (RNG.uniform(size=500), False),
+        (RNG.normal(20, 4, 500), False),  # temperatures in summer
+        (RNG.lognormal(3, 1, 500) - 5, False),
+        (np.array([]), False),
+    ],
+)
+def test_counts_and_amounts_are_recognised(values: np.ndarray, amounts: bool) -> None:
+    assert is_amount(values.astype(float), min(values.tolist(), default=0.0)) == amounts
+
+
+@pytest.mark.parametrize("transform", ["none", "log", "quantile"])
+def test_no_answer_about_amounts_is_negative(transform: str) -> None:
+    outputs = np.array([[-50.0], [0.0], [2.0]])
+    for values, negative in ((RNG.poisson(2.0, 500), False), (RNG.poisson(2.0, 500) - 1, True)):
+        preprocessing = fitted(values.astype(float).tolist(), transform).fitted.preprocessing
+        preprocessing = replace(preprocessing, conformal=Conformal.of(np.full(100, 9.0)))
+        for answers in (predictions(outputs, preprocessing), interval(outputs, preprocessing, 0.9)[0]):
+            assert answers.min() < 0.0 if negative else answers.min() == 0.0
+
+
+def test_a_negative_target_of_a_validation_row_is_seen() -> None:
+    values = [*range(1, 81), *[-1.0] * 20]
+    rows = Rows({"t": ("timestamp", [*range(100)]), "y": ("float8", [abs(v) ** 3 * np.sign(v) for v in values])})
+    assert not rows.prepare(0.2, split_by="t").fitted.preprocessing.target.nonnegative
+    assert rows.prepare(0.0, split_by="t").fitted.preprocessing.target.nonnegative is False
 
 
 def test_a_transform_is_fitted_to_the_training_rows() -> None:

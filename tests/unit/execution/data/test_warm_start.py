@@ -47,3 +47,9 @@ def test_differences(fitted: Preprocessing, reason: str) -> None:
 def test_what_follows_from_validation_is_derived_anew() -> None:
     earlier = replace(LABELS, calibration=Calibration(2.0))
     assert begun_with(earlier, LABELS) == LABELS
+
+
+def test_new_rows_tell_whether_answers_may_be_negative() -> None:
+    amounts = replace(NUMBER, target=replace(NUMBER.target, nonnegative=True))
+    assert begun_with(amounts, NUMBER) == NUMBER
+    assert begun_with(NUMBER, amounts) == amounts

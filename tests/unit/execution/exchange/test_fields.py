@@ -27,7 +27,8 @@ def fitted(kind: str) -> dict[str, Any]:
     rows = every_type(300)
     regression = kind != "labels"
     if regression:
-        rows.columns = {**rows.columns, "y": ("float8", [float(i) for i in range(300)])}
+        power = 2 if kind == "amounts" else 1
+        rows.columns = {**rows.columns, "y": ("float8", [float(i) ** power for i in range(300)])}
     tokens = TokenLimits(None, 50) if kind == "tokens" else None
     transform = "quantile" if kind == "quantile" else "none"
     preprocessing = rows.prepare(tokens=tokens, ranks=kind == "ranks", transform=transform).fitted.preprocessing
@@ -48,7 +49,7 @@ def nulls(preprocessing: Preprocessing) -> Inputs:
     )
 
 
-KINDS = ("labels", "numbers", "tokens", "ranks", "quantile")
+KINDS = ("labels", "numbers", "amounts", "tokens", "ranks", "quantile")
 
 
 @pytest.mark.parametrize("kind", KINDS)

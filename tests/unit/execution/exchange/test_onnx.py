@@ -38,7 +38,8 @@ def fitted(kind: str, without: Collection[str] = ()) -> Preprocessing:
         numbers = ("float8", rng.normal(size=300).tolist())
         rows = Rows({"label": numbers, "tokens": ("int4[]", lists), "y": ("text", ["ab"[i % 2] for i in range(300)])})
     elif kind != "two":
-        rows.columns = {**rows.columns, "y": ("float8", np.exp(rng.normal(size=300)).tolist())}
+        y = np.exp(rng.normal(size=300))
+        rows.columns = {**rows.columns, "y": ("float8", (y - (kind == "differences")).tolist())}
     tokens = TokenLimits(None, 50) if kind == "tokens" else None
     transform = kind if kind in ("log", "quantile") else "none"
     preprocessing = rows.prepare(tokens=tokens, ranks=kind == "several", transform=transform).fitted.preprocessing
@@ -69,7 +70,7 @@ def tensors(preprocessing: Preprocessing, columns: Columns) -> list[torch.Tensor
     return values
 
 
-@pytest.mark.parametrize("kind", ["two", "several", "numbers", "log", "quantile", "tokens"])
+@pytest.mark.parametrize("kind", ["two", "several", "numbers", "differences", "log", "quantile", "tokens"])
 def test_features_and_answers_are_those_of_the_preprocessing(kind: str) -> None:
     preprocessing, rng = fitted(kind), np.random.default_rng(1)
     module = model(kind, preprocessing)
@@ -84,7 +85,8 @@ def test_features_and_answers_are_those_of_the_preprocessing(kind: str) -> None:
         results = [result.numpy() for result in raw(*values)]
     expected = answers(outputs, preprocessing)
     if preprocessing.task == Task.REGRESSION:
-        assert np.allclose(results[0], expected.prediction, rtol=1e-5)
+        assert np.allclose(results[0], expected.prediction, rtol=1e-5, atol=1e-7)
+        assert (results[0].min() < 0) == (kind == "differences")
         return
     assert np.array_equal(results[0], expected.label)
     assert np.allclose(results[1], expected.probability, atol=1e-6)

@@ -58,7 +58,7 @@ def test_a_sample_ends_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tensors["outputs"][:, 0].tolist() == tensors["target"].tolist() == list(range(len(tensors["target"])))
         return len(tensors["target"])
 
-    monkeypatch.setattr(validation_sample, "MOST_ROWS", 10)
+    monkeypatch.setattr(validation_sample, "SAMPLED_ROWS", 10)
     monkeypatch.setattr(validation_sample, "MOST_OUTPUTS", 33)
     assert (rows(1), rows(3), rows(5)) == (10, 10, 6)
     assert ValidationSample().tensors() == {}
