@@ -19,6 +19,8 @@ from pg_tensile.execution.data.columns import INTEGER_TYPES, Column, Values, flo
 from pg_tensile.execution.data.cycles import DAY_US
 from pg_tensile.execution.data.preprocessing import Feature, Kind, TokenLimits
 from pg_tensile.execution.data.ranks import rank_scale
+from pg_tensile.execution.data.series import SAMPLE_ROWS as SERIES_ROWS
+from pg_tensile.execution.data.series import is_series, numbers_of, segment_of, width_of
 from pg_tensile.execution.data.targets import Target, choose_transform, is_amount, quantiles_of
 
 MAX_CATEGORIES = 50_000  # strings of a column with codes of their own
@@ -28,7 +30,6 @@ HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a li
 MAX_LABELS = 10_000
 SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
 RANKED_ROWS = 100_000  # from which rank scales of features are computed
-MOST_SCALED = 4096  # elements of an array with scales of their own
 
 
 class _Moments:
@@ -220,7 +221,7 @@ class TextFitter:
 
 
 class _ElementMoments:
-    """`_Moments` of each element of arrays [rows, length], whose elements that are not finite do not count."""
+    """`_Moments` of each of the numbers [rows, length] of arrays; those that are not finite do not count."""
 
     def __init__(self, length: int) -> None:
         self._low, self._high = np.full(length, np.inf), np.full(length, -np.inf)
@@ -255,12 +256,16 @@ class _ElementMoments:
 
 
 class ArrayFitter:
-    """Fitter of arrays of one length. With `each`, every element has a mean and a deviation of its own."""
+    """Fitter of arrays of one length.
+
+    With `each`, every element has a mean and a deviation of its own, and the first rows decide whether the arrays are a
+    series: rows come in hash order, so they are a random sample."""
 
     def __init__(self, column: Column, each: bool = False) -> None:
         self._column = column
         self._each = each
         self._elements: _ElementMoments | None = None
+        self._segment, self._series = 1, False
         self._moments = _Moments()
         self._nulls = 0
         self.lengths: Counter[int] = Counter()
@@ -271,10 +276,16 @@ class ArrayFitter:
         self.observe_lengths(values)
         if self._each and len(self.lengths) == 1:
             (length,) = self.lengths
-            if self._elements is None and 0 < length <= MOST_SCALED:
-                self._elements = _ElementMoments(length)
+            elements = float_elements(values).reshape(-1, length) if length else np.empty((0, 0))
+            if self._elements is None and len(elements):
+                self._segment = segment_of(length)
+                self._series = is_series(numbers_of(elements[:SERIES_ROWS], self._segment))
+                self._elements = _ElementMoments(width_of(length, self._segment, self._series))
             if self._elements is not None:
-                self._elements.observe(float_elements(values).reshape(-1, length))
+                self._elements.observe(self._numbers(elements))
+
+    def _numbers(self, elements: NDArray[np.float64]) -> NDArray[np.float64]:
+        return numbers_of(elements, self._segment, self._series)
 
     def observe_lengths(self, values: Values) -> None:
         lengths, rows = np.unique(values.lengths[~values.nulls], return_counts=True)
@@ -283,7 +294,8 @@ class ArrayFitter:
     def observe_again(self, values: Values) -> None:
         self._moments.observe_again(_finite_elements(values))
         if self._elements is not None and len(self.lengths) == 1:
-            self._elements.observe_again(float_elements(values).reshape(-1, next(iter(self.lengths))))
+            elements = float_elements(values).reshape(-1, next(iter(self.lengths)))
+            self._elements.observe_again(self._numbers(elements))
 
     def feature(self) -> Feature:
         name = self._column.name
@@ -302,7 +314,9 @@ class ArrayFitter:
         if self._elements is None:
             return feature
         means, stds = self._elements.result()
-        return replace(feature, means=tuple(means.tolist()), stds=tuple(stds.tolist()))
+        scales = {"means": tuple(means.tolist()), "stds": tuple(stds.tolist())}
+        segment = self._segment if self._segment > 1 else None
+        return replace(feature, segment=segment, series=self._series or None, **scales)
 
 
 class TokenFitter:

@@ -14,8 +14,10 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
                 column with too many strings, are hashed to codes
     text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
                 empty text, plus an indicator column of nulls if the training rows have any
-    array       standardised by the mean and deviation over all elements, or of each element (`Feature.means`); nulls
-                become the mean, plus an indicator column of null arrays if the training rows have any
+    array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
+                column of null arrays if the training rows have any
+                With `Feature.means`: by those of each element, of long arrays the means of segments, and for a series
+                with what it adds (series.py)
     tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
     target      transformed (targets.py) and standardised for regression, position in sorted labels for classification
 
@@ -40,6 +42,7 @@ from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.cycles import cycle_width, cycles
 from pg_tensile.execution.data.hashing import string_hash
 from pg_tensile.execution.data.ranks import RankScale, RankScales
+from pg_tensile.execution.data.series import numbers_of
 from pg_tensile.execution.data.stored_numbers import floats, with_floats
 from pg_tensile.execution.data.targets import Target
 from pg_tensile.execution.data.texts import TextEncoder, TextSource
@@ -195,8 +198,10 @@ class Feature:
     buckets: int = 0
     ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
     vocabulary: int | None = None  # text features, of kind category: numbers of different tokens, padding included
-    means: tuple[float, ...] | None = None  # arrays each element of which has a scale of its own: as mean and std
+    means: tuple[float, ...] | None = None  # arrays each number of which has a scale of its own: as mean and std
     stds: tuple[float, ...] | None = None
+    segment: int | None = None  # of these arrays: neighbours that are one number (series.py), None: one
+    series: bool | None = None  # whether they have the numbers that a series adds
     sql_type: str | None = None  # None: a version of an earlier release
 
     def to_json(self) -> dict[str, Any]:
@@ -217,8 +222,13 @@ class Feature:
 
     @property
     def fill(self) -> float | NDArray[np.float64]:
-        """Number in place of a null one, or of each null element of an array [length]."""
+        """Number in place of a null one, or of each number of an array [width]."""
         return self.mean if self.means is None else np.array(self.means)
+
+    @property
+    def width(self) -> int:
+        """Numbers or tokens that a model takes of an array."""
+        return self.length or 0 if self.means is None else len(self.means)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -270,7 +280,7 @@ class Preprocessing:
         indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
         cardinalities = tuple(f.cardinality for f in self.categories if not f.vocabulary)
         arrays = [
-            ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
+            ArrayInput(f.width, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
         ]
         arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
         bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
@@ -485,11 +495,11 @@ def _apply_array(feature: Feature, array: ArraysInput, scaling: Scaling, fill: A
             f'feature "{feature.name}" has an array of {array.lengths[row]} elements in row {row + 1}, not {length}',
             hint=f"The model was trained with arrays of {length} elements.",
         )
-    x = array.elements.reshape(-1, length)
+    x = numbers_of(array.elements.reshape(-1, length), feature.segment or 1, bool(feature.series))
     x = standardise(np.where(np.isfinite(x), x, fill), scaling)
     if present.all():
         return x.astype(np.float32)
-    result = np.zeros((len(array.lengths), length), np.float32)
+    result = np.zeros((len(array.lengths), feature.width), np.float32)
     result[present] = x
     return result
 

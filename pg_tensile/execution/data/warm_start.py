@@ -39,7 +39,7 @@ def difference(earlier: Preprocessing, fitted: Preprocessing) -> str | None:
 def _form(feature: Feature) -> tuple[object, ...]:
     """Return what a model's inputs depend on, besides the values of the rows."""
     tokens = feature.tokens is not None
-    return feature.kind, tokens, None if tokens else feature.length, feature.ranks is not None
+    return feature.kind, tokens, None if tokens else (feature.length, feature.width), feature.ranks is not None
 
 
 def begun_with(earlier: Preprocessing, fitted: Preprocessing) -> Preprocessing:

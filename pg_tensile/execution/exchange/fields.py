@@ -17,6 +17,7 @@ from pg_tensile.execution.data.columns import ARRAY_TYPES, SCALAR_TYPES
 from pg_tensile.execution.data.conformal import MOST_SCORES
 from pg_tensile.execution.data.preprocessing import Kind, Preprocessing, Task
 from pg_tensile.execution.data.ranks import QUANTILES
+from pg_tensile.execution.data.series import width_of
 from pg_tensile.execution.data.targets import MOST_QUANTILES
 
 MOST_FEATURES = 1664  # columns of a query
@@ -93,7 +94,8 @@ def _feature(feature: Any, where: str) -> None:
         means, stds = feature.get("means"), feature.get("stds")
         for values in (means, stds):
             _require((values is None) == (means is None), f"{where}.stds")
-            _require(values is None or len(values) == feature["length"], f"{where}.means")
+            width = width_of(feature["length"], feature.get("segment") or 1, bool(feature.get("series")))
+            _require(values is None or len(values) == width, f"{where}.means")
     low, high = feature.get("low"), feature.get("high")
     _require((low is None) == (high is None) and (low is None or low <= high), f"{where}.low")
     if feature.get("ranks") is not None:
@@ -256,6 +258,8 @@ KINDS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
             "tokens": _or_null(_ascending(_list(_count((1 << 63) - 1, -(1 << 63)), MOST_CODES), strictly=True)),
             "means": _or_null(_list(_number, MOST_ELEMENTS)),
             "stds": _or_null(_list(_spread, MOST_ELEMENTS)),
+            "segment": _or_null(_count(MOST_ELEMENTS, 1)),
+            "series": _or_null(_bool),
         },
     ),
 }

@@ -190,10 +190,32 @@ def _array(feature: Feature, x: Tensor) -> Tensor:
     if feature.means is None:
         x = torch.where(x.isfinite(), x, _float64(feature.mean))
         return _standardise(x, feature.scaling).to(torch.float32)
+    x = _numbers(feature, x)
     scaling = feature.scaling._replace(unit=1.0 if feature.scaling.unit is None else feature.scaling.unit)
     unit, center, scale, fill = (torch.from_numpy(np.asarray(field)) for field in (*scaling, feature.fill))
     x = (torch.where(x.isfinite(), x, fill) * unit - center) / scale
     return _clamped(x, -LIMIT, LIMIT).to(torch.float32)
+
+
+def _numbers(feature: Feature, x: Tensor) -> Tensor:
+    """Return the numbers of arrays, as series.py has them."""
+    segment = feature.segment or 1
+    if segment > 1:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % segment), value=math.nan)
+        x = _mean(x.reshape(-1, x.shape[1] // segment, segment)).squeeze(2)
+    if not feature.series:
+        return x
+    x = torch.where(x.isfinite(), x, _float64(math.nan))
+    mean = _mean(x)
+    deviation = torch.sqrt(_mean((x - mean) * (x - mean)))
+    return torch.cat((x, x[:, 1:] - x[:, :-1], x[:, -1:], mean, deviation), 1)
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Return the mean over the last dimension of the finite numbers, NaN if there are none."""
+    known = x.isfinite()
+    counts = known.to(torch.float64).sum(-1, keepdim=True)
+    return torch.where(known, x, _float64(0.0)).sum(-1, keepdim=True) / counts
 
 
 def _tokens(x: Tensor, codes: Tensor) -> Tensor:
