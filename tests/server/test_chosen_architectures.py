@@ -41,6 +41,11 @@ IMAGES = """
                  FROM generate_series(0, 63) k) AS v, i % 2 = 0 AS y
     FROM generate_series(1, 100) i
 """
+SERIES = """
+    SELECT ARRAY(SELECT CASE WHEN (i + k) % 50 > 0 THEN 1 + sin((i + k) / 3.82) END
+                 FROM generate_series(1, 168) k)::float4[] AS v, sin((i + 169) / 3.82) AS y
+    FROM generate_series(1, 100) i
+"""
 TOKENS = """
     SELECT ARRAY(SELECT (i * k) % 7 FROM generate_series(0, i % 5) k) AS v, i % 2 = 0 AS y
     FROM generate_series(1, 100) i
@@ -77,6 +82,12 @@ def test_arrays_leave_it_open_until_their_values_are_known(db: Connection, notic
             ARRAYS.format(length=12),
             TABLE,
             '"v" is the only array, and is taken as numbers: an image would not have 12',
+        ),
+        (
+            "series",
+            SERIES,
+            TABLE,
+            '"v" is the only array, and is taken as numbers: an image would not have 168',
         ),
         ("images", IMAGES, "cnn", '"v" is the only array, and can be an image of 8×8 pixels'),
         ("tokens", TOKENS, "transformer", '"v" has integers in arrays of 1 to 5 elements, which are taken as tokens'),

@@ -25,10 +25,11 @@ TRIPS = """
            (ARRAY['bus', 'bus', 'tram', 'train'])[1 + floor(random() * 4)::int] AS kind,
            ARRAY[random(), random()] AS noise
     FROM generate_series(1, 12000) i;
-    ALTER TABLE trips ADD late float8, ADD missed bool;
+    ALTER TABLE trips ADD late float8, ADD missed bool, ADD stops int;
     UPDATE trips SET late = 100 + 30 * coalesce(far, 0.5) + CASE kind WHEN 'train' THEN 12 ELSE 0 END
                             + 10 * (random() + random() + random() - 1.5),
-                     missed = random() < 0.5 * coalesce(far, 0.5);
+                     missed = random() < 0.5 * coalesce(far, 0.5),
+                     stops = floor(4 * coalesce(far, 0.5) * random() * (1 + id / 6000.0));
 """
 FEATURES = "far, luck, at, kind, noise"
 NAMES = FEATURES.split(", ")
@@ -55,6 +56,7 @@ def build(n_inputs, n_outputs):
 }
 TRAINED: dict[str, dict[str, Any]] = {  # name: features, target, arguments
     "late": {"features": FEATURES, "target": "late", "epochs": 10, "batch_size": 128, "learning_rate": 0.03},
+    "stops": {"features": "far, at", "target": "stops", "epochs": 3, "split_by": "at"},
     "few": {"features": NUMBERS, "target": "late", "where": "id <= 40"},
     "unvalidated": {"features": NUMBERS, "target": "late", "where": "id <= 40", "validation": 0.0},
     "missed": {"features": NUMBERS, "target": "missed", "architecture": SURE, "where": "id <= 3000"},
@@ -112,6 +114,15 @@ def test_held_out_targets_lie_in_their_intervals_as_often_as_asked(conn: Connect
     ).fetchall()[0]
     assert share == pytest.approx(coverage, abs=0.035) and outside == 0
     assert 10 < width < 40
+
+
+def test_an_interval_of_a_count_begins_at_zero_and_covers_rows_that_come_later(conn: Connection) -> None:
+    """The counts, and with them the errors, grow with time."""
+    share, lowest, least = conn.execute(
+        "SELECT avg((stops BETWEEN lower AND upper)::int)::float8, min(lower), min(prediction)"
+        " FROM (SELECT far, at, stops FROM trips WHERE id BETWEEN 6000 AND 6600) t, predict_interval('stops', t)"
+    ).fetchall()[0]
+    assert share > 0.88 and lowest == 0.0 and least >= 0.0
 
 
 def test_records_arrays_and_objects_have_the_same_interval(conn: Connection) -> None:
