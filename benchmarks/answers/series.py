@@ -163,7 +163,8 @@ def measure_intervals(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
     for options in ({}, {"quantiles": QUANTILES}):
         parts = []
         for part in range(FIRST, PARTS):
-            trained(conn, "m", query.format(0, ends[part]), "target", {"split_by": "at", "options": json.dumps(options)})
+            arguments = {"split_by": "at", "options": json.dumps(options)}
+            trained(conn, "m", query.format(0, ends[part]), "target", arguments)
             conn.execute(f"CREATE TABLE later AS {query.format(ends[part], ends[part + 1])}".encode())
             parts.append(conn.execute(INSIDE.encode(), (COVERAGE,)).fetchone())
             conn.execute("DROP TABLE later")

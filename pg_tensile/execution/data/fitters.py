@@ -314,9 +314,8 @@ class ArrayFitter:
         if self._elements is None:
             return feature
         means, stds = self._elements.result()
-        scales = {"means": tuple(means.tolist()), "stds": tuple(stds.tolist())}
-        segment = self._segment if self._segment > 1 else None
-        return replace(feature, segment=segment, series=self._series or None, **scales)
+        feature = replace(feature, means=tuple(means.tolist()), stds=tuple(stds.tolist()))
+        return replace(feature, segment=self._segment if self._segment > 1 else None, series=self._series or None)
 
 
 class TokenFitter:

@@ -126,10 +126,11 @@ def fit(
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto; None: left open, which is none. `ranks`: numbers are taken as ranks, too (ranks.py), and elements
-    of arrays have scales of their own. `texts`: the text columns that are tokenised; None means that all are
-    categories. Raises DataError if there is no target or no training row, if the rows cannot be divided or weighted, if
-    the target has only one value or too many labels, and for columns that cannot be used.
+    regression's target: none, log, quantile or auto; None: left open, which is none. `ranks`: numbers are taken as
+    ranks, too (ranks.py), and elements of arrays have scales of their own. `texts`: the text columns that are
+    tokenised; None means that all are categories. Raises DataError if there is no target or no training row, if the
+    rows cannot be divided or weighted, if the target has only one value or too many labels, and for columns that cannot
+    be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
@@ -137,7 +138,7 @@ def fit(
     division = divide(rows, split, roles, classify)
     encoded = {} if texts is None else _encode(rows, roles, texts)
     used_text = sum(columns[index].type == "text" and index not in encoded for index in roles.features)
-    fitters = {
+    fitters: dict[int, Any] = {
         index: TextFitter(columns[index], *encoded[index])
         if index in encoded
         else _fitter(columns[index], rows.dictionaries[index], used_text, tokens, ranks)

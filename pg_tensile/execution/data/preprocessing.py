@@ -279,9 +279,7 @@ class Preprocessing:
         texts = [f for f in self.categories if f.vocabulary]
         indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
         cardinalities = tuple(f.cardinality for f in self.categories if not f.vocabulary)
-        arrays = [
-            ArrayInput(f.width, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
-        ]
+        arrays = [ArrayInput(f.width, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays]
         arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
         bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
         numeric = len(self.numbers) + cycle_columns + indicators + len(bins)

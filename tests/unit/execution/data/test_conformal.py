@@ -91,7 +91,9 @@ def test_learned_quantiles_make_the_width_differ_and_the_coverage_stay(coverage:
 def test_the_newest_rows_widen_intervals_where_errors_grow(rows: int) -> None:
     rng = np.random.default_rng(7)
     growth = np.linspace(1.0, 2.0, rows)
-    plain, weighted, later = [], [], rng.normal(size=4000) * 2.0
+    plain: list[float] = []
+    weighted: list[float] = []
+    later = rng.normal(size=4000) * 2.0
     for _ in range(20):
         scores, times = np.abs(rng.normal(size=rows)) * growth, np.arange(rows)
         order = rng.permutation(rows)

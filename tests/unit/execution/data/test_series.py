@@ -62,7 +62,7 @@ def test_a_series_is_an_array_whose_neighbours_are_alike(values: NDArray[np.floa
 
 def test_a_series_is_given_with_its_differences_last_element_mean_and_deviation() -> None:
     x = np.array([[1.0, 2.0, 4.0, 4.0], [1.0, math.nan, 5.0, math.inf]])
-    expected = [[1, 2, 4, 4, 1, 2, 0, 4, 2.75, np.std([1, 2, 4, 4])], [1, 0, 5, 0, 0, 0, 0, 0, 3, 2]]
+    expected = np.array([[1, 2, 4, 4, 1, 2, 0, 4, 2.75, np.std(x[0])], [1, 0, 5, 0, 0, 0, 0, 0, 3, 2]])
     np.testing.assert_allclose(np.nan_to_num(numbers_of(x, series=True)), expected)
     assert width_of(4, 1, True) == 10 and width_of(4, 1, False) == 4
 
