@@ -303,7 +303,7 @@ class ArrayFitter:
             (usual, rows), (unusual, unusual_rows) = self.lengths.most_common(2)
             raise DataError(
                 f'feature "{name}" has arrays of different lengths',
-                hint="Select arrays of one length; only a transformer takes tokens of any length.",
+                hint="Select arrays of one length, and null for missing ones; only a transformer takes tokens of any length.",
                 detail=f"{rows} rows have {usual} elements, {unusual_rows} rows have {unusual}.",
             )
         length = next(iter(self.lengths), 0)

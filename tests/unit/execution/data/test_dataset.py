@@ -98,6 +98,20 @@ def test_rows_come_in_hash_order() -> None:
     assert (np.diff(hashes.astype(object)) >= 0).all()
 
 
+def test_the_times_are_those_of_the_validation_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = np.random.default_rng(0).permutation(3000).tolist()
+    rows = Rows({"t": ("timestamp", times), "y": ("float8", [time / 8 for time in times])})
+    monkeypatch.setattr(dataset, "BLOCK_ROWS", (500, 500))
+    prepared = rows.prepare(0.5, split_by="t")
+    target = prepared.fitted.preprocessing.target
+    found, encoded = prepared.dataset.validation_times, prepared.dataset.validation.target
+    assert found is not None and np.allclose(found / 8, encoded * target.std + target.mean, rtol=1e-5)
+    monkeypatch.setattr(dataset, "SAMPLED_ROWS", 700)
+    first = rows.prepare(0.5, split_by="t").dataset.validation_times
+    assert first is not None and first.tolist() == found[:700].tolist()
+    assert rows.prepare(0.5).dataset.validation_times is None
+
+
 def test_text_codes_are_sorted_by_string() -> None:
     rows = Rows({"c": ("text", ["b", None, "ä", "a", "b"]), "y": ("float8", [1, 2, 3, 4, 5])})
     store = rows.store(size=2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.preprocessing import Features
 from pg_tensile.execution.data.weights import Weighting
 from pg_tensile.execution.training import validation_sample
@@ -96,6 +97,9 @@ def test_a_regression_gets_its_scores() -> None:
     validation = {"outputs": torch.tensor([[1.0], [2.0], [3.0]]), "target": torch.tensor([1.5, 2.0, 1.0])}
     conformal = derive(preprocessing, validation, calibrate=True).preprocessing.conformal
     assert conformal is not None and (conformal.rows, conformal.scores) == (3, (0.0, 0.5, 2.0))
+    times = np.array([3, 2, 1, 0])  # of more rows than are sampled
+    newest = derive(preprocessing, validation, True, times).preprocessing.conformal
+    assert newest == Conformal.of(np.array([0.5, 0.0, 2.0]), times[:3]) and newest != conformal
 
 
 def test_labels_that_were_balanced_in_training_stay_so() -> None:
