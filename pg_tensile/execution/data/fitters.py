@@ -301,9 +301,10 @@ class ArrayFitter:
         name = self._column.name
         if len(self.lengths) > 1:
             (usual, rows), (unusual, unusual_rows) = self.lengths.most_common(2)
+            hint = "Select arrays of one length, null for missing ones; only a transformer takes tokens of any length."
             raise DataError(
                 f'feature "{name}" has arrays of different lengths',
-                hint="Select arrays of one length, and null for missing ones; only a transformer takes tokens of any length.",
+                hint=hint,
                 detail=f"{rows} rows have {usual} elements, {unusual_rows} rows have {unusual}.",
             )
         length = next(iter(self.lengths), 0)
