@@ -42,7 +42,7 @@ class Workload(NamedTuple):
         inputs = value["inputs"]
         arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
         bins = tuple(tuple(map(float, range(edges))) for edges in inputs["edges"])  # only their number matters
-        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays, bins)
+        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays, bins, inputs["vectors"])
         return Workload(**(value | {"inputs": sizes, "task": Task(value["task"])}))
 
     @staticmethod

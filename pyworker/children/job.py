@@ -14,6 +14,7 @@ from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.folds import repeats_for
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.text_fitting import with_text_vectors
 from pg_tensile.execution.data.weights import Weighting
 from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
@@ -67,6 +68,7 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
 
     architecture = models.parse(spec["architecture"])
     options = spec["options"]
+    texts = models.text_columns(architecture)
     fitted = fit(
         store,
         Split.of(spec),
@@ -75,8 +77,10 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
         Weighting.of(options),
         options.get("target_transform"),
         models.takes_ranks(architecture),
-        models.text_columns(architecture),
+        texts,
     )
+    if texts is None:
+        fitted = with_text_vectors(fitted, store)
     return with_quantiles(fitted, options)
 
 

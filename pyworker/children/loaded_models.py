@@ -70,6 +70,7 @@ class Version:
         self._numbers = len(preprocessing.numbers)
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
+        self._has_texts = any(feature.is_text for feature in preprocessing.categories)
         self._embedder: Embedder | None = None
         self._padded = True  # texts have as many tokens as in training
 
@@ -214,7 +215,7 @@ class Version:
         lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
         if lowest < -1 or any(map(operator.ge, highest, limits)):
             raise Malformed("a request's category codes exceed their dictionary")
-        if self._preprocessing.text is not None:
+        if self._has_texts:
             return self._text_inputs(codes, dictionaries)
         codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
@@ -236,7 +237,7 @@ class Version:
         ]
         unknown = 0
         for number, (indices, table) in enumerate(categories):
-            if not self._preprocessing.categories[number].vocabulary:
+            if not self._preprocessing.categories[number].is_text:
                 unknown_strings = self._preprocessing.unknown(number, table[:-1].tolist())
                 unknown += int(np.array([*unknown_strings, False])[indices].sum())
         return categories, unknown
@@ -264,7 +265,7 @@ class LoadedModel(Version):
         if preprocessing.text is not None:
             transformer: Any = module.texts
             self._embedder = Embedder(transformer, preprocessing.encoder, preprocessing.text.length)
-        self.quick = self._model.quick
+        self.quick = self._model.quick and not self._has_texts
 
     def _execute(self, features: Features, rows: int) -> list[Part]:
         return self._model.parts(features, rows)
@@ -354,6 +355,9 @@ def load_version(
     preprocessing = Preprocessing.from_json(header["preprocessing"])
     if preprocessing.text is not None:
         _ = preprocessing.encoder  # raises if its folder is missing or another one
+    for number, feature in enumerate(preprocessing.categories):
+        if feature.vectors is not None:
+            preprocessing.table(number, [])  # imports what encoding needs
     architecture = models.parse(header["architecture"])
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
     inherited = 0 if preprocessing.text is None else preprocessing.text.weight_bytes
@@ -364,7 +368,8 @@ def load_version(
             module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         with checkpoint.from_chunks(weights) as tensors:
             checkpoint.load_model(module, tensors)
-    host_bytes = weight_bytes + inherited + strings
+    vectors = sum(f.vectors.nbytes for f in preprocessing.categories if f.vectors is not None)
+    host_bytes = weight_bytes + inherited + strings + vectors
     if not memory_budget:
         version: Version = LoadedModel(preprocessing, module, host_bytes)
     else:

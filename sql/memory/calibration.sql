@@ -184,23 +184,24 @@ END $$;
 
 -- Sizes of a model's features, derived from the fitted preprocessing as in
 -- pg_tensile/execution/data/preprocessing.py: number of numeric columns, number of codes of each category (0
--- included), [length, tokens or 0] of each array, those of text features last
+-- included), [length, tokens or 0] of each array, those of text features last, and how many of these are vectors
 CREATE FUNCTION tensile_internal._model_inputs(preprocessing jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'numeric', coalesce(sum(CASE f->>'kind' WHEN 'numeric' THEN 1 WHEN 'array' THEN 0
                                     WHEN 'timestamp' THEN CASE WHEN (f->>'hour')::bool THEN 7 ELSE 5 END ELSE 0 END
-                                + CASE WHEN (f->>'kind' <> 'category' OR f ? 'vocabulary') AND (f->>'nulls')::bigint > 0
+                                + CASE WHEN (f->>'kind' <> 'category' OR f ?| '{vocabulary,vectors}') AND (f->>'nulls')::bigint > 0
                                        THEN 1 ELSE 0 END + (f ? 'ranks')::int), 0),
         'cardinalities', coalesce(jsonb_agg(1 + jsonb_array_length(f->'categories') + coalesce((f->>'buckets')::int, 0)
                                             ORDER BY position)
-                                  FILTER (WHERE f->>'kind' = 'category' AND NOT f ? 'vocabulary'), '[]'),
+                                  FILTER (WHERE f->>'kind' = 'category' AND NOT f ?| '{vocabulary,vectors}'), '[]'),
         'arrays', coalesce(jsonb_agg(jsonb_build_array((f->>'length')::int,
                                                        coalesce((f->>'vocabulary')::int,
                                                                 2 + jsonb_array_length(f->'tokens'), 0))
-                                     ORDER BY f ? 'vocabulary', position)
-                           FILTER (WHERE f->>'kind' = 'array' OR f ? 'vocabulary'), '[]'),
+                                     ORDER BY f ?| '{vocabulary,vectors}', position)
+                           FILTER (WHERE f->>'kind' = 'array' OR f ?| '{vocabulary,vectors}'), '[]'),
+        'vectors', count(*) FILTER (WHERE f ? 'vectors'),
         'edges', coalesce(jsonb_agg(least(jsonb_array_length(f->'ranks'->'values'), 33) ORDER BY position)
                           FILTER (WHERE f ? 'ranks'), '[]'))
     FROM jsonb_array_elements($1->'features') WITH ORDINALITY AS e (f, position)

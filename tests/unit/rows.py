@@ -14,6 +14,7 @@ from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.preprocessing import TokenLimits
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.text_fitting import with_text_vectors
 from pg_tensile.execution.data.texts import TextColumns
 from pg_tensile.execution.data.weights import Weighting
 
@@ -85,6 +86,8 @@ class Rows:
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)
         fitted = fit(store, split, task, tokens, weighting or Weighting(), transform, ranks, texts)
+        if texts is None:
+            fitted = with_text_vectors(fitted, store)
         return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

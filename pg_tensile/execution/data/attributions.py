@@ -6,6 +6,7 @@ that a model gets from one column changes together. The average of each kind:
 
     numeric, timestamp  the mean of the training rows; a timestamp has no cycles then, unless training rows lack it
     category            the most frequent string, or null if that is more frequent
+    text                null
     array               the mean at every position
     tokens              no token
 

@@ -31,6 +31,10 @@ def cautions(rows: Rows, fitted: FittedPreprocessing, split: Split, task: str | 
     if unknown:
         reason = "as an identifier has; leave it out, because nothing learned from it applies to other rows"
         warnings.append(f"{_columns(unknown)} different in nearly every row, {reason}")
+    texts = [feature.name for feature in features if feature.vectors is not None]
+    if texts:
+        better = "where the server has a pretrained model, the architecture pretrained reads it better (docs/pretrained.md)"
+        warnings.append(f"{_columns(texts)} read as text, by TF-IDF of words and characters; {better}")
     leaking = leaking_features(sample, fitted)
     if leaking:
         reason = "check that it is known before the target is, otherwise leave it out"

@@ -70,7 +70,7 @@ class RowStore:
         self.spooled = False
         self._cache_bytes = cache_bytes
         self._spool_directory = spool_directory
-        self._poll = poll
+        self.poll = poll
         self._pending: list[Chunk] = []
         self._pending_bytes = 0
         self._runs: list[Chunk] = []  # each sorted by hash
@@ -118,7 +118,7 @@ class RowStore:
         stops = [run.rows for run in self._runs]
         last, copies = np.uint64(0), 0  # the last row's hash, and how many rows have had it
         for parts in self._cut_runs(starts, stops, 0, HASHES, limit):
-            self._poll()
+            self.poll()
             block = concatenate(parts)
             if len(parts) > 1:
                 block = take(block, np.argsort(block.hashes, kind="stable"))

@@ -10,6 +10,8 @@ A `Reference` has the bins of each column and the counts of the training rows; i
     prediction  as a number: a regression's prediction, or the probability of the second of two labels; else a bin for
                 each of the most frequent labels and one for all others. Its reference are validation rows.
 
+    text        as two numbers, its length and the share of its words that are known (text_vectors.py)
+
 Arrays and texts that are tokenised have no histogram. Needs numpy only.
 """
 
@@ -30,10 +32,12 @@ from pg_tensile.execution.data.answers import Answers
 from pg_tensile.execution.data.columns import Chunk
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.preprocessing import Inputs, Kind, Preprocessing, Task
+from pg_tensile.execution.data.text_vectors import KNOWN, LENGTH
 
 BINS = 20  # of a number
 MOST_CATEGORIES = 50  # strings or labels with a bin of their own
 SAMPLE_ROWS = 50_000  # training rows that are counted; they come in hash order, so the first ones are a random sample
+MEASURED = {"length": LENGTH, "known words": KNOWN}  # of a text, and the columns of its vector
 FEATURE, TIME, PREDICTION = "feature", "time", "prediction"
 LARGEST_COUNT = 1 << 53
 
@@ -41,8 +45,8 @@ LARGEST_COUNT = 1 << 53
 class Sample(NamedTuple):
     """Rows to be counted.
 
-    numbers: float64 [numbers, rows]; codes: int64 [categories that are not texts, rows], −1 = null; answers: those to
-    the rows, or None."""
+    numbers: float64 [numbers, rows], the measures of texts behind those of columns; codes: int64 [categories that are
+    not texts, rows], −1 = null; answers: those to the rows, or None."""
 
     numbers: NDArray[np.float64]
     codes: NDArray[np.int64]
@@ -52,9 +56,15 @@ class Sample(NamedTuple):
 def sample(preprocessing: Preprocessing, inputs: Inputs, rows: Any, answers: Answers | None = None) -> Sample:
     """Return the rows of `inputs` with these indices, or in this slice; `answers` are theirs."""
     pairs = zip(preprocessing.categories, inputs.categories, strict=True)
-    chosen = [(given.places[rows], given.table) for feature, given in pairs if not feature.vocabulary]
-    codes = [np.where(places < 0, -1, table[places]) for places, table in chosen]
-    numbers = inputs.numeric[:, rows]
+    chosen = [(feature, given.places[rows], given.table) for feature, given in pairs]
+    codes = [np.where(places < 0, -1, table[places]) for feature, places, table in chosen if not feature.is_text]
+    measures = [
+        np.where(places < 0, np.nan, table[places, column])
+        for feature, places, table in chosen
+        if feature.vectors is not None
+        for column in MEASURED.values()
+    ]
+    numbers = np.concatenate([inputs.numeric[:, rows], *(x[None].astype(np.float64) for x in measures)])
     return Sample(numbers, np.array(codes, np.int64).reshape(len(codes), numbers.shape[1]), answers)
 
 
@@ -104,7 +114,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Reference:
-    """Histograms of a version's features, in their order, and of its predictions, if it had validation rows."""
+    """Histograms of a version's features, in their order, texts last, and of its predictions, if it had validation rows."""
 
     histograms: tuple[Histogram, ...]
 
@@ -217,15 +227,19 @@ def _counted(reference: Reference, rows: Sample) -> Reference:
 
 
 def _empty(preprocessing: Preprocessing) -> Reference:
-    """Return the histograms of the features; numbers have no edges yet."""
+    """Return the histograms of the features, those of texts last; numbers have no edges yet."""
     histograms = []
     for feature in preprocessing.features:
         if feature.kind in (Kind.NUMERIC, Kind.TIMESTAMP):
             kind = TIME if feature.kind == Kind.TIMESTAMP else FEATURE
             histograms.append(Histogram(feature.name, kind, (0, 0), edges=()))
-        elif feature.kind == Kind.CATEGORY and not feature.vocabulary:
+        elif feature.kind == Kind.CATEGORY and not feature.is_text:
             bins = min(len(feature.categories or ()), MOST_CATEGORIES) + 2
             histograms.append(Histogram(feature.name, FEATURE, (0,) * bins))
+    for feature in preprocessing.categories:
+        if feature.vectors is not None:
+            names = (f"{feature.name}: {measure}" for measure in MEASURED)
+            histograms += [Histogram(name, FEATURE, (0, 0), edges=()) for name in names]
     return Reference(tuple(histograms))
 
 

@@ -20,16 +20,16 @@ from pg_tensile.execution.data.scores import higher_is_better, score
 
 MAX_ROWS = 100_000
 BATCH_ROWS = 8192
-TEXT_BATCH_ROWS = 64  # if a category has several columns of codes: tokens, for a large model
+TEXT_BATCH_ROWS = 64  # if a text is tokens, for a large model
 
 Outputs = Callable[[Inputs], NDArray[Any]]
 Order = NDArray[np.intp]
 
 
 class Codes(NamedTuple):
-    """Codes of a category [rows, …], and whether each row [rows] is null."""
+    """Codes of a category [rows], or tokens or vectors of a text [rows, …], and whether each row [rows] is null."""
 
-    codes: NDArray[np.int64]
+    codes: NDArray[Any]
     nulls: NDArray[np.bool_]
 
     def take(self, index: Order | slice) -> Codes:
@@ -174,7 +174,8 @@ def importances(
 
     def measured(column: tuple[str, int] | None, order: Order | None) -> float | None:
         parts = []
-        size = TEXT_BATCH_ROWS if any(codes.codes.ndim > 1 for codes in rows.codes) else BATCH_ROWS
+        tokens = any(feature.vocabulary is not None for feature in preprocessing.categories)
+        size = TEXT_BATCH_ROWS if tokens else BATCH_ROWS
         for start in range(0, len(rows.values), size):
             poll()
             batch = rows.cut(start, start + size)

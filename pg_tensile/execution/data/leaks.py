@@ -4,7 +4,7 @@ A feature gives the target away if it alone predicts the target nearly fully. Tw
 tell: the target of each value in one half predicts the rows of the other half (for numbers, the targets of the nearest
 values). Values that occur once predict nothing in this way unless they are ordered as the target is.
 
-An identifier is a text that is different in nearly every row, or an integer that numbers the rows. Needs numpy only.
+An identifier is a category that is different in nearly every row, or an integer that numbers the rows. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def leaking_features(sample: Sample, fitted: FittedPreprocessing) -> list[str]:
 
 
 def identifiers(sample: Sample, fitted: FittedPreprocessing) -> list[str]:
-    """Return the names of the text and integer features that identify rows."""
+    """Return the names of the categories and integer features that identify rows."""
     names = []
     for index, feature in zip(fitted.roles.features, fitted.preprocessing.features, strict=True):
         integer = fitted.columns[index].type in INTEGER_TYPES and feature.kind == Kind.NUMERIC
         if integer and not _is_dense(feature, fitted):
             continue
-        if integer or feature.kind == Kind.CATEGORY:
+        if integer or (feature.kind == Kind.CATEGORY and not feature.is_text):
             values = sample.chunk.columns[index]
             present = values.data[~values.nulls]
             if len(present) >= LEAST_ROWS and len(np.unique(present)) >= DISTINCT * len(present):

@@ -12,8 +12,8 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
                 all are midnight
     category    code of the string from 1, the most frequent one first; 0 = null; rare strings share a code or, of a
                 column with too many strings, are hashed to codes
-    text        a category for requests, whose strings become tokens of a pretrained model (texts.py); nulls become the
-                empty text, plus an indicator column of nulls if the training rows have any
+    text        a category for requests, whose strings become vectors (text_vectors.py) or tokens of a pretrained model
+                (texts.py); nulls become the empty text, plus an indicator column of nulls if the training rows have any
     array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
                 column of null arrays if the training rows have any
                 With `Feature.means`: by those of each element, of long arrays the means of segments, and for a series
@@ -45,6 +45,7 @@ from pg_tensile.execution.data.ranks import RankScale, RankScales
 from pg_tensile.execution.data.series import numbers_of
 from pg_tensile.execution.data.stored_numbers import floats, with_floats
 from pg_tensile.execution.data.targets import Target
+from pg_tensile.execution.data.text_vectors import TextVectors
 from pg_tensile.execution.data.texts import TextEncoder, TextSource
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
@@ -87,12 +88,14 @@ class ArrayInput(NamedTuple):
 class ModelInputs(NamedTuple):
     """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays.
 
-    `bins` are the edges of bins for each of the last numeric columns, which are ranks (ranks.py)."""
+    `bins` are the edges of bins for each of the last numeric columns, which are ranks (ranks.py). The last `vectors`
+    arrays are those of texts (text_vectors.py)."""
 
     numeric: int
     cardinalities: tuple[int, ...]
     arrays: tuple[ArrayInput, ...]
     bins: tuple[tuple[float, ...], ...] = ()
+    vectors: int = 0
 
 
 class Features(NamedTuple):
@@ -124,8 +127,8 @@ def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], D
 class CategoryInput(NamedTuple):
     """Strings of one category: indices `places` [rows] into `table`, −1 = null.
 
-    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the tokens
-    [strings + 1, width] of each string and, at its end, those of the empty text."""
+    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the vector or
+    the tokens [strings + 1, width] of each string and, at its end, those of the empty text."""
 
     places: NDArray[Any]
     table: NDArray[Any]
@@ -189,7 +192,7 @@ class Feature:
     mean: float = 0.0
     std: float = 0.0
     hour: bool = False  # timestamps: whether some are not at midnight
-    length: int | None = None  # arrays: elements per row; text features: tokens per row
+    length: int | None = None  # arrays: elements per row; text features: numbers or tokens per row
     categories: tuple[str, ...] | None = None
     mode: str | None = None  # categories: the most frequent one, None if that is null
     tokens: tuple[int, ...] | None = None
@@ -203,16 +206,20 @@ class Feature:
     segment: int | None = None  # of these arrays: neighbours that are one number (series.py), None: one
     series: bool | None = None  # whether they have the numbers that a series adds
     sql_type: str | None = None  # None: a version of an earlier release
+    vectors: TextVectors | None = None  # text features, of kind category, that are not tokenised
 
     def to_json(self) -> dict[str, Any]:
         value = {key: value for key, value in vars(self).items() if value is not None}
-        return value if self.ranks is None else value | {"ranks": self.ranks.to_json()}
+        objects = {"ranks": self.ranks, "vectors": self.vectors}
+        return value | {key: item.to_json() for key, item in objects.items() if item is not None}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Feature:
         lists = {key: tuple(value[key]) for key in ("categories", "tokens") if value.get(key) is not None}
         ranks = RankScale.from_json(value["ranks"]) if value.get("ranks") else None
-        return Feature(**{**with_floats(Feature, value), "kind": Kind(value["kind"]), **lists, "ranks": ranks})
+        vectors = TextVectors(**value["vectors"]) if value.get("vectors") else None
+        objects = {"kind": Kind(value["kind"]), "ranks": ranks, "vectors": vectors}
+        return Feature(**{**with_floats(Feature, value), **lists, **objects})
 
     @property
     def scaling(self) -> Scaling:
@@ -236,6 +243,11 @@ class Feature:
         if self.low is None or self.high is None:
             return -np.inf, np.inf
         return self.low - (self.high - self.low), self.high + (self.high - self.low)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the strings of a category are texts, which have no codes."""
+        return self.vocabulary is not None or self.vectors is not None
 
     @property
     def cardinality(self) -> int:
@@ -276,14 +288,15 @@ class Preprocessing:
     @cached_property
     def model_inputs(self) -> ModelInputs:
         cycle_columns = sum(cycle_width(feature.hour) for _, feature in self._timestamps)
-        texts = [f for f in self.categories if f.vocabulary]
+        texts = [f for f in self.categories if f.is_text]
         indicators = len(self._indicated) + sum(f.nulls > 0 for f in (*self.arrays, *texts))
-        cardinalities = tuple(f.cardinality for f in self.categories if not f.vocabulary)
+        cardinalities = tuple(f.cardinality for f in self.categories if not f.is_text)
         arrays = [ArrayInput(f.width, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays]
         arrays += [ArrayInput(f.length or 0, f.vocabulary or 0) for f in texts]
         bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
         numeric = len(self.numbers) + cycle_columns + indicators + len(bins)
-        return ModelInputs(numeric, cardinalities, tuple(arrays), bins)
+        vectors = sum(f.vectors is not None for f in texts)
+        return ModelInputs(numeric, cardinalities, tuple(arrays), bins, vectors)
 
     @cached_property
     def _ranked(self) -> NDArray[np.intp]:
@@ -382,6 +395,8 @@ class Preprocessing:
         `padded`: tokens have the feature's whole length, as the graph of a captured model needs it; otherwise only the
         length of the longest text, which gives the same outputs but for rounding. Raises ArchitectureError."""
         feature = self.categories[category]
+        if feature.vectors is not None:
+            return feature.vectors.encode([*strings, ""])
         if not feature.vocabulary:
             return np.array([*self.codes(category, strings), 0], np.int64)
         return self.encoder.encode([*strings, ""], feature.length or 1, padded)
@@ -417,11 +432,12 @@ class Preprocessing:
         ]
         column = 0
         for feature, category in zip(self.categories, inputs.categories, strict=True):
-            if not feature.vocabulary:
+            if not feature.is_text:
                 categories[:, column] = category.table[category.places]
                 column += 1
                 continue
-            arrays.append(category.table[category.places].astype(np.int64))
+            chosen = category.table[category.places]
+            arrays.append(chosen if feature.vocabulary is None else chosen.astype(np.int64))
             if feature.nulls:
                 numeric[:, count] = category.places < 0
                 count += 1

@@ -47,6 +47,8 @@ class Rows(Protocol):
     rows: int
     dictionaries: list[list[str] | None]
 
+    poll: Callable[[], None]  # called between steps of what takes long; may raise
+
     def blocks(self) -> Iterable[Chunk]: ...
 
 

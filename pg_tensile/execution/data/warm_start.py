@@ -39,7 +39,9 @@ def difference(earlier: Preprocessing, fitted: Preprocessing) -> str | None:
 def _form(feature: Feature) -> tuple[object, ...]:
     """Return what a model's inputs depend on, besides the values of the rows."""
     tokens = feature.tokens is not None
-    return feature.kind, tokens, None if tokens else (feature.length, feature.width), feature.ranks is not None
+    varies = tokens or feature.vectors is not None  # lengths are then those of the earlier preprocessing
+    length = None if varies else (feature.length, feature.width)
+    return feature.kind, tokens, length, feature.ranks is not None, feature.vectors is not None
 
 
 def begun_with(earlier: Preprocessing, fitted: Preprocessing) -> Preprocessing:

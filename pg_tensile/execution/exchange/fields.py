@@ -19,6 +19,7 @@ from pg_tensile.execution.data.preprocessing import Kind, Preprocessing, Task
 from pg_tensile.execution.data.ranks import QUANTILES
 from pg_tensile.execution.data.series import width_of
 from pg_tensile.execution.data.targets import MOST_QUANTILES
+from pg_tensile.execution.data.text_vectors import TextVectors
 
 MOST_FEATURES = 1664  # columns of a query
 MOST_LABELS = 10_000
@@ -96,11 +97,23 @@ def _feature(feature: Any, where: str) -> None:
             _require((values is None) == (means is None), f"{where}.stds")
             width = width_of(feature["length"], feature.get("segment") or 1, bool(feature.get("series")))
             _require(values is None or len(values) == width, f"{where}.means")
+    if feature.get("vectors") is not None:
+        _fields(feature["vectors"], VECTORS, f"{where}.vectors")
+        _require(feature.get("length") == _width(feature["vectors"]), f"{where}.vectors")
+        _require(feature.get("vocabulary") is None and not feature.get("categories"), f"{where}.vectors")
     low, high = feature.get("low"), feature.get("high")
     _require((low is None) == (high is None) and (low is None or low <= high), f"{where}.low")
     if feature.get("ranks") is not None:
         _fields(feature["ranks"], RANKS, f"{where}.ranks")
         _require(len(feature["ranks"]["values"]) == len(feature["ranks"]["deviates"]), f"{where}.ranks")
+
+
+def _width(vectors: dict[str, str]) -> int | None:
+    """Return the length of the vectors of a text, None if they cannot be made."""
+    try:
+        return TextVectors(**vectors).encoder.width
+    except ValueError:
+        return None
 
 
 def _fields(value: Any, checks: dict[str, Check], where: str, optional: set[str] | None = None) -> None:
@@ -224,6 +237,7 @@ TEXT: dict[str, Check] = {
     "sha256": _name,
     "weight_bytes": _count(1 << 50),
 }
+VECTORS: dict[str, Check] = {name: _text for name in ("words", "characters", "idf", "projection", "center", "scale")}
 RANKS: dict[str, Check] = {
     name: _ascending(_list(_number, QUANTILES + 1, 2), strictly=True) for name in ("values", "deviates")
 }
@@ -250,6 +264,7 @@ KINDS: dict[str, tuple[dict[str, Check], dict[str, Check]]] = {
             "mode": _or_null(_text),
             "length": _or_null(_count(MOST_TOKENS, 1)),
             "vocabulary": _or_null(_count(MOST_CODES, 2)),
+            "vectors": _or_null(_list_or_object),
         },
     ),
     Kind.ARRAY: (

@@ -59,6 +59,9 @@ def _input(feature: Feature) -> Value:
     if feature.vocabulary is not None:
         hint = "Tokenizers are not part of ONNX: export it in the format tensile."
         raise ExportError(f'the text "{feature.name}" is read by a tokenizer, which ONNX lacks', hint)
+    if feature.vectors is not None:
+        hint = "Export it in the format tensile."
+        raise ExportError(f'the text "{feature.name}" is read by its hashed words, which ONNX cannot count', hint)
     if feature.buckets > 1:
         hint = "Leave the column out, or group its values; or export the model in the format tensile."
         raise ExportError(f'the strings of "{feature.name}" are hashed, which ONNX cannot do', hint)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pg_tensile.errors import ArchitectureError
-from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs
+from pg_tensile.execution.data.preprocessing import Features, ModelInputs
 from pg_tensile.execution.models.layers import ACTIVATIONS, JoinedFeatures, dense, others
 
 POOLED_SIDE = 4  # most positions in each direction that the dense layers see
@@ -60,7 +60,7 @@ class CNN(nn.Module):
 
     def __init__(self, architecture: CNNArchitecture, inputs: ModelInputs, outputs: int) -> None:
         super().__init__()
-        self.image = _only_array(inputs.arrays)
+        self.image = _only_array(inputs)
         self.shape = architecture.image_shape(inputs.arrays[self.image].length)
         channels, height, width = self.shape
         layers: list[nn.Module] = []
@@ -95,8 +95,9 @@ class CNN(nn.Module):
         return self.dense(pooled)
 
 
-def _only_array(arrays: tuple[ArrayInput, ...]) -> int:
-    if len(arrays) != 1:
+def _only_array(inputs: ModelInputs) -> int:
+    count = len(inputs.arrays) - inputs.vectors
+    if count != 1:
         hint = "Select the pixels of the image as one array (or bytea)."
-        raise ArchitectureError(f"a cnn needs exactly one array feature, the query has {len(arrays)}", hint=hint)
+        raise ArchitectureError(f"a cnn needs exactly one array feature, the query has {count}", hint=hint)
     return 0
