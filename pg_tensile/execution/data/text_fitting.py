@@ -28,14 +28,14 @@ from pg_tensile.execution.data.hashing import string_hash
 from pg_tensile.execution.data.preprocessing import Feature, Kind, Preprocessing, Task
 from pg_tensile.execution.data.splits import Rows
 from pg_tensile.execution.data.text_vectors import (
-    KNOWN,
     MEASURES,
     MOST_CHARACTERS,
     Counts,
     TextVectors,
+    assembled,
     batches,
     count,
-    known_shares,
+    kept_counts,
     weighted,
 )
 
@@ -146,21 +146,17 @@ def _fit(
     words, characters = (_frequent(part, terms // 2) for part in (counts.words, counts.characters))
     if len(texts) <= LEAST_DISTINCT // 2 or len(words) + len(characters) < LEAST_DISTINCT:
         return None
-    import scipy.sparse
-
-    kept = scipy.sparse.hstack((counts.words[:, words], counts.characters[:, characters]), format="csr")
+    kept = kept_counts(counts, words, characters)
     idf = TfidfTransformer().fit(kept).idf_.astype(np.float32)
     matrix = weighted(kept, idf)
     training = _training(wanted[known], places, len(texts))
     directions = _directions(matrix)
     coefficients, scores = _scores(matrix, training, texts, np.argsort(first))
     projection = np.concatenate([directions, coefficients], axis=1).astype(np.float16)
-    vectors = np.empty((len(texts), projection.shape[1] + MEASURES), np.float32)
-    vectors[:, :-MEASURES] = matrix @ projection.astype(np.float32)
-    np.copyto(vectors[:, directions.shape[1] : -MEASURES], scores, where=~np.isnan(scores))
-    vectors[:, -MEASURES] = np.log1p(counts.lengths.astype(np.float64))
     frequency = np.bincount(counts.words.indices, minlength=counts.words.shape[1])[words]
-    vectors[:, KNOWN] = known_shares(counts.words, words[frequency > frequency.min(initial=len(texts))])
+    of_others = words[frequency > frequency.min(initial=len(texts))]
+    vectors = assembled(matrix @ projection.astype(np.float32), counts, of_others)
+    np.copyto(vectors[:, directions.shape[1] : -MEASURES], scores, where=~np.isnan(scores))
     spread = vectors.std(axis=0)
     scale = np.where(spread > 1e-6, 1.0 / np.maximum(spread, 1e-6), 0.0)
     encoder = TextVectors.of(words, characters, idf, projection, vectors.mean(axis=0), scale)

@@ -33,7 +33,7 @@ class Counts(NamedTuple):
 
     words: Any
     characters: Any
-    lengths: NDArray[np.float32]
+    lengths: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -114,29 +114,13 @@ class TextVectorEncoder:
         start = 0
         for batch in batches(strings):
             poll()
-            counts = count(batch)
-            vectors[start : start + len(batch)] = self.vectors(counts, self.weighted(counts))
+            vectors[start : start + len(batch)] = self._encode(count(batch))
             start += len(batch)
         return vectors
 
-    def weighted(self, counts: Counts) -> Any:
-        """Return the TF-IDF of the terms as a sparse matrix [texts, terms] of rows of length 1."""
-        return weighted(self.kept(counts), self.idf)
-
-    def kept(self, counts: Counts) -> Any:
-        """Return the counts of the terms [texts, terms]."""
-        import scipy.sparse
-
-        kept = counts.words[:, self.words], counts.characters[:, self.characters]
-        return scipy.sparse.hstack(kept, format="csr")
-
-    def vectors(self, counts: Counts, weighted: Any) -> NDArray[np.float32]:
-        """Return the vectors of texts whose TF-IDF is `weighted`."""
-        vectors = np.empty((weighted.shape[0], self.width), np.float32)
-        vectors[:, :-MEASURES] = weighted @ self.projection
-        vectors[:, LENGTH] = np.log1p(counts.lengths.astype(np.float64))
-        vectors[:, KNOWN] = known_shares(counts.words, self.words)
-        return self.scaled(vectors)
+    def _encode(self, counts: Counts) -> NDArray[np.float32]:
+        matrix = weighted(kept_counts(counts, self.words, self.characters), self.idf)
+        return self.scaled(assembled(matrix @ self.projection, counts, self.words))
 
     def scaled(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Center and scale vectors in place, and return them."""
@@ -162,7 +146,7 @@ def batches(strings: Sequence[str]) -> Iterator[list[str]]:
 def count(strings: Sequence[str]) -> Counts:
     """Return the hashed counts of texts, all of which is looked at."""
     words, characters = (vectorizer.transform(strings) for vectorizer in _vectorizers())
-    return Counts(words, characters, np.fromiter(map(len, strings), np.float32, len(strings)))
+    return Counts(words, characters, np.fromiter(map(len, strings), np.float64, len(strings)))
 
 
 @cache
@@ -175,7 +159,6 @@ def _vectorizers() -> tuple[Any, Any]:
         "norm": None,
         "alternate_sign": False,
         "dtype": np.float32,
-        "decode_error": "replace",
     }
     words = HashingVectorizer(ngram_range=(1, 2), **common)
     return words, HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), **common)
@@ -196,10 +179,30 @@ def _frequencies() -> NDArray[np.float32]:
     return (1.0 + np.log(np.maximum(counts, 1.0))).astype(np.float32)
 
 
-def known_shares(words: Any, kept: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the share of each text's words and pairs that are among the `kept` hashes; 1 for a text without words."""
-    known, total = (np.asarray(counts.sum(axis=1), np.float64).ravel() for counts in (words[:, kept], words))
-    return np.where(total > 0, known / np.maximum(total, 1.0), 1.0)
+def kept_counts(counts: Counts, words: NDArray[Any], characters: NDArray[Any]) -> Any:
+    """Return the counts of these hashes [texts, terms], ascending ones each, words first."""
+    import scipy.sparse
+
+    return scipy.sparse.hstack((_kept(counts.words, words), _kept(counts.characters, characters)), format="csr")
+
+
+def _kept(counts: Any, hashes: NDArray[Any]) -> Any:
+    """Return the columns with these hashes; SciPy's way looks at all columns, which is slow for a single text."""
+    import scipy.sparse
+
+    places = np.searchsorted(hashes, counts.indices)
+    found = np.append(hashes, -1)[places] == counts.indices
+    starts = np.append(0, np.cumsum(found))[counts.indptr]
+    return scipy.sparse.csr_matrix((counts.data[found], places[found], starts), (counts.shape[0], len(hashes)))
+
+
+def assembled(projected: NDArray[np.float32], counts: Counts, known: NDArray[Any]) -> NDArray[np.float32]:
+    """Return projected texts [texts, columns] with their measures, of which `known` are the hashes of known words.
+
+    The known share of a text without words is 1."""
+    total, found = (x.sum(axis=1).A1.astype(np.float64) for x in (counts.words, _kept(counts.words, known)))
+    share = np.where(total > 0, found / np.maximum(total, 1.0), 1.0)
+    return np.column_stack((projected, np.log1p(counts.lengths), share)).astype(np.float32)
 
 
 def _packed(numbers: NDArray[Any], dtype: DTypeLike) -> str:

@@ -17,7 +17,7 @@ from tests.pretrained import WORDS, save_bert
 CPU = torch.device("cpu")
 TRAINED = {
     "architecture": {"type": "mlp", "hidden": [4]},
-    "inputs": {"numeric": 2, "cardinalities": [3], "arrays": [], "edges": []},
+    "inputs": {"numeric": 2, "cardinalities": [3], "arrays": [], "edges": [], "vectors": 0},
     "outputs": 1,
     "task": "regression",
     "batch_size": 10,
