@@ -23,7 +23,7 @@ SERVER = (
     *("db", "feed", "predict", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left", "tuning"),
     "soak",
 )
-ANSWERS = ("answers", "other-tables", "small-tables", "tables", "digits", "series")
+ANSWERS = ("answers", "other-tables", "small-tables", "tables", "digits", "series", "texts")
 COMMANDS = {"plans": PLANS, "server": SERVER, "answers": ANSWERS}
 SECTIONS = {
     name: Place(command, f"benchmarks.{command}.{name.replace('-', '_')}")

@@ -6,7 +6,7 @@ identifier without spaces are none. Its vectors have three kinds of columns:
 - the singular vectors of the training texts' TF-IDF (latent semantic analysis, Deerwester et al. 1990);
 - predictions of the target, of each class by itself, by ridge regression on all terms. Those of a training text come
   from a regression that has not seen it, as those of later texts do (stacking, Wolpert 1992), so models do not trust
-  them too much;
+  them too much. A text that several rows have will be seen again, so that it need not be left out;
 - the measures of a text. A training text does not know a term that no other training text has.
 
 Needs numpy, and SciPy and scikit-learn where there is a text.
@@ -50,6 +50,7 @@ MOST_BYTES = 7 << 19  # of the encoders of all text columns, as JSON
 LEAST_TEXTS = 2  # that have a term
 DIRECTIONS, MOST_SCORES = 64, 64
 FOLDS, RIDGE = 4, 1.0
+KNOWN_ROWS = 3  # with the same text: their targets say what is to be expected of it again, that of one row does not
 ITERATIONS, TOLERANCE = 25, 1e-3
 PRODUCTS = 100_000_000  # of counts and scores in an iteration: half a second
 LARGEST_SCORE = 5.0  # standard deviations of a regression's target
@@ -158,6 +159,7 @@ def _fit(
     vectors = assembled(matrix @ projection.astype(np.float32), counts, of_others)
     np.copyto(vectors[:, directions.shape[1] : -MEASURES], scores, where=~np.isnan(scores))
     spread = vectors.std(axis=0)
+    spread[: directions.shape[1]] = spread[: directions.shape[1]].max()  # the last of them are noise, and stay small
     scale = np.where(spread > 1e-6, 1.0 / np.maximum(spread, 1e-6), 0.0)
     encoder = TextVectors.of(words, characters, idf, projection, vectors.mean(axis=0), scale)
     table = np.empty((len(strings) + 1, vectors.shape[1]), np.float32)
@@ -205,9 +207,9 @@ def _directions(matrix: Any) -> NDArray[np.float32]:
 def _scores(
     matrix: Any, training: _Training, texts: Sequence[str], order: NDArray[np.intp]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the coefficients of all scores [terms, scores], and the scores of each text by a regression without it.
+    """Return the coefficients of all scores [terms, scores], and the scores of each rare text by a regression without it.
 
-    Regressions see texts in this `order`, as many as time allows; the scores of others are NaN."""
+    Regressions see texts in this `order`, as many as time allows; the scores of other texts are NaN."""
     entries = np.cumsum(np.diff(matrix.indptr)[order])
     seen = order[: max(int(np.searchsorted(entries, PRODUCTS // training.wanted.shape[1])), LEAST_DISTINCT)]
     weights = np.zeros(len(texts), np.float32)
@@ -217,7 +219,7 @@ def _scores(
     folds = np.fromiter((string_hash(text) % FOLDS for text in texts), np.int64, len(texts))
     for fold in range(FOLDS):
         without = _ridge(matrix, np.where(folds == fold, 0, weights).astype(np.float32), training.wanted)
-        left_out = np.flatnonzero((folds == fold) & (weights > 0))
+        left_out = np.flatnonzero((folds == fold) & (weights > 0) & (training.rows < KNOWN_ROWS))
         scores[left_out] = matrix[left_out] @ without
     return coefficients, scores
 
