@@ -62,7 +62,7 @@ def test_a_stored_encoder_is_the_fitted_one() -> None:
     assert preprocessing.model_inputs.vectors == 1 and preprocessing.model_inputs.cardinalities == ()
     table = trained().dataset.training.features.arrays[0]
     assert table.shape[1] == array.length and table.dtype == np.float32
-    assert np.abs(table.mean(axis=0)).max() < 0.2 and table.std(axis=0).max() < 1.2
+    assert np.abs(table.mean(axis=0)).max() < 0.2 and np.abs(table).max() < 30
 
 
 @given(TEXTS)
