@@ -125,7 +125,9 @@ def rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def checks(results: Results) -> list[Check]:
-    far = {row["name"]: row["pg_tensile"] - row["tfidf"] for row in results.rows() if row["tfidf"] - row["majority"] >= FAR}
+    far = {
+        row["name"]: row["pg_tensile"] - row["tfidf"] for row in results.rows() if row["tfidf"] - row["majority"] >= FAR
+    }
     if not far:
         return []
     worst = min(far, key=lambda name: far[name])
@@ -133,7 +135,15 @@ def checks(results: Results) -> list[Check]:
     return [Check("texts", what, f"{far[worst]:+.3f} ({worst})", f"≥ {WORST}", far[worst] >= WORST)]
 
 
-HEADINGS = ("table", "rows", "most frequent label", "TF-IDF, logistic regression", "train_model", "difference", "seconds")
+HEADINGS = (
+    "table",
+    "rows",
+    "most frequent label",
+    "TF-IDF, logistic regression",
+    "train_model",
+    "difference",
+    "seconds",
+)
 
 
 def tables(results: Results) -> list[str]:

@@ -96,7 +96,7 @@ def test_its_length_and_its_known_words_drift(conn: Connection, wait_until: Wait
     foreign = "SELECT repeat('unbekannte Rezension ', 2) AS body, product FROM reviews"
     assert value(conn, "SELECT count(*) FROM predict_rows('opinion', %s)", foreign) == ROWS
     wait_until(lambda: len(conn.execute(drift).fetchall()) == 2, what="rows are counted")
-    found = dict(conn.execute(drift).fetchall())
+    found: dict[str, float] = dict(conn.execute(drift).fetchall())
     assert found.keys() == {"body: length", "body: known words"} and min(found.values()) > 1
 
 

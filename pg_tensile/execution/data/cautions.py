@@ -33,7 +33,9 @@ def cautions(rows: Rows, fitted: FittedPreprocessing, split: Split, task: str | 
         warnings.append(f"{_columns(unknown)} different in nearly every row, {reason}")
     texts = [feature.name for feature in features if feature.vectors is not None]
     if texts:
-        better = "where the server has a pretrained model, the architecture pretrained reads it better (docs/pretrained.md)"
+        better = (
+            "where the server has a pretrained model, the architecture pretrained reads it better (docs/pretrained.md)"
+        )
         warnings.append(f"{_columns(texts)} read as text, by TF-IDF of words and characters; {better}")
     leaking = leaking_features(sample, fitted)
     if leaking:

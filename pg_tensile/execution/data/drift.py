@@ -114,7 +114,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Reference:
-    """Histograms of a version's features, in their order, texts last, and of its predictions, if it had validation rows."""
+    """Histograms of a version's features, in their order, texts last, and of its predictions on validation rows, if any."""
 
     histograms: tuple[Histogram, ...]
 

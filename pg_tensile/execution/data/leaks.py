@@ -4,7 +4,9 @@ A feature gives the target away if it alone predicts the target nearly fully. Tw
 tell: the target of each value in one half predicts the rows of the other half (for numbers, the targets of the nearest
 values). Values that occur once predict nothing in this way unless they are ordered as the target is.
 
-An identifier is a category that is different in nearly every row, or an integer that numbers the rows. Needs numpy only.
+An identifier is a category that is different in nearly every row, or an integer that numbers the rows.
+
+Needs numpy only.
 """
 
 from __future__ import annotations

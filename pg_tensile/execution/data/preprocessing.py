@@ -127,8 +127,8 @@ def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], D
 class CategoryInput(NamedTuple):
     """Strings of one category: indices `places` [rows] into `table`, −1 = null.
 
-    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the vector or
-    the tokens [strings + 1, width] of each string and, at its end, those of the empty text."""
+    `table` holds the code of each string and a 0 at its end, which −1 selects. For a text feature it holds the vector
+    or the tokens [strings + 1, width] of each string and, at its end, those of the empty text."""
 
     places: NDArray[Any]
     table: NDArray[Any]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.hashing import string_hash
-from pg_tensile.execution.data.preprocessing import Feature, Kind, Preprocessing, Task
+from pg_tensile.execution.data.preprocessing import Feature, Preprocessing, Task
 from pg_tensile.execution.data.splits import Rows
 from pg_tensile.execution.data.text_vectors import (
     MEASURES,
@@ -106,12 +106,12 @@ def _sampled(
     for block in rows.blocks():
         block = fitted.training_part(block)
         given = [np.where(block.columns[i].nulls, -1, block.columns[i].data)[:left].astype(np.int64) for i in columns]
-        sizes = sum(np.append(of, 0)[part] for of, part in zip(lengths, given, strict=True))
+        sizes = np.sum([np.append(of, 0)[part] for of, part in zip(lengths, given, strict=True)], axis=0)
         chosen = int(np.searchsorted(np.cumsum(sizes), characters, side="right"))
         targets.append(fitted.encode_target(block)[:left][:chosen])
         for parts, part in zip(codes, given, strict=True):
             parts.append(part[:chosen])
-        left, characters = left - chosen, characters - int(np.sum(sizes[:chosen]))
+        left, characters = left - chosen, characters - int(sizes[:chosen].sum())
         if left <= 0 or chosen < len(given[0]):
             break
     return [np.concatenate(parts) for parts in codes], np.concatenate(targets)
@@ -207,7 +207,7 @@ def _directions(matrix: Any) -> NDArray[np.float32]:
 def _scores(
     matrix: Any, training: _Training, texts: Sequence[str], order: NDArray[np.intp]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the coefficients of all scores [terms, scores], and the scores of each rare text by a regression without it.
+    """Return the coefficients of all scores [terms, scores], and scores of rare texts by regressions without them.
 
     Regressions see texts in this `order`, as many as time allows; the scores of other texts are NaN."""
     entries = np.cumsum(np.diff(matrix.indptr)[order])

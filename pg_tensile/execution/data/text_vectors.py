@@ -2,9 +2,9 @@
 
 A text's words, pairs of neighbouring words, and sequences of two to four characters within words are hashed and
 counted. Of the hashes, the model keeps those that the most training texts have; of other hashes it knows only that
-they are unknown. The counts, weighted by TF-IDF (Salton and Buckley 1988), are projected to columns that text_fitting.py
-chooses: directions in which training texts differ most, and linear predictions of the target. Two more columns measure
-the text: the logarithm of its length, and the share of its words and pairs that are known.
+they are unknown. The counts, weighted by TF-IDF (Salton and Buckley 1988), are projected to columns that are fitted
+(text_fitting.py): directions in which training texts differ most, and linear predictions of the target. Two more
+columns measure the text: the logarithm of its length, and the share of its words and pairs that are known.
 
 A text has the same vector in every batch. Needs numpy and, to encode, SciPy and scikit-learn, which are imported then:
 they start OpenMP, which does not survive a fork.

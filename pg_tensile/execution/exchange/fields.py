@@ -237,7 +237,7 @@ TEXT: dict[str, Check] = {
     "sha256": _name,
     "weight_bytes": _count(1 << 50),
 }
-VECTORS: dict[str, Check] = {name: _text for name in ("words", "characters", "idf", "projection", "center", "scale")}
+VECTORS: dict[str, Check] = dict.fromkeys(("words", "characters", "idf", "projection", "center", "scale"), _text)
 RANKS: dict[str, Check] = {
     name: _ascending(_list(_number, QUANTILES + 1, 2), strictly=True) for name in ("values", "deviates")
 }

@@ -21,8 +21,8 @@ from pg_tensile.execution.data.warm_start import begun_with, difference
 from tests.examples import examples
 from tests.unit.rows import Prepared, Rows
 
-GOOD, BAD = "lovely tasty fresh crisp sweet great".split(), "stale bitter broken awful greasy late".split()
-PLAIN = "the parcel came with coffee and biscuits for our office on monday again".split()
+GOOD, BAD = ["lovely", "tasty", "fresh", "crisp", "sweet"], ["stale", "bitter", "broken", "awful", "greasy"]
+PLAIN = ["the", "parcel", "came", "with", "coffee", "and", "biscuits", "for", "our", "office", "on", "monday"]
 COUNT = 400
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60), max_size=8)
 
