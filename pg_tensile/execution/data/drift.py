@@ -114,7 +114,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Reference:
-    """Histograms of a version's features, in their order, texts last, and of its predictions on validation rows, if any."""
+    """Histograms of a version's features, in their order but texts last, and of its predictions for validation rows."""
 
     histograms: tuple[Histogram, ...]
 
