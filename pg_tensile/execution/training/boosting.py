@@ -1,7 +1,7 @@
 """Growing of gradient-boosted trees with LightGBM, which is imported when it is used.
 
-Trees are grown until the loss of the validation rows has not fallen by LEAST_GAIN for PATIENCE rounds; those after the best round are
-dropped. They depend on the rows, the settings and the seed alone, not on the number of threads.
+Trees are grown until the loss of the validation rows has not fallen by LEAST_GAIN for PATIENCE rounds; those after the
+best round are dropped. They depend on the rows, the settings and the seed alone, not on the number of threads.
 """
 
 from __future__ import annotations

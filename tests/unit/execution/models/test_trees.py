@@ -114,7 +114,7 @@ def test_damaged_json_is_refused_or_evaluated_within_bounds(forest: Forest, data
     fields = json.loads(forest.to_json())
     places = [(tree, name) for tree in fields["trees"] for name in tree if tree[name]]
     target, key = data.draw(st.sampled_from([(fields, "outputs"), (fields, "columns"), (fields, "trees"), *places]))
-    wrong = st.sampled_from([None, -1, 0, 1, 99, 1e300, float("nan"), "x", [], {}, 2**70, [2]])
+    wrong: st.SearchStrategy[Any] = st.sampled_from([None, -1, 0, 1, 99, 1e300, float("nan"), "x", [], {}, 2**70, [2]])
     if isinstance(target[key], list) and target[key] and data.draw(st.booleans()):
         target[key][data.draw(st.integers(0, len(target[key]) - 1))] = data.draw(wrong)
     else:

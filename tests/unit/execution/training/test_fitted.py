@@ -48,7 +48,9 @@ def scores(rows: Prepared, table: Table, found: boosting.Grown) -> NDArray[np.fl
     return Scorer(found.forest, columns.cardinalities)(columns.matrix(table.features))
 
 
-@pytest.mark.parametrize(("target", "objective"), [("number", "regression"), ("two", "binary"), ("three", "multiclass")])
+@pytest.mark.parametrize(
+    ("target", "objective"), [("number", "regression"), ("two", "binary"), ("three", "multiclass")]
+)
 def test_trees_have_the_outputs_of_lightgbm(target: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prepared(target)
     boosters: list[Any] = []
@@ -60,9 +62,7 @@ def test_trees_have_the_outputs_of_lightgbm(target: str, objective: str, monkeyp
 
     monkeypatch.setattr(lightgbm, "Booster", kept)
     architecture = BoostedArchitecture(rounds=40, least_rows=5)
-    found = grow(
-        Boosting(architecture, 1, 0), rows.fitted.preprocessing, rows.dataset.training, None, lambda _: False
-    )
+    found = grow(Boosting(architecture, 1, 0), rows.fitted.preprocessing, rows.dataset.training, None, lambda _: False)
     assert found.rounds == (40,)
     matrix = TreeColumns.of(rows.fitted.preprocessing.model_inputs).matrix(rows.dataset.validation.features)
     expected = boosters[0].predict(matrix, raw_score=True).reshape(len(matrix), -1)
@@ -120,7 +120,10 @@ def test_fitted_models_are_better_than_a_constant_and_can_be_fitted_to_few_rows(
     data = prepared(target, rows)
     fitting, fitted = fit(data, architecture)
     outputs = outputs_of(fitted.model, data.dataset.validation, data.fitted.preprocessing)
-    assert np.isfinite(outputs).all() and outputs.shape == (data.dataset.validation.rows, data.fitted.preprocessing.outputs)
+    assert np.isfinite(outputs).all() and outputs.shape == (
+        data.dataset.validation.rows,
+        data.fitted.preprocessing.outputs,
+    )
     held = data.dataset.validation.target
     if rows == ROWS:
         if target == "number":
