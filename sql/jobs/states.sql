@@ -132,6 +132,7 @@ BEGIN
             MESSAGE = format('job %s cannot finish without a version of its model', j.id);
     END IF;
     DELETE FROM tensile_internal.model_versions v WHERE v.job = j.id AND v.id <> latest RETURNING v.version INTO number;
+    DELETE FROM tensile_internal.evaluations e WHERE e.model_id = j.model_id AND e.version = number;
     UPDATE tensile_internal.model_versions v
         SET weight_bytes = (SELECT coalesce(sum(octet_length(w.data)), 0)
                             FROM tensile_internal.model_weights w WHERE w.version = v.id),

@@ -57,12 +57,13 @@ $$;
 CREATE FUNCTION tensile_worker._members(job bigint) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT format('It is the average of %s.', string_agg(format('%s (%s)', m->>'type', m->>'weight'), ', '
-                                                        ORDER BY (m->>'weight')::float8 DESC))
+    SELECT CASE count(*) WHEN 1 THEN format('It is %s alone.', min(m->>'type'))
+                ELSE format('It is the average of %s.', string_agg(format('%s (%s)', m->>'type', m->>'weight'), ', '
+                                                                  ORDER BY (m->>'weight')::float8 DESC)) END
     FROM tensile.jobs j JOIN tensile.model_versions v ON v.model_id = j.model_id AND v.version = j.version,
          jsonb_array_elements(v.training->'members') m
-    WHERE j.job = $1 AND (m->>'weight')::float8 > 0
-    HAVING count(*) > 1
+    WHERE j.job = $1 AND (m->>'weight')::float8 > 0 AND jsonb_array_length(v.training->'members') > 1
+    HAVING count(*) > 0
 $$;
 
 -- Tell what a finished job warned of and, of a training, how good the version is.
@@ -74,6 +75,7 @@ DECLARE
     warning text;
     metrics text;
     validated bool;
+    crossed jsonb; -- folds, repeats, and the spread of each metric
 BEGIN
     SELECT * INTO j FROM tensile.jobs o WHERE o.job = _tell_result.job;
     FOREACH warning IN ARRAY coalesce(j.warnings, '{}') LOOP
@@ -87,8 +89,11 @@ BEGIN
             j.architecture_reason;
     END IF;
     validated := tensile_worker._has_metrics(j.job, j.kept_epoch, 'validation');
+    crossed := (SELECT v.metrics->'cross_validation' FROM tensile.model_versions v
+                WHERE v.model_id = j.model_id AND v.version = j.version);
     -- log_loss is after calibration where there is one, as of the version's predictions
-    SELECT string_agg(format('%s %s%s', m.metric, tensile_worker._rounded(coalesce(c.value, m.value)),
+    SELECT string_agg(concat(m.metric, ' ', tensile_worker._rounded(coalesce(c.value, m.value)),
+                             ' ± ' || tensile_worker._rounded((crossed->'spread'->>m.metric)::float8),
                              tensile_worker._beside(j.baseline, m.metric)), ', ' ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)
@@ -98,8 +103,10 @@ BEGIN
              LEFT JOIN tensile.metrics c ON c.job = m.job AND c.epoch = m.epoch AND c.split = m.split
                                         AND c.metric = 'calibrated_' || m.metric;
     RAISE NOTICE USING
-        MESSAGE = format('version %s of model "%s": %s on the %s rows', j.version, j.model, metrics,
-                         CASE WHEN validated THEN 'validation' ELSE 'training' END),
+        MESSAGE = format('version %s of model "%s": %s %s', j.version, j.model, metrics,
+                         CASE WHEN crossed IS NOT NULL THEN format('in a cross-validation (%s folds, %s times)',
+                                                                   crossed->>'folds', crossed->>'repeats')
+                              WHEN validated THEN 'on the validation rows' ELSE 'on the training rows' END),
         DETAIL = coalesce(tensile_worker._members(j.job) || ' ', '')
             || format('%s after epoch %s of %s; training ended because %s.',
                       CASE WHEN tensile_worker._members(j.job) IS NULL THEN 'Its weights are those'

@@ -23,6 +23,14 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION tensile_worker._deployed_version(model text, OUT version int, OUT version_id bigint)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT v.version, v.version_id FROM tensile.models m JOIN tensile.model_versions v
+        ON v.model_id = m.model_id AND v.version = m.deployed_version
+    WHERE m.model = $1
+$$;
+
 -- `search_path`: the caller's. Every name but the query's is qualified; operators of the key's types are looked up.
 CREATE FUNCTION tensile_worker._materialize_predictions(model text, query text, into_table text, key text[],
                                                         memory_budget text, search_path text, OUT predicted bigint,
@@ -34,9 +42,9 @@ DECLARE
     kept text; -- the table, quoted
     names text[] := key;
     columns text; -- of the key, quoted
-    hash text := 'pg_catalog.hash_record_extended(q, 0)'; -- of a row of the query
-    version int;
-    version_after int;
+    deployed record;
+    -- of a row of the query and the version: one that has replaced a first version has the same number
+    hash text := 'pg_catalog.hash_record_extended(q, %s)';
     name text;
 BEGIN
     IF model IS NULL OR query IS NULL OR into_table IS NULL THEN
@@ -46,8 +54,7 @@ BEGIN
     -- The errors of a model without a version, of a caller who may not use it, and of a query without its features
     PERFORM FROM @extschema@.predict_rows(model, pg_catalog.format('SELECT * FROM %s q LIMIT 0', source),
                                           memory_budget);
-    SELECT m.deployed_version INTO version FROM tensile.models m
-        WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
+    deployed := tensile_worker._deployed_version(model);
 
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p.part), '.' ORDER BY p.number) INTO kept
         FROM pg_catalog.unnest(pg_catalog.parse_ident(into_table)) WITH ORDINALITY p (part, number);
@@ -94,11 +101,13 @@ BEGIN
     END IF;
     PERFORM tensile_worker._run_statement(
         pg_catalog.format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', kept)); -- one refresh at a time
+    hash := pg_catalog.format(hash, deployed.version_id);
     BEGIN -- a row of nulls needs the hash functions of all columns
         EXECUTE pg_catalog.format(
             'SELECT %s FROM (SELECT x.* FROM (SELECT) d LEFT JOIN (SELECT * FROM %s y LIMIT 0) x ON true) q', hash, source);
     EXCEPTION WHEN undefined_function THEN -- a type such as json has none
-        hash := 'pg_catalog.hashtextextended(q::pg_catalog.text COLLATE pg_catalog."C", 0)';
+        hash := pg_catalog.format('pg_catalog.hashtextextended(q::pg_catalog.text COLLATE pg_catalog."C", %s)',
+                                  deployed.version_id);
     END;
 
     PERFORM tensile_worker._run_statement(pg_catalog.format(
@@ -107,7 +116,7 @@ BEGIN
         'FROM (SELECT q.*, %5$s AS tensile_hash FROM %1$s q) c '
         'LEFT JOIN (SELECT %2$s, t.version AS tensile_version, t.row_hash AS tensile_known FROM %3$s t) t USING (%2$s) '
         'WHERE (t.tensile_known, t.tensile_version) IS DISTINCT FROM (c.tensile_hash, %4$L::pg_catalog.int4)',
-        source, columns, kept, version, hash));
+        source, columns, kept, deployed.version, hash));
     BEGIN
         predicted := tensile_worker._run_statement(pg_catalog.format(
             'INSERT INTO %1$s (%2$s, prediction, label, probability, version, predicted_at, row_hash) OVERRIDING SYSTEM VALUE '
@@ -119,7 +128,7 @@ BEGIN
             'ON CONFLICT (%2$s) DO UPDATE SET prediction = EXCLUDED.prediction, label = EXCLUDED.label, '
             'probability = EXCLUDED.probability, version = EXCLUDED.version, predicted_at = EXCLUDED.predicted_at, '
             'row_hash = EXCLUDED.row_hash',
-            kept, columns, version, model, memory_budget));
+            kept, columns, deployed.version, model, memory_budget));
     EXCEPTION WHEN cardinality_violation THEN
         PERFORM tensile_worker._raise('21000',
                                       pg_catalog.format('the query has more than one row with the same key (%s)',
@@ -127,9 +136,7 @@ BEGIN
                                       'Add columns to the key until it identifies a row.', NULL);
     END;
     DROP TABLE pg_temp.tensile_changed_rows;
-    SELECT m.deployed_version INTO version_after FROM tensile.models m
-        WHERE m.model OPERATOR(pg_catalog.=) _materialize_predictions.model;
-    IF coalesce(version_after OPERATOR(pg_catalog.<>) version, true) THEN
+    IF (tensile_worker._deployed_version(model)).version_id IS DISTINCT FROM deployed.version_id THEN
         PERFORM tensile_worker._raise('40001',
                                       pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
                                       'Call it again.', NULL);
