@@ -49,6 +49,16 @@ def test_what_a_job_gives_is_not_chosen(db: Connection, job_row: Row) -> None:
     assert db.execute(HISTORY, (job,)).fetchone() == (50, 0.5, 1)
 
 
+def test_a_schedule_that_ends_limits_the_epochs(db: Connection) -> None:
+    job = submit(db, "m", {"type": "tabular", "members": 1, "hidden": 4, "projection": 4, "layers": 1}, epochs=FOREVER)
+    finish(db, job)
+    training = value(db, TRAINING, job)
+    assert training["learning_rate_schedule"] == "cosine" and training["epochs"] <= recipe.EPOCHS[1]
+    assert explained(db)["epochs"] == recipe.EPOCHS[1]
+    of_user = {"learning_rate_schedule": "constant"}
+    assert explained(db, epochs=FOREVER, options=of_user)["epochs"] == FOREVER
+
+
 def test_training_stops_by_itself_and_keeps_the_best_epoch(db: Connection) -> None:
     register(db, "m")
     job = train(db, f"epochs => {FOREVER}, policy => 'none'", NOISE)
