@@ -28,7 +28,7 @@ PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate fall
 PLATEAU_FACTOR = 0.25
 REFITTED = ("tabular",)  # types of architectures that are trained again on all rows, if they have few
 MOST_REFITTED = 10_000  # training rows
-AVERAGED = ("tabular", "cnn")  # types of architectures whose weights are averaged
+AVERAGED = ("tabular",)  # types of architectures whose weights are averaged
 CLIPS = {"tabular": 1.0}  # largest norm of the gradient, by type of architecture; without it, a high rate may diverge
 
 

@@ -77,3 +77,9 @@ def test_pretrained_models_have_small_batches_and_rates_by_what_is_trained() -> 
     assert recipe(late).batch_size == 32 and recipe(late._replace(training_rows=9)).batch_size == 9
     full, lora, head = (recipe(late._replace(tune=tune)).learning_rate for tune in ("full", "lora", "head"))
     assert full < lora < head and recipe(late).learning_rate == lora
+
+
+def test_images_have_smaller_batches_and_less_patience() -> None:
+    images, other = (recipe(Subject(architecture, 3200)) for architecture in ("cnn", "transformer"))
+    assert (images.batch_size, other.batch_size) == (32, 64) and images.patience < other.patience
+    assert images.learning_rate_schedule == "plateau" and images.patience > recipes.PLATEAU_EPOCHS
