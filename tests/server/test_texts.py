@@ -40,9 +40,7 @@ def conn(server: SharedServer) -> Any:
 
 
 def test_it_is_learned_from(conn: Connection) -> None:
-    accuracy = value(conn, f"SELECT value FROM evaluate_model('opinion', '{LATER}') WHERE metric = 'accuracy'")
-    most_frequent = value(conn, f"SELECT avg((score = 'great')::int) FROM ({LATER}) r")
-    assert accuracy > most_frequent + 0.05
+    assert value(conn, f"SELECT value FROM evaluate_model('opinion', '{LATER}') WHERE metric = 'roc_auc'") > 0.65
     assert value(conn, "SELECT warnings FROM tensile.jobs WHERE model = 'opinion'")[-1] == (
         'column "body" is read as text, by TF-IDF of words and characters; where the server has a pretrained model,'
         " the architecture pretrained reads it better (docs/pretrained.md)"
