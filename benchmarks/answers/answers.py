@@ -159,7 +159,7 @@ def through_sql(conn: Connection, problem: Problem, seed: int) -> tuple[Held, di
     assert row is not None
     numbers, labels = zip(*rows, strict=True)
     held = Held(np.array(numbers) if problem.is_regression else np.array(labels), np.array(numbers, float))
-    return held, {"seconds": round(seconds, 1), "epochs": row[0]["epochs"]}
+    return held, {"seconds": round(seconds, 1), "epochs": row[0].get("epochs", 0)}
 
 
 # ---- peers ----------------------------------------------------------------------------------------------------------
