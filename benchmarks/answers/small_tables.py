@@ -23,7 +23,9 @@ import numpy as np
 import pandas as pd
 from psycopg import sql
 
-from benchmarks.answers.answers import Connection, Problem, boosting_features, through_sql
+from benchmarks.answers.answers import Connection, through_sql
+from benchmarks.answers.peers import boosting_features
+from benchmarks.answers.problems import Problem
 from benchmarks.checks import Check
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section

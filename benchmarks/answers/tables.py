@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from benchmarks.answers.answers import Problem, error, hist_gradient_boosting, through_sql
+from benchmarks.answers.answers import through_sql
+from benchmarks.answers.peers import hist_gradient_boosting
+from benchmarks.answers.problems import Problem, error
 from benchmarks.checks import Check
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section, once

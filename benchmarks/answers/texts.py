@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from benchmarks.answers.answers import Connection, Problem, error, through_sql
+from benchmarks.answers.answers import Connection, through_sql
+from benchmarks.answers.problems import Problem, error
 from benchmarks.checks import Check
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section
