@@ -33,7 +33,8 @@ CREATE VIEW tensile.model_status WITH (security_invoker = true) AS
            CASE WHEN k.metric OPERATOR(pg_catalog.=) 'rmse' THEN x.metrics OPERATOR(pg_catalog.->>) 'rmse'
                 ELSE coalesce(x.metrics OPERATOR(pg_catalog.->>) 'calibrated_log_loss',
                               x.metrics OPERATOR(pg_catalog.->>) 'log_loss') END::pg_catalog.float8 AS value,
-           (b.metrics OPERATOR(pg_catalog.->>) k.metric)::pg_catalog.float8 AS baseline, x.split, v.rows, d.decided_at AS deployed_at, o.id AS job, s.next_run AS next_training,
+           (b.metrics OPERATOR(pg_catalog.->>) k.metric)::pg_catalog.float8 AS baseline, x.split, v.rows,
+           d.decided_at AS deployed_at, o.id AS job, s.next_run AS next_training,
            CASE WHEN s.id IS NOT NULL THEN pg_catalog.concat_ws(
                ', ', 'every ' OPERATOR(pg_catalog.||) s.every::pg_catalog.text,
                s.rows::pg_catalog.text OPERATOR(pg_catalog.||) ' new rows of ' OPERATOR(pg_catalog.||)
