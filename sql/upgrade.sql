@@ -126,6 +126,9 @@ INSERT INTO tensile_internal.metrics (job, epoch, split, metric, value)
          CROSS JOIN LATERAL (VALUES ('loss', e.loss), ('accuracy', e.accuracy), ('f1', e.f1), ('rmse', e.rmse),
                                     ('r2', e.r2)) m (metric, value)
     WHERE m.value IS NOT NULL;
+ALTER TABLE tensile_internal.epochs DROP CONSTRAINT epochs_split_check,
+    ADD CONSTRAINT epochs_split_check
+        CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation', 'version']));
 ALTER TABLE tensile_internal.epochs DROP COLUMN loss, DROP COLUMN accuracy, DROP COLUMN f1, DROP COLUMN rmse,
     DROP COLUMN r2;
 

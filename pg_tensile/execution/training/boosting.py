@@ -16,8 +16,8 @@ from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.models.boosted import BoostedArchitecture, TreeColumns
 from pg_tensile.execution.models.trees import Forest, Tree, float32_at_most
+from pg_tensile.execution.training.recipe import LEARNING_RATES
 
-LEARNING_RATE = 0.05
 THREAD_NUMBERS = 1 << 19  # of the training rows, for each thread: fewer take longer to share than to bin
 FEW_ROWS = 10_000  # training rows, below which trees have FEW_LEAVES
 FEW_LEAVES, MANY_LEAVES = 15, 31
@@ -47,7 +47,7 @@ class Boosting(NamedTuple):
     architecture: BoostedArchitecture
     threads: int
     seed: int
-    learning_rate: float | None = None  # None: LEARNING_RATE
+    learning_rate: float | None = None  # None: that of the recipe
     parameters: dict[str, Any] = PARAMETERS
 
 
@@ -126,7 +126,7 @@ class _Growth:
             **objective,
             "num_leaves": boosting.architecture.leaves or (FEW_LEAVES if training.rows < FEW_ROWS else MANY_LEAVES),
             "min_data_in_leaf": boosting.architecture.least_rows,
-            "learning_rate": boosting.learning_rate or LEARNING_RATE,
+            "learning_rate": boosting.learning_rate or LEARNING_RATES["boosted"],
             "num_threads": min(boosting.threads, 1 + matrix.size // THREAD_NUMBERS),
             "seed": boosting.seed & 0x7FFFFFFF,
         }

@@ -10,7 +10,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-LEARNING_RATES = {"mlp": 2e-3, "tabular": 1.2e-2, "cnn": 3e-3, "pretrained": 2e-4}  # by type of architecture
+LEARNING_RATES = {
+    "boosted": 5e-2,
+    "mlp": 2e-3,
+    "tabular": 1.2e-2,
+    "cnn": 3e-3,
+    "pretrained": 2e-4,
+}  # by type of architecture
 TUNING_RATES = {"head": 1e-3, "full": 2e-5}  # of pretrained models that train other weights than adapters, by `tune`
 LEARNING_RATE = 1e-3  # of the other types
 STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
