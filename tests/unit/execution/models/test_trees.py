@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,6 +17,7 @@ from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelI
 from pg_tensile.execution.models.boosted import Boosted, FusedBoosted, TreeColumns, few_rows
 from pg_tensile.execution.models.trees import MOST_LEAVES, Forest, Scorer, Tree, float32_at_most
 from pg_tensile.execution.training.checkpoint import load_model
+from tests.examples import examples
 
 CODES = 6
 INPUTS = ModelInputs(3, (CODES,), (ArrayInput(2, 0),), bins=((-1.0, 1.0),))  # two numbers, a rank, a category, an array
@@ -108,8 +109,8 @@ def test_the_json_and_the_weights_have_the_whole_forest(forest: Forest) -> None:
     assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == {"trees": torch.uint8}
 
 
-@settings(max_examples=200)
 @given(forests(), st.data())
+@examples(100, long=2000)
 def test_damaged_json_is_refused_or_evaluated_within_bounds(forest: Forest, data: st.DataObject) -> None:
     fields = json.loads(forest.to_json())
     places = [(tree, name) for tree in fields["trees"] for name in tree if tree[name]]
