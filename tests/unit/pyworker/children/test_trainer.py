@@ -90,6 +90,8 @@ class Child:
             "dataset_cache_bytes": 1 << 30,
             "spool_directory": "/tmp",
             "checkpoint_interval_s": 0,
+            "most_threads": 1,
+            "has_version": False,
             "resume": None,
             "profiles": {"cpu": asdict(PROFILE)},
             "latency_models": [] if models is None else ["cpu"],
