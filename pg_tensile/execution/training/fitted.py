@@ -32,6 +32,8 @@ from pg_tensile.execution.training.validation_sample import ValidationSample
 MEASURED_ROWS = 1 << 17  # of the training rows, for metrics
 BINS = 255  # of a column, LightGBM's default
 LEAST_WEIGHT = 0.02  # of a member of an average
+MOST_WEIGHT = 4.0  # of logits, before the weights are divided by their sum
+TOTAL = 1e4  # weight of the equation that the weights are 1 in total
 
 
 class Step(NamedTuple):
@@ -188,22 +190,41 @@ def weights_of(outputs: Sequence[NDArray[Any]], table: Table, task: Task) -> tup
     count = len(outputs)
     if not table.rows or count == 1:
         return (1.0 / count,) * count
-    from scipy.optimize import minimize
-
     stacked = np.stack([array.astype(np.float64) for array in outputs])  # [models, rows, outputs]
     rows = np.ones(table.rows) if table.weight is None else table.weight.astype(np.float64)
-    scales, labels = task != Task.REGRESSION, table.target.astype(np.int64)
-
-    def loss(weights: NDArray[np.float64]) -> float:
-        mixed = np.tensordot(weights, stacked, axes=1)
-        losses = log_losses(mixed, labels) if scales else (mixed[:, 0] - table.target) ** 2
-        return float(losses @ rows) / float(rows.sum())
-
-    bounds = [(0.0, 4.0 if scales else 1.0)] * count
-    constraints = () if scales else ({"type": "eq", "fun": lambda weights: weights.sum() - 1.0},)
-    best = minimize(loss, np.full(count, 1.0 / count), method="SLSQP", bounds=bounds, constraints=constraints)
-    found = np.maximum(best.x, 0.0)
-    found /= found.sum() or 1.0
+    if task == Task.REGRESSION:
+        found = _least_squares(stacked[:, :, 0] - table.target, rows)
+    else:
+        found = _least_log_loss(stacked, table.target.astype(np.int64), rows)
+    found = found / (found.sum() or 1.0)
     found[found < LEAST_WEIGHT] = 0.0
     found = np.round(found / found.sum(), 4) if found.any() else np.full(count, 1.0 / count)
     return tuple(found.tolist())
+
+
+def _least_squares(errors: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights, at least 0 and 1 in total, with the least mean square of weighted errors [models, rows]."""
+    from scipy.optimize import nnls
+
+    products = (errors * rows) @ errors.T / rows.sum()
+    values, vectors = np.linalg.eigh(products)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T  # its squares are the products
+    total = TOTAL * max(float(root.max()), np.finfo(np.float64).tiny)
+    solution, _ = nnls(np.vstack((root, np.full(len(errors), total))), np.append(np.zeros(len(errors)), total))
+    weights: NDArray[np.float64] = solution
+    return weights
+
+
+def _least_log_loss(
+    outputs: NDArray[np.float64], labels: NDArray[np.int64], rows: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the weights, at least 0, with the least log loss of weighted logits [models, rows, outputs]."""
+    from scipy.optimize import minimize
+
+    def loss(weights: NDArray[np.float64]) -> float:
+        return float(log_losses(np.tensordot(weights, outputs, axes=1), labels) @ rows) / float(rows.sum())
+
+    count = len(outputs)
+    start = np.full(count, 1.0 / count)
+    weights: NDArray[np.float64] = minimize(loss, start, method="L-BFGS-B", bounds=[(0.0, MOST_WEIGHT)] * count).x
+    return weights
