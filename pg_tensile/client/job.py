@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.25  # between two queries of a job's state
 LOOK = """
-    SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings,
+    SELECT j.state, j.reason, j.version, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings,
            p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s,
            extract(epoch FROM p.time_left)::float8 AS time_left_s,
            extract(epoch FROM p.least_time_left)::float8 AS least_time_left_s
@@ -129,6 +129,24 @@ class Job:
         the waiting and leaves the job running; cancel() stops it. The connection is free between two queries, so that
         other threads can use the client.
         """
+        row = self._await(lambda row: row["state"] in ENDED, progress, timeout)
+        if row["state"] == "failed":
+            raise noted(TrainingFailed(self.number, row))
+        for warning in row["warnings"] or ():
+            warn(f"job {self.number}: {warning}", JobWarning, stacklevel=2)
+        return str(row["state"])
+
+    def first_version(self, progress: bool = True, timeout: float | None = None) -> int | None:
+        """Wait until the job has made a first version, which predicts while it goes on, and return its number.
+
+        Returns None if the job was cancelled before, and raises what `wait` raises. SQL: wait_for_first_version."""
+        row = self._await(lambda row: row["version"] is not None or row["state"] in ENDED, progress, timeout)
+        if row["version"] is None and row["state"] == "failed":
+            raise noted(TrainingFailed(self.number, row))
+        return None if row["version"] is None else int(row["version"])
+
+    def _await(self, done: Callable[[Row], bool], progress: bool, timeout: float | None) -> Row:
+        """Wait until the job's row is as `done` says, and return it."""
         deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
         with self._session.asking() as connection:
             if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
@@ -138,14 +156,9 @@ class Job:
             while True:
                 row = self._one(LOOK)
                 bar.show(row)
-                if row["state"] in ENDED:
-                    break
+                if done(row):
+                    return row
                 time.sleep(INTERVAL_S if deadline is None else self._left(deadline, row))
-        if row["state"] == "failed":
-            raise noted(TrainingFailed(self.number, row))
-        for warning in row["warnings"] or ():
-            warn(f"job {self.number}: {warning}", JobWarning, stacklevel=2)
-        return str(row["state"])
 
     def _left(self, deadline: float, row: Row) -> float:
         """Return the seconds until the next query. Raises JobTimeout after the deadline."""

@@ -24,7 +24,7 @@ import numpy as np
 from pg_tensile.errors import MeasurementError, TensileError
 from pyworker.children.calibration_workloads import Workload, capture_workload, workloads
 from pyworker.children.claim import Claims
-from pyworker.children.job import overhead_bytes
+from pyworker.children.job import network_of, overhead_bytes
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -135,7 +135,11 @@ def _capture(
     def warn(kind: str, error: TensileError) -> None:
         warnings.append(f"a model of type {kind} was not measured: {error.message}")
 
-    for model in models:
+    for described in models:
+        network, _ = network_of(described["architecture"])
+        if network is None:  # trees and lines have no steps
+            continue
+        model = described | {"architecture": network}
         try:
             workload = Workload.from_json(model) if "inputs" in model else Workload.untrained(model["architecture"])
         except TensileError as error:

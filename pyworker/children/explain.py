@@ -255,9 +255,10 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     fitted, target = subject.fitted, subject.target
     state = state_bytes(subject.model, subject.settings)
     architecture, stopping = spec["architecture"], subject.settings.early_stopping
+    members = [member["type"] for member in (*spec["fitted"], spec["network"])]
     return Request(
         model=spec["model"],
-        architecture=architecture.get("callable", architecture["type"]),
+        architecture=architecture.get("callable", " and ".join(members)),
         device=target.name,
         policy=spec["policy"],
         epochs=spec["epochs"],
