@@ -82,6 +82,7 @@ ARGUMENTS = {
     "columns": "names of the columns that its query reads",
     "architecture": "object with the `type` and its keys: [architectures](#architectures); null: the first"
     " training chooses one by the columns of its query and the values of arrays",
+    "baseline": "the value [without a model](evaluating.md#the-baseline)",
     "batch_size": "rows per step, 1 to 10000000; null: chosen by the number of rows; 0:"
     " [chosen by plans](training.md#the-batch-size)",
     "attribution": "share of the prediction that is due to the column; the base value where `feature` is null",

@@ -258,7 +258,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     members = [member["type"] for member in (*spec["fitted"], spec["network"])]
     return Request(
         model=spec["model"],
-        architecture=architecture.get("callable", " and ".join(members)),
+        architecture=architecture.get("callable", ", ".join(members)),
         device=target.name,
         policy=spec["policy"],
         epochs=spec["epochs"],

@@ -47,6 +47,7 @@ CALLS = {
     "tune_model": "SELECT tune_model('m', 'SELECT 1 AS x, 2 AS y', 'y', trials => 0)",
     "unschedule_evaluation": "SELECT unschedule_evaluation('m')",
     "unschedule_training": "SELECT unschedule_training('m')",
+    "wait_for_first_version": "SELECT wait_for_first_version(-1)",
     "wait_for_job": "SELECT wait_for_job(-1)",
     "await_job": "CALL await_job(-1)",
     "wait_for_job_procedure": "CALL wait_for_job_procedure(-1)",
@@ -61,7 +62,7 @@ OF_DATABASES = {"release_database", "resume_database"}  # refused by PostgreSQL 
 CHANGES_NOTHING = {
     *("embed", "embed_rows", "evaluate_model", "explain_prediction", "explain_training", "export_model"),
     *("feature_importance", "predict", "predict_class", "predict_interval", "predict_rows", "predict_table"),
-    *("wait_for_job", "await_job", "wait_for_job_procedure", "wait_for_tuning"),
+    *("wait_for_first_version", "wait_for_job", "await_job", "wait_for_job_procedure", "wait_for_tuning"),
 }
 ROUTINES = """
     SELECT {} FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'

@@ -31,10 +31,10 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job", "_base_number", "_inserted_rows"),
     *("_drift", "_drift_begin", "_drift_limits", "_psi", "_ks", "_add_counts", "_sum_counts"),
-    *("_materialize_predictions", "_check_unique"),
+    *("_materialize_predictions", "_check_unique", "_deployed_version"),
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
-    *("_tell_result", "_next_step", "_rounded"),
+    *("_tell_result", "_next_step", "_rounded", "_beside", "_members", "_has_metrics", "_check_waiting"),
     *("_tuning_result", "_no_such_tuning", "_check_sees_changes"),
 }
 
@@ -56,7 +56,8 @@ WORKERS_ONLY = {
     "_evaluation_feed": "0, 1, 'SELECT 1 AS a, 2 AS b', '{}'",
     "_job_evaluation": "",
     "_job_evaluation_weights": "1, 0",
-    "_job_evaluated": "1, 1, '{}'",
+    "_job_evaluated": "1, 1, '{}', '{}'",
+    "_job_first_version": "",
     "_job_start_weights": "0",
     "_job_gate": "",
     "_job_gate_weights": "1, 0",
@@ -244,7 +245,7 @@ def test_users_cannot_update_tables(db: Connection, play: Cast) -> None:
 
 def test_users_cannot_write_views(play: Cast) -> None:
     """Views with joins cannot be updated by anyone; these could."""
-    for change in ("UPDATE tensile.jobs SET priority = 9", "DELETE FROM tensile.metrics", "DELETE FROM tensile.trials"):
+    for change in ("UPDATE tensile.jobs SET priority = 9", "DELETE FROM tensile.trials"):
         for conn in (play.mallory, play.bob, play.alice):
             denied(partial(conn.execute, change))
 

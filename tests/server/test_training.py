@@ -268,12 +268,12 @@ def test_rows_without_a_target_are_skipped_and_reported(tables: Connection, job_
     query = "SELECT f_float4, CASE WHEN id > 100 THEN class END AS class FROM everything"
     job = submit(tables, "m", MLP, query=query, target="class")
     finish(tables, job)
-    assert job_row(tables, job)["warnings"] == ['100 of 800 rows were skipped: their "class" is null']
+    assert '100 of 800 rows were skipped: their "class" is null' in job_row(tables, job)["warnings"]
     number = "CASE WHEN id > 100 THEN id WHEN id > 70 THEN 'infinity' WHEN id > 40 THEN 'NaN'::float8 END AS number"
     job = submit(tables, "n", MLP, query=f"SELECT f_float4, {number} FROM everything", target="number")
     finish(tables, job)
     reason = 'their "number" is null in 40 rows, NaN or infinite in 60'
-    assert job_row(tables, job)["warnings"] == [f"100 of 800 rows were skipped: {reason}"]
+    assert f"100 of 800 rows were skipped: {reason}" in job_row(tables, job)["warnings"]
 
 
 # ---- mistakes found by the trainer -------------
