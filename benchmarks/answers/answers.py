@@ -38,7 +38,13 @@ from benchmarks.tables import table
 SEEDS = 3
 HELD_OUT = 0.2
 WORST, DEVIATIONS, MEAN = 1.05, 2.0, 0.97  # goals: largest ratio, beyond this many standard errors; geometric mean
-TYPES = {"f": "float8", "i": "bigint", "u": "bigint", "b": "bool"}  # of columns, by the kind of their dtype
+TYPES = {
+    "f": "float8",
+    "i": "bigint",
+    "u": "bigint",
+    "b": "bool",
+    "M": "timestamptz",
+}  # of columns, by the kind of their dtype
 SMALLEST = "spam7"
 
 Connection = psycopg.Connection[Any]
@@ -108,7 +114,6 @@ def flights(conn: Connection) -> pd.DataFrame:
     cursor = conn.execute("SELECT *, time_hour >= '2013-12-01' AS december FROM departures")
     assert cursor.description is not None
     frame = pd.DataFrame(cursor.fetchall(), columns=[column.name for column in cursor.description])
-    frame["time_hour"] = frame["time_hour"].astype(str)
     return frame
 
 

@@ -16,9 +16,12 @@ Sides = tuple[pd.DataFrame, pd.DataFrame]  # rows to train on, rows held out
 
 
 def boosting_features(problem: Problem) -> Sides:
-    """Return the features of both sides: numbers, and categories as such as long as they are not too many."""
+    """Return the features of both sides: numbers, times as numbers, and categories as long as they are not too many."""
     train, test = (side.drop(columns=problem.target).copy() for side in (problem.train, problem.test))
     for name in train:
+        if pd.api.types.is_datetime64_any_dtype(train[name].dtype):
+            for side in (train, test):
+                side[name] = side[name].astype("int64")
         if pd.api.types.is_numeric_dtype(train[name].dtype):
             continue
         dtype = pd.CategoricalDtype(sorted(train[name].dropna().astype(str).unique()))
@@ -66,12 +69,16 @@ def catboost(problem: Problem, seed: int) -> Held:
     from catboost import CatBoostClassifier, CatBoostRegressor
 
     columns = [name for name in problem.train if name != problem.target]
-    texts = [name for name in columns if not pd.api.types.is_numeric_dtype(problem.train[name].dtype)]
+    others = [name for name in columns if not pd.api.types.is_numeric_dtype(problem.train[name].dtype)]
+    texts = [name for name in others if not pd.api.types.is_datetime64_any_dtype(problem.train[name].dtype)]
     settings = {"random_seed": seed, "cat_features": texts, "verbose": 0, "allow_writing_files": False}
 
     def features(problem: Problem) -> Sides:
         sides = (side[columns].astype(dict.fromkeys(texts, object)) for side in (problem.train, problem.test))
         train, test = (side.fillna(dict.fromkeys(texts, "")).astype(dict.fromkeys(texts, str)) for side in sides)
+        for side in (train, test):
+            for name in set(others) - set(texts):
+                side[name] = side[name].astype("int64")
         return train, test
 
     held = answers_of(problem, CatBoostRegressor(**settings), CatBoostClassifier(**settings), features)
