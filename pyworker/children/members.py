@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL_S = 0.2
 MOST_REFITTED = 1 << 20  # rows: trees and lines are fitted again to all rows, those for validation included
+QUICK_BEYOND = 10_000  # training rows
 CURVE = 20  # rounds whose loss becomes a metric
 
 
@@ -64,6 +65,8 @@ class FittedMembers:
     def __init__(self, channel: Channel, prepared: Prepared, profile: Future[DeviceProfile]) -> None:
         self.members: list[Member] = []
         self.warnings: list[str] = []
+        self.revision = 0  # of the claim of memory
+        self._is_claimed: bool | None = None  # False: refused; None: not yet requested
         self._channel = channel
         self._spec = channel.spec
         self._prepared = prepared
@@ -76,16 +79,24 @@ class FittedMembers:
 
     # ---- fitting ----
 
-    def fit(self) -> int:
-        """Fit the members, unless there is no memory for them; return the revision of the last claim.
+    @property
+    def take_long(self) -> bool:
+        """Whether trees for a first look are worth their time: those of few rows take hardly longer."""
+        types = {architecture["type"] for architecture in self._spec["fitted"]}
+        return "boosted" in types and self._prepared.dataset.training.rows > QUICK_BEYOND
+
+    def fit(self, is_quick: bool = False) -> None:
+        """Fit the members, unless there is no memory for them; `is_quick`: for a first look.
 
         Raises Stopped, and MemoryRefusedError if there is no other member."""
         from pg_tensile.execution.training.fitted import outputs_of
 
-        claims = self._claim()
-        if claims is None:
-            return 1
-        fitting, prepared = self._fitting(), self._prepared
+        if self._is_claimed is None:
+            self._is_claimed = self._claim()
+        if not self._is_claimed:
+            return
+        fitting, prepared = self._fitting()._replace(is_quick=is_quick), self._prepared
+        self.members, self._fitted = [], []
         for architecture in self._spec["fitted"]:
             self._phase = "boosting" if architecture["type"] == "boosted" else "fitting"
             began, self._losses = time.monotonic(), []
@@ -94,24 +105,24 @@ class FittedMembers:
             notes = fitted.notes | {"seconds": round(time.monotonic() - began, 2)}
             self.members.append(Member(architecture, fitted.model, validation, notes))
             self._fitted.append(fitted)
-        return claims.revision
 
-    def _claim(self) -> Claims | None:
-        """Claim the memory of the largest member; return None, with a warning, if it is refused."""
+    def _claim(self) -> bool:
+        """Claim the memory of the largest member; return False, with a warning, if it is refused."""
         from pg_tensile.errors import MemoryRefusedError
         from pg_tensile.execution.training.fitted import fitting_bytes
 
         needed = fitting_bytes(self._prepared.dataset, self._prepared.fitted.preprocessing)
         claims = Claims(self._channel, "cpu", self._channel.wait_for(self._profile, "preparing"), 0)
         answer = claims.request(needed)
+        self.revision = claims.revision
         if answer.type == FrameType.PLAN:
-            return claims
+            return True
         hint = "Raise memory_budget or pg_tensile.device_memory, or select fewer rows or columns."
         refused = MemoryRefusedError(needed, answer.header["budget_bytes"], None, hint)
         if self._spec["network"] is None:
             raise refused
         self.warnings.append(f"the model consists of the network alone, without trees or lines: {refused.message}")
-        return None
+        return False
 
     def cross_validate(self) -> None:
         """Cross-validate the members, if the rows are few. Raises Stopped."""
@@ -211,10 +222,12 @@ class FittedMembers:
             held, metrics = self._all, metrics | self._cross_validated(mean)
             mean = mean[0]
         notes = [member.notes | {"weight": weight} for member, weight in zip(members, weights, strict=True)]
+        training = {"members": notes} if self.members else {}
+        for network in networks:
+            training |= {key: value for key, value in network.notes.items() if key not in ("type", "epoch")}
         reason = "early_stopping" if alone and max(fitted.done for fitted in self._fitted) > epoch else "epochs"
-        stopped = {"stopped": networks[0].notes["stopped"] if networks else reason}
         outcome = Outcome(False, metrics, epoch, reason, sample_of(mean, held))
-        return Made(architecture, model, outcome, stopped | {"members": notes}, self._curve(metrics, alone))
+        return Made(architecture, model, outcome, {"stopped": reason} | training, self._curve(metrics, alone))
 
     def _cross_validated(self, outputs: NDArray[np.float32]) -> dict[str, Any]:
         """Return the metrics of outputs [repeats, rows, outputs], and their spread, for the metrics of a version."""

@@ -131,10 +131,18 @@ class TrainerProcess(TrainingRun):
     def _fit_members(self, prepared: Prepared, checkpoint: State | None) -> None:
         """Fit them, and send a first version of them unless there is one; the last one if there is no network."""
         members = self._members = self._make_members(prepared)
-        began = time.monotonic()
-        self._revision = members.fit()
+        began, spec = time.monotonic(), self._spec
+        makes_first = (
+            spec["network"] is not None and spec["options"].get("stages") != "best" and not spec["has_version"]
+        )
+        if makes_first and members.take_long:
+            members.fit(is_quick=True)
+            if members.members:
+                self._send_made(members.average([]), prepared, last=False)
+                makes_first = False
+        members.fit()
+        self._revision = members.revision
         self._warnings += members.warnings
-        spec = self._spec
         if spec["max_time_s"] is not None:
             spec["max_time_s"] -= time.monotonic() - began
             if spec["max_time_s"] <= 0 and members.members:
@@ -146,7 +154,7 @@ class TrainerProcess(TrainingRun):
             members.refit()
             self._send_made(members.average([]), prepared, last=True)
             self._channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
-        elif spec["options"].get("stages") != "best" and not spec["has_version"]:
+        elif makes_first:
             self._send_made(members.average([]), prepared, last=False)
 
     def _make_members(self, prepared: Prepared) -> FittedMembers:

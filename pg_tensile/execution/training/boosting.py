@@ -24,8 +24,9 @@ FEW_LEAVES, MANY_LEAVES = 15, 31
 PATIENCE = 50  # rounds
 LEAST_GAIN = 1e-4  # of the loss, as a part of it
 ROUNDS_WITHOUT_VALIDATION = 100
-# Of many rows, larger steps are enough, and fewer: about as many rounds as pass over so many rows together
-MANY_ROWS, FASTER, PASSED_ROWS = 100_000, 2.0, 100_000_000
+# Of many rows, larger steps are enough, and fewer: as many rounds as pass over PASSED_ROWS together. Trees for a first
+# look pass over QUICK_ROWS, in about a second.
+MANY_ROWS, FASTER, PASSED_ROWS, QUICK_ROWS = 100_000, 2.0, 100_000_000, 10_000_000
 # LightGBM's beside those that the data and the settings determine. Columns and rows that are drawn anew make the trees
 # less alike; no column of the features has nulls.
 PARAMETERS = {
@@ -50,6 +51,7 @@ class Boosting(NamedTuple):
     threads: int
     seed: int
     learning_rate: float | None = None  # None: that of the recipe
+    is_quick: bool = False  # for a first look
     parameters: dict[str, Any] = PARAMETERS
 
 
@@ -86,7 +88,8 @@ def grow(
     held = None if validation is None or not validation.rows else (columns.matrix(validation.features), validation)
     parts, kept, most = [], [], 0
     for number, objective in enumerate(_objectives(preprocessing)):
-        limit = min(boosting.architecture.rounds, max(ROUNDS_WITHOUT_VALIDATION, PASSED_ROWS // training.rows))
+        passed = QUICK_ROWS if boosting.is_quick else PASSED_ROWS
+        limit = min(boosting.architecture.rounds, max(ROUNDS_WITHOUT_VALIDATION, passed // training.rows))
         if rounds is not None:
             limit = rounds[number]
         if rounds is None and held is None:
@@ -125,13 +128,13 @@ class _Growth:
     ) -> None:
         import lightgbm
 
-        is_large = training.rows + (held[1].rows if held else 0) >= MANY_ROWS
+        is_fast = boosting.is_quick or training.rows + (held[1].rows if held else 0) >= MANY_ROWS
         parameters = {
             **boosting.parameters,
             **objective,
             "num_leaves": boosting.architecture.leaves or (FEW_LEAVES if training.rows < FEW_ROWS else MANY_LEAVES),
             "min_data_in_leaf": boosting.architecture.least_rows,
-            "learning_rate": boosting.learning_rate or LEARNING_RATES["boosted"] * (FASTER if is_large else 1.0),
+            "learning_rate": boosting.learning_rate or LEARNING_RATES["boosted"] * (FASTER if is_fast else 1.0),
             "num_threads": min(boosting.threads, 1 + matrix.size // THREAD_NUMBERS),
             "seed": boosting.seed & 0x7FFFFFFF,
         }

@@ -67,6 +67,7 @@ class Fitting(NamedTuple):
     threads: int
     observe: Observe
     learning_rate: float | None = None  # of trees; None: theirs
+    is_quick: bool = False  # whether trees are for a first look
 
     def fit(self, architecture: BoostedArchitecture | LinearArchitecture) -> Fitted:
         """Return the model of the training rows."""
@@ -96,7 +97,7 @@ class Fitting(NamedTuple):
             )
             return Fitted({"type": "linear", "penalty": penalty}, line, 1, 1, penalty)
         grown = boosting.grow(
-            boosting.Boosting(architecture, self.threads, self.settings.seed, self.learning_rate),
+            boosting.Boosting(architecture, self.threads, self.settings.seed, self.learning_rate, self.is_quick),
             self.preprocessing,
             training,
             validation,
