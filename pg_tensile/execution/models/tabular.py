@@ -31,7 +31,7 @@ PART = 512  # rows that are predicted at once
 class TabularArchitecture:
     """Architecture `tabular`; rules.json describes its keys."""
 
-    members: int = 4
+    members: int = 8
     projection: int = 128
     hidden: int = 128
     layers: int = 2
