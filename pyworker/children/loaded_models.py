@@ -369,7 +369,7 @@ def load_version(
         with checkpoint.from_chunks(weights) as tensors:
             checkpoint.load_model(module, tensors)
     vectors = sum(f.vectors.nbytes for f in preprocessing.categories if f.vectors is not None)
-    host_bytes = weight_bytes + inherited + strings + vectors
+    host_bytes = weight_bytes + inherited + strings + vectors + models.derived_bytes(module)
     if not memory_budget:
         version: Version = LoadedModel(preprocessing, module, host_bytes)
     else:

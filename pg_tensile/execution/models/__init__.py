@@ -2,6 +2,7 @@
 
 from pg_tensile.execution.models.registry import (
     build,
+    derived_bytes,
     few_rows,
     fused,
     parse,
@@ -10,4 +11,4 @@ from pg_tensile.execution.models.registry import (
     token_limits,
 )
 
-__all__ = ["build", "few_rows", "fused", "parse", "takes_ranks", "text_columns", "token_limits"]
+__all__ = ["build", "derived_bytes", "few_rows", "fused", "parse", "takes_ranks", "text_columns", "token_limits"]

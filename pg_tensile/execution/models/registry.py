@@ -108,6 +108,12 @@ def fused(model: nn.Module) -> nn.Module:
     return FusedTabular(model) if isinstance(model, Tabular) else model
 
 
+def derived_bytes(model: nn.Module) -> int:
+    """Return the memory that a loaded model takes beside its weights: what trees are evaluated with."""
+    trees = [module for module in model.modules() if isinstance(module, Boosted)]
+    return sum(module.scorer.nbytes + sum(buffer.nbytes for buffer in module.buffers()) for module in trees)
+
+
 def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | None:
     """Return the trained model as a function of numpy features, equal to it but for float32 rounding, or None.
 
