@@ -94,15 +94,15 @@ class Boosted(nn.Module):
         parts = [features.numeric[:, : self.columns.plain], features.categories, *features.arrays]
         x = torch.cat([part.to(torch.float32) for part in parts], 1)
         of = {name: self.get_buffer(f"node_{name}") for name in NODES}
-        node = of["root"].expand(len(x), -1)
+        node = of["root"].expand(x.shape[0], -1)
         for _ in range(self.depth):
             value = x.gather(1, of["feature"][node])
             goes_left = value <= of["threshold"][node]
             if self.columns.cardinalities:
                 code, number = value.to(torch.int64).clamp(0, of["sets"].shape[1] - 1), of["set"][node]
-                goes_left = torch.where(number > 0, of["sets"][number, code], goes_left)
+                goes_left = of["sets"][number, code] | ((number == 0) & goes_left)  # row 0 has no code
             node = torch.where(goes_left, of["left"][node], of["right"][node])
-        return of["value"][node].reshape(len(x), -1, self.outputs).sum(1).to(torch.float32)
+        return of["value"][node].unflatten(1, (-1, self.outputs)).sum(1).to(torch.float32)
 
 
 def few_rows(model: Boosted) -> Callable[[Features], NDArray[np.float32]]:

@@ -19,6 +19,9 @@ from pg_tensile.execution.data.preprocessing import Kind, Preprocessing, Task, T
 from pg_tensile.execution.exchange.onnx_check import Columns, check_graph, drawn, inputs_of_columns
 from pg_tensile.execution.exchange.onnx_graph import inputs_of, null_string, onnx_bytes, outputs_of
 from pg_tensile.execution.exchange.raw_model import UNIX_US, RawModel
+from pg_tensile.execution.models.boosted import Boosted, BoostedArchitecture
+from pg_tensile.execution.models.ensemble import Ensemble
+from pg_tensile.execution.training.boosting import Boosting, grow
 from tests.unit.rows import Rows, every_type
 
 ROWS = 500
@@ -110,6 +113,23 @@ def test_a_graph_predicts_what_its_model_does_and_another_one_is_refused(kind: s
     with pytest.raises(ExportError, match="predicts other numbers") as caught:
         check_graph(contents, preprocessing, module)
     assert "largest difference" in (caught.value.detail or "")
+
+
+@pytest.mark.long
+def test_trees_and_averages_are_exported() -> None:
+    """Long: the export takes seconds. What trees predict in PyTorch is compared in test_trees.py."""
+    rows, rng = every_type(400), np.random.default_rng(0)
+    names = {"int2", "int4", "float4", "time"}  # which are exported as int8, float8 and date are
+    rows.columns = {name: column for name, column in rows.columns.items() if name not in names}
+    rows.columns = {**rows.columns, "y": ("float8", rng.normal(size=400).tolist())}
+    prepared = rows.prepare(ranks=True)
+    preprocessing, dataset = prepared.fitted.preprocessing, prepared.dataset
+    architecture = BoostedArchitecture(rounds=20, least_rows=5)
+    grown = grow(Boosting(architecture, 1, 0), preprocessing, dataset.training, None, lambda _: False)
+    trees = Boosted(preprocessing.model_inputs, preprocessing.outputs, grown.forest)
+    lines = models.build(models.parse({"type": "linear"}), preprocessing.model_inputs, preprocessing.outputs)
+    module = Ensemble([trees, lines], [0.75, 0.25]).eval()
+    assert check_graph(onnx_bytes(preprocessing, module, {"name": "trees"}), preprocessing, module) < 0.1
 
 
 def test_what_onnx_cannot_do_is_refused() -> None:
