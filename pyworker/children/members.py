@@ -190,7 +190,8 @@ class FittedMembers:
 
         Without a network, the metrics are those of epoch 0 or, of a job that trains none, those of the last round."""
         from pg_tensile.execution.models.ensemble import Ensemble
-        from pg_tensile.execution.training.fitted import metrics_of, sample_of, weights_of
+        from pg_tensile.execution.training.averaging import weights_of
+        from pg_tensile.execution.training.fitted import metrics_of, sample_of
         from pg_tensile.execution.training.observer import Outcome
 
         members = [*self.members, *networks]

@@ -15,8 +15,9 @@ from pg_tensile.execution.models.boosted import BoostedArchitecture, TreeColumns
 from pg_tensile.execution.models.linear import LinearArchitecture
 from pg_tensile.execution.models.trees import Scorer
 from pg_tensile.execution.training import boosting
+from pg_tensile.execution.training.averaging import weights_of
 from pg_tensile.execution.training.boosting import Boosting, grow
-from pg_tensile.execution.training.fitted import Fitting, Step, outputs_of, weights_of
+from pg_tensile.execution.training.fitted import Fitting, Step, outputs_of
 from pg_tensile.execution.training.settings import Settings
 from tests.unit.rows import Prepared, Rows
 
