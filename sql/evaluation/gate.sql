@@ -99,8 +99,8 @@ BEGIN
     SELECT * INTO j FROM tensile_internal.jobs o WHERE o.id = tensile_worker._my_job();
     m := tensile_internal._trained_model(j);
     decided := previous IS NOT DISTINCT FROM tensile_internal._compared_with(j, m);
-    version := coalesce(j.version, (SELECT v.version FROM tensile_internal.model_versions v
-                                    WHERE v.id = tensile_internal._version_of(j)));
+    version := (SELECT min(v.version) FROM tensile_internal.model_versions v -- a first version's, which it takes over
+                WHERE v.job = j.id OR v.id = tensile_internal._version_of(j));
     margin := coalesce((j.options->'gate'->>'margin')::float8, 0);
     better := coalesce(gain > margin AND gain <= 'Infinity', false); -- NaN is greater than all numbers
     IF NOT decided THEN

@@ -13,7 +13,19 @@ import psycopg
 import pytest
 
 from tests.server.refusals import refused
-from tests.server.support import FOREVER, Connection, Wait, children, finish, interrupt, settle, state, submit, value
+from tests.server.support import (
+    FOREVER,
+    Connection,
+    Wait,
+    children,
+    finish,
+    interrupt,
+    phase,
+    settle,
+    state,
+    submit,
+    value,
+)
 
 ROWS = """
     SELECT i AS id, i * 7919 % 1000 / 1000.0 AS a, 'c' || i % 4 AS c, CASE WHEN i % 9 > 0 THEN i * 31 % 100 END AS b,
@@ -146,6 +158,22 @@ def test_the_gate_compares_the_last_version_with_the_one_before_the_job(db: Conn
     assert db.execute(decision, (job,)).fetchall() == [("kept", 2, 1)]
 
 
+def test_a_first_version_may_be_dropped_while_its_job_goes_on(cluster: Any, db: Connection, wait_until: Wait) -> None:
+    """It is not deployed. The job's result then has a number of its own, also in the decision of the gate."""
+    finish(db, train(db, options={"stages": "first"}))
+    query = f"SELECT g.* FROM ({FEW}) g, pg_advisory_xact_lock_shared(7)"
+    with cluster.connect() as other, other.transaction():
+        other.execute("SELECT pg_advisory_xact_lock(7)")
+        job = train(db, options={"deploy": "if_better", "gate": {"query": query, "metric": "rmse"}})
+        assert first_version(db, job) == 2
+        wait_until(lambda: phase(db, job) == "comparing")
+        db.execute("SELECT drop_model_version('m', 2)")
+    finish(db, job)
+    result = value(db, "SELECT version FROM tensile.jobs WHERE job = %s", job)
+    assert result == 3
+    assert value(db, "SELECT version FROM tensile.deployments WHERE job = %s", job) == result
+
+
 def test_a_gate_lets_a_first_version_pass_where_there_is_none(db: Connection) -> None:
     gate = {"deploy": "if_better", "gate": {"query": FEW, "metric": "rmse"}}
     job = train(db, options=gate)
@@ -176,7 +204,7 @@ def test_an_interrupted_job_keeps_its_first_version(cluster: Any, db: Connection
 
 
 def test_members_that_do_not_fit_are_left_out(db: Connection) -> None:
-    job = train(db, memory_budget="600kB", policy="joint")
+    job = train(db, memory_budget="600kB", policy="joint", batch_size=20)
     finish(db, job)
     warnings = value(db, "SELECT array_to_string(warnings, '; ') FROM tensile.jobs WHERE job = %s", job)
     assert "the model consists of the network alone" in warnings
