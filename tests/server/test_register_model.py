@@ -163,7 +163,7 @@ def test_dropping_a_version(flights: Connection) -> None:
         lambda: flights.execute("SELECT drop_model_version('late', 2)"),
     )
     flights.execute("SELECT drop_model_version('late', 1)")
-    assert flights.execute("SELECT array_agg(version) FROM tensile.model_versions").fetchone() == ([2, 3],)
+    assert flights.execute("SELECT array_agg(version ORDER BY version) FROM tensile.model_versions").fetchone() == ([2, 3],)
     assert flights.execute("SELECT count(*) FROM tensile_internal.model_weights").fetchone() == (2,)
 
 
