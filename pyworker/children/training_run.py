@@ -191,7 +191,8 @@ class TrainingRun:
         derived = derive(fitted.preprocessing, outcome.validation, calibrate, times)
         preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
-        metrics = outcome.metrics | {"baseline": measured(fitted.preprocessing, prepared.dataset)}
+        crossed = "cross_validation" in outcome.metrics
+        metrics = outcome.metrics | {"baseline": measured(fitted.preprocessing, prepared.dataset, crossed)}
         if not header.get("first"):
             self._warnings += shortfall(metrics)
         split = described(fitted.division, fitted.training_rows, fitted.validation_rows)

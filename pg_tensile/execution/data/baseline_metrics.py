@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pg_tensile.execution.data.answers import target_values
 from pg_tensile.execution.data.baseline import FREQUENCIES, LAST, MEAN, Baseline
 from pg_tensile.execution.data.columns import Chunk, float_values
-from pg_tensile.execution.data.dataset import Dataset, Table
+from pg_tensile.execution.data.dataset import Dataset, Table, together
 from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.metrics import EPSILON, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Scaling, Task, standardise
@@ -110,15 +110,18 @@ def constant_outputs(baseline: Baseline, preprocessing: Preprocessing) -> dict[s
     }
 
 
-def measured(preprocessing: Preprocessing, dataset: Dataset) -> dict[str, Any]:
+def measured(preprocessing: Preprocessing, dataset: Dataset, crossed: bool = False) -> dict[str, Any]:
     """Return the metrics of the baseline as JSON: {"kind", "split", …}, by the names of a model's metrics.
 
-    The rows are those for validation or, without such rows, the training rows."""
+    The rows are those for validation or, without such rows, the training rows; all of them if the metrics to compare
+    with are those of a cross-validation (`crossed`)."""
     assert preprocessing.baseline is not None
     baseline = preprocessing.baseline
     if baseline.kind != LAST and dataset.training.weight is not None:
         baseline = _fit(preprocessing, dataset.training)
     split, table = ("validation", dataset.validation) if dataset.validation.rows else ("training", dataset.training)
+    if crossed:
+        table = together(dataset.training, dataset.validation)
     return {"kind": baseline.kind, "split": split} | _metrics(baseline, preprocessing, table)
 
 

@@ -15,7 +15,8 @@ few or other batches can make it, the validated model is the final one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch import Tensor
 
 from pg_tensile.execution.data.batches import Batches, division
 from pg_tensile.execution.data.dataset import Dataset, Table, taken, together
+from pg_tensile.execution.data.folds import folds_of
 from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.training.checkpoint import seed_generators
 from pg_tensile.execution.training.graphs import step_spec
 from pg_tensile.execution.training.run_steps import Steps, StepsState
 from pg_tensile.execution.training.schedule import scheduled
@@ -55,13 +58,13 @@ class Refit:
         return self._all if self._fold is None else self._fold
 
     @cached_property
-    def table(self) -> Table:
+    def _table(self) -> Table:
         """All rows, those for validation last, which are copied when they are first needed."""
         return together(self._dataset.training, self._dataset.validation)
 
     @cached_property
     def _all(self) -> Batches:
-        return self._batches(self.table)
+        return self._batches(self._table)
 
     def _batches(self, table: Table) -> Batches:
         settings, device = self._settings, self._steps.batch_device
@@ -93,14 +96,37 @@ class Refit:
         self._steps.load(StepsState(self._first, {}))
         self._fold, self.epoch, self.step = None, 0, 0
 
-    def begin_fold(self, fitted: NDArray[np.int64]) -> None:
-        """Give the steps the first weights again, to be trained on these of all rows."""
-        self._steps.load(StepsState(self._first, {}))
-        self._fold, self.epoch, self.step = self._batches(taken(self.table, fitted)), 0, 0
+    def cross_validate(
+        self, train: Callable[[], bool | None], averages: Callable[[], AbstractContextManager[None]]
+    ) -> NDArray[np.float32] | None:
+        """Return outputs [repeats, rows, outputs] for all rows, each by a model that has not seen the row's fold.
 
-    def end_folds(self) -> None:
-        """Go back to the state before the first fold."""
-        self._fold, self.epoch, self.step = None, None, 0
+        `train` trains the model on this refit's batches, and returns whether it did; the outputs are those of the model
+        inside `averages()`. Returns None if a fold cannot be trained, or if a model is of no use. The random numbers of
+        each fold depend on nothing before, so that a resumed run begins with the first fold again."""
+        seed, repeats = self._settings.seed, self._settings.repeats
+        folds = folds_of(self._table.target, repeats, seed)
+        if min(len(fold.fitted) for fold in folds) < self.batch_size:
+            return None
+        found: NDArray[np.float32] | None = None
+        try:
+            for number, (repeat, held, fitted) in enumerate(folds):
+                seed_generators(seed + 1 + number)
+                self._steps.load(StepsState(self._first, {}))
+                self._fold, self.epoch, self.step = self._batches(taken(self._table, fitted)), 0, 0
+                if not train():
+                    return None
+                with averages():
+                    outputs = self._outputs().cpu().numpy()
+                if not np.isfinite(outputs).all():
+                    return None
+                if found is None:
+                    found = np.empty((repeats, *outputs.shape), outputs.dtype)
+                found[repeat, held] = outputs[held]
+            return found
+        finally:
+            self._fold, self.epoch, self.step = None, None, 0
+            seed_generators(seed)
 
     def is_worse(self) -> bool:
         """Return whether the model, with its final weights, is clearly worse on all rows than the validated one."""
@@ -112,10 +138,10 @@ class Refit:
         batches = list(self._all.covering(self._steps.evaluation_rows))
         targets = [[tensor[-new:] for tensor in batch.targets] for batch, new in batches]
         loss = step_spec(self._settings, self._task).loss
-        return float(loss(self.outputs(), *map(torch.cat, zip(*targets, strict=True))))
+        return float(loss(self._outputs(), *map(torch.cat, zip(*targets, strict=True))))
 
     @torch.no_grad()
-    def outputs(self) -> Tensor:
+    def _outputs(self) -> Tensor:
         """Return the outputs [rows, outputs] for all rows of the model that the steps have."""
         batches = self._all.covering(self._steps.evaluation_rows)
         return torch.cat([self._steps.evaluate(batch).outputs[-new:].clone() for batch, new in batches])

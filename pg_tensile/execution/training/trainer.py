@@ -4,8 +4,9 @@ A run is a pure function of dataset, architecture and settings: generators are s
 (seed, epoch), and a checkpoint holds everything on which the next step depends. So a run that is resumed at any step
 ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
 
-Which epoch's model is kept and when a run ends is decided in course.py. Where weights are averaged, validation and the
-model that is kept have the averages, and the steps continue with the weights themselves.
+Which epoch's model is kept and when a run ends is decided in course.py. Where weights are averaged
+(weight_averages.py), validation and the model that is kept have the averages, and the steps continue with the weights
+themselves.
 
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
@@ -24,7 +25,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +34,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pg_tensile.errors import NotFiniteError
-from pg_tensile.execution.capture.optimizers import AVERAGE
 from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.calibration import least_log_loss
 from pg_tensile.execution.data.dataset import Dataset
-from pg_tensile.execution.data.folds import folds_of
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 from pg_tensile.execution.distributed.group import Group
@@ -57,6 +55,7 @@ from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.shared_weights import take_over_buffers, take_over_model
 from pg_tensile.execution.training.time_left import FORWARD, Pace, Position, time_left
 from pg_tensile.execution.training.validation_sample import ValidationSample
+from pg_tensile.execution.training.weight_averages import WeightAverages
 
 REPORT_INTERVAL_S = 0.2
 NOT_REFITTED = (
@@ -86,7 +85,7 @@ class Trainer:
         self._observer = observer
         self._identity = identity or {}
         self._parameters = [name for name, _ in steps.model.named_parameters()]
-        self._trainable = [name for name, parameter in steps.model.named_parameters() if parameter.requires_grad]
+        self._averages = WeightAverages(steps, settings)
         batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
         ranks = self._group.size
         self._batches = Batches(
@@ -142,7 +141,7 @@ class Trainer:
             return Outcome(True, self._last_metrics, self._epoch)
         model, kept = self._steps.model, course.kept
         if kept is None or refitted:
-            self._exchange_averages()
+            self._averages.exchange()
         self._steps.close()
         if kept is not None and not refitted:
             ckpt.load_model(model, kept.tensors)
@@ -170,7 +169,7 @@ class Trainer:
         self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
             take_over_buffers(self._steps, self._group)
-            with self._averaged():
+            with self._averages.in_use():
                 self._finish_epoch(self._sums.result(self._group), self._evaluate())
 
     def _take(self, batches: Iterable[Batch]) -> None:
@@ -207,7 +206,7 @@ class Trainer:
         if not is_trained:
             return False
         take_over_buffers(self._steps, self._group)
-        with self._averaged():
+        with self._averages.in_use():
             state = self._steps.state().model
             is_finite = all(torch.isfinite(state[name]).all() for name in self._parameters if name in state)
             is_good = self._group.of_first(is_finite and not refit.is_worse())
@@ -242,34 +241,12 @@ class Trainer:
         return True
 
     def _cross_validate(self, refit: Refit) -> NDArray[np.float32] | None:
-        """Return outputs [repeats, rows, outputs] for all rows, each by a model that has not seen the row's fold.
-
-        Returns None without folds, if the time is up before, or if a model is of no use. The random numbers of each
-        fold depend on nothing before, so that a resumed run begins with the first fold again."""
-        kept, repeats = self._course.kept, self._settings.repeats
-        if kept is None or not repeats or self._group.size > 1:
+        """Return the outputs of `Refit.cross_validate`; None as well without folds and for several ranks."""
+        kept = self._course.kept
+        if kept is None or not self._settings.repeats or self._group.size > 1:
             return None
-        folds = folds_of(refit.table.target, repeats, self._settings.seed)
-        if min(len(fold.fitted) for fold in folds) < refit.batch_size:
-            return None
-        found: NDArray[np.float32] | None = None
-        try:
-            for number, (repeat, held, fitted) in enumerate(folds):
-                ckpt.seed_generators(self._settings.seed + 1 + number)
-                refit.begin_fold(fitted)
-                if not self._retrain(refit, kept.epoch, "cross-validating"):
-                    return None
-                with self._averaged():
-                    outputs = refit.outputs().cpu().numpy()
-                if not np.isfinite(outputs).all():
-                    return None
-                if found is None:
-                    found = np.empty((repeats, *outputs.shape), outputs.dtype)
-                found[repeat, held] = outputs[held]
-            return found
-        finally:
-            refit.end_folds()
-            ckpt.seed_generators(self._settings.seed)
+        epochs = kept.epoch
+        return refit.cross_validate(lambda: self._retrain(refit, epochs, "cross-validating"), self._averages.in_use)
 
     def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches until the time is up, one at least."""
@@ -341,27 +318,6 @@ class Trainer:
             self._sample = self._evaluated
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Give the model the averages of its weights inside, if weights are averaged."""
-        self._exchange_averages()
-        try:
-            yield
-        finally:
-            self._exchange_averages()
-
-    def _exchange_averages(self) -> None:
-        """Exchange the weights and their averages, if weights are averaged."""
-        if not self._settings.average_weights:
-            return
-        state = self._steps.state()
-        model, optimizer = dict(state.model), dict(state.optimizer)
-        for number, name in enumerate(self._trainable):
-            average = f"{number}.{AVERAGE}"
-            if average in optimizer:  # it has had a gradient
-                model[name], optimizer[average] = optimizer[average].clone(), model[name].clone()
-        self._steps.load(StepsState(model, optimizer))
 
     def _new_sums(self, ranks: bool = False) -> EpochSums:
         return EpochSums(MetricSums(self._preprocessing, ranks))

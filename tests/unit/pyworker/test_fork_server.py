@@ -101,6 +101,8 @@ def test_a_forked_child_is_one_of_its_supervisors_in_all_that_shows(trainer: Chi
     assert arguments == [sys.executable, "-m", "pyworker", "trainer", str(os.getpid())]
     assert os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0) == 3
     assert trainer.torch
+    # LightGBM starts threads of OpenMP, after which a process must not fork
+    assert "lightgbm" not in Path(f"/proc/{pid}/maps").read_text()
     files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
     assert not any("eventpoll" in file for file in files), files  # those of the fork server are closed
     assert sum("socket" in file for file in files) == 1, files  # the connection's, though it has two descriptors

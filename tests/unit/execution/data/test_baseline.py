@@ -109,6 +109,14 @@ def test_without_validation_rows_it_is_that_of_the_training_rows() -> None:
     assert result["split"] == "training" and result["r2"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_beside_a_cross_validation_it_is_that_of_all_rows() -> None:
+    part, preprocessing = fitted("float8", Y)
+    (train, _), (valid, _) = sides(part)
+    result = measured(preprocessing, part.dataset, crossed=True)
+    error = np.sqrt(((np.concatenate([train, valid]) - train.mean()) ** 2).mean())
+    assert (result["split"], result["rmse"]) == ("validation", pytest.approx(error, rel=1e-5))
+
+
 def test_the_last_value_counts_where_it_is_better() -> None:
     """The newest time has two rows, one of which is above the walk by as much as the other is below."""
     walk = np.cumsum(np.ones(COUNT)) + RNG.normal(size=COUNT)

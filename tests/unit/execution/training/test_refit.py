@@ -69,7 +69,7 @@ def test_averages_begin_anew(prepared: Prepared) -> None:
     table = together(prepared.dataset.training, prepared.dataset.validation)
     for batch in Batches(table, 128, 5, CPU, False, full_only=True).epoch(0):
         expected._steps.train(batch)
-    expected._exchange_averages()
+    expected._averages.exchange()
     assert weights(model) == weights(expected._steps.model)
 
 

@@ -350,7 +350,7 @@ def test_averaged_weights_are_those_that_validation_has_seen(
     assert seen is not None and seen.metrics.loss == loss
     other, twin = trainer(prepared, Recorder(), architecture, average_weights=True, keep="last")
     monkeypatch.setattr(other, "_evaluate", lambda: None)
-    monkeypatch.setattr(other, "_averaged", contextlib.nullcontext)
+    monkeypatch.setattr(other._averages, "in_use", contextlib.nullcontext)
     other.run()
     assert weights(twin) == weights(model)
 
