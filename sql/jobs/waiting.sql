@@ -66,6 +66,28 @@ AS $$
     HAVING count(*) > 0
 $$;
 
+-- After which epoch or round the version of a finished job was made, and why its training ended. Reads as the caller.
+CREATE FUNCTION tensile_worker._course(job bigint) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN kinds @> '{boosted}' AND kinds <@ '{boosted,linear}'
+                THEN format('Its trees are those after round %s of %s; ', j.kept_epoch, e.latest)
+                WHEN kinds <@ '{linear}' THEN 'Its coefficients are those with the best of several penalties; '
+                ELSE format('%s after epoch %s of %s; ', CASE WHEN tensile_worker._members(j.job) IS NULL
+                                                              THEN 'Its weights are those'
+                                                              ELSE 'The network is that' END, j.kept_epoch, e.latest) END
+        || format('training ended because %s.',
+                  CASE WHEN j.stopped = 'early_stopping' THEN 'nothing improved any more (early_stopping)'
+                       WHEN j.stopped = 'max_time' THEN 'the time was up (max_time)'
+                       WHEN kinds <@ '{linear}' THEN 'all were tried'
+                       ELSE 'that was the last one (epochs)' END)
+    FROM tensile.jobs j LEFT JOIN tensile.model_versions v ON v.model_id = j.model_id AND v.version = j.version,
+         LATERAL (SELECT coalesce((SELECT array_agg(m->>'type') FROM jsonb_array_elements(v.training->'members') m),
+                                  ARRAY[j.architecture->>'type'])) AS k (kinds),
+         LATERAL (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job) AS e (latest)
+    WHERE j.job = $1
+$$;
+
 -- Tell what a finished job warned of and, of a training, how good the version is.
 CREATE FUNCTION tensile_worker._tell_result(job bigint) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -107,14 +129,7 @@ BEGIN
                          CASE WHEN crossed IS NOT NULL THEN format('in a cross-validation (%s folds, %s times)',
                                                                    crossed->>'folds', crossed->>'repeats')
                               WHEN validated THEN 'on the validation rows' ELSE 'on the training rows' END),
-        DETAIL = coalesce(tensile_worker._members(j.job) || ' ', '')
-            || format('%s after epoch %s of %s; training ended because %s.',
-                      CASE WHEN tensile_worker._members(j.job) IS NULL THEN 'Its weights are those'
-                           ELSE 'The network is that' END, j.kept_epoch,
-                      (SELECT max(e.epoch) FROM tensile.epoch_metrics e WHERE e.job = j.job),
-                      CASE j.stopped WHEN 'early_stopping' THEN 'nothing improved any more (early_stopping)'
-                                     WHEN 'max_time' THEN 'the time was up (max_time)'
-                                     ELSE 'that was the last one (epochs)' END),
+        DETAIL = concat_ws(' ', tensile_worker._members(j.job), tensile_worker._course(j.job)),
         HINT = tensile_worker._next_step(j.job);
 END $$;
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from pg_tensile.client import TrainingFailed, connect
 from tests.server.refusals import refused
 from tests.server.support import (
     FOREVER,
@@ -62,6 +63,8 @@ def test_a_first_version_predicts_until_a_better_one_replaces_it(db: Connection,
     """Predictions that are kept are made anew, and evaluations of the first version go with it."""
     job = train(db, epochs=FOREVER)
     assert first_version(db, job) == 1
+    with connect(db.info.dsn) as client:
+        assert client.job(job).first_version(progress=False, timeout=0) == 1
     assert types(db) == ["boosted"]
     wait_until(lambda: value(db, "SELECT phase FROM tensile.progress WHERE job = %s", job) == "training")
     assert value(db, "SELECT stage FROM tensile.progress WHERE job = %s", job) == "best"
@@ -90,11 +93,15 @@ def test_a_first_version_predicts_until_a_better_one_replaces_it(db: Connection,
     assert value(db, refresh, keyed) == 60
 
 
-@pytest.mark.parametrize(("stages", "expected"), [("first", ["boosted"]), ("best", None)])
-def test_a_job_can_end_after_one_stage(db: Connection, stages: str, expected: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("stages", "expected", "course"),
+    [("first", ["boosted"], "^Its trees are those after round "), ("best", None, "he network is that after epoch ")],
+)
+def test_a_job_can_end_after_one_stage(db: Connection, stages: str, expected: list[str] | None, course: str) -> None:
     job = train(db, options={"stages": stages})
     finish(db, job)
     assert expected is None or types(db) == expected
+    assert value(db, "SELECT tensile_worker._course(%s) ~ %s", job, course)
     assert value(db, "SELECT count(*) FROM tensile.deployments") == 1
     assert value(db, "SELECT rmse < 0.5 FROM tensile.job_history WHERE job = %s", job)
 
@@ -114,12 +121,15 @@ def test_a_fitted_model_does_what_others_do(db: Connection, architecture: dict[s
     """Intervals, attributions, importance, evaluation, drift, and a file that can be imported."""
     job = train(db, architecture=architecture, learning_rate=None)
     finish(db, job)
+    course = {"boosted": "Its trees are those after round ", "linear": "Its coefficients are those with the best of "}
+    assert value(db, "SELECT tensile_worker._course(%s)", job).startswith(course[architecture["type"]])
     assert types(db) == [architecture["type"]]
     row = '\'{"a": 0.5, "c": "c2", "b": 7}\'::jsonb'
     interval = db.execute(f"SELECT * FROM predict_interval('m', {row}, 0.9)").fetchone()
     assert interval is not None
     lower, prediction, upper = interval
     assert lower <= prediction <= upper
+    assert value(db, f"SELECT predict('m', {row}, '2MB')") == pytest.approx(prediction, rel=1e-5)
     parts = db.execute(f"SELECT feature, attribution FROM explain_prediction('m', {row})").fetchall()
     assert {name for name, _ in parts} >= {"a", "b", "c"}
     ranking = db.execute("SELECT feature FROM feature_importance('m', %s)", (MANY,)).fetchall()
@@ -221,3 +231,5 @@ def test_waiting_for_the_first_version_of_a_job_that_fails(db: Connection) -> No
     job = train(db, "SELECT i AS a, 1 / (i - 50) AS y FROM generate_series(1, 100) i")
     with pytest.raises(psycopg.errors.DivisionByZero):
         first_version(db, job)
+    with connect(db.info.dsn) as client, pytest.raises(TrainingFailed, match="division by zero"):
+        client.job(job).first_version(progress=False)

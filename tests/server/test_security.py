@@ -34,7 +34,7 @@ OPEN = {
     *("_materialize_predictions", "_check_unique", "_deployed_version"),
     *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
-    *("_tell_result", "_next_step", "_rounded", "_beside", "_members", "_has_metrics", "_check_waiting"),
+    *("_tell_result", "_next_step", "_rounded", "_beside", "_members", "_course", "_has_metrics", "_check_waiting"),
     *("_tuning_result", "_no_such_tuning", "_check_sees_changes"),
 }
 

@@ -41,10 +41,11 @@ def check_model(model: nn.Module, trains: bool) -> None:
             hint = "Call it once with a batch before it is trained, so that its lazy modules know their sizes."
             raise CaptureError(f'"{name}" of the model has no size yet', hint)
         _check_dense(f'"{name}" of the model', tensor)
-    parameters = list(model.named_parameters())
-    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad and trains]
-    if not (trainable if trains else parameters):
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad and trains]
+    if trains and not trainable:
         raise CaptureError("the model has no parameters to train", "Set requires_grad on those to train.")
+    if not named:
+        raise CaptureError("the model has no parameters and no buffers", "Register what it computes with as a buffer.")
     for name, parameter in trainable:
         optimizers.check_parameter(name, parameter)
         if parameter._post_accumulate_grad_hooks:

@@ -45,7 +45,8 @@ class Session:
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         # PyTorch would end the process if the device did not exist.
-        self.device = choose_device(str(next(iter(self.parameters.values())).device if device is None else device))
+        first = next(iter((self.parameters or self.buffers).values()))
+        self.device = choose_device(str(first.device if device is None else device))
         self.module_names = {id(module): name for name, module in model.named_modules()}
         self.registered = [  # (registry, key, tensor, qualified name) of each registered tensor
             (registry, key, tensor, f"{name}.{key}".lstrip("."))

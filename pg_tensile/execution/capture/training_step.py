@@ -6,6 +6,7 @@ A training step is forward, loss, backward, clipping and update; an evaluation i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ def forward_loss(
 
 def autocast(model: nn.Module, spec: StepSpec) -> torch.autocast:
     """Return the context in which forward and loss are computed."""
-    device = next(model.parameters()).device
+    device = next(itertools.chain(model.parameters(), model.buffers())).device
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=spec.autocast == "bf16")
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from pg_tensile.errors import CaptureError
-from pg_tensile.execution.capture import StepSpec, capture, capture_evaluation
+from pg_tensile.execution.capture import StepSpec, capture, capture_evaluation, capture_inference
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.planning.trace.trace import Kind, Phase
 from tests.unit.executing import SPEC, batch, net, opened
@@ -146,6 +146,13 @@ def test_a_frozen_model_is_evaluated_but_not_trained():
     assert capture_evaluation(model, *batch(), SPEC).loss is not None
     with pytest.raises(CaptureError, match="no parameters to train"):
         capture(model, *batch(), SPEC)
+
+
+def test_a_model_of_buffers_alone_is_evaluated() -> None:
+    model, x = nn.BatchNorm1d(4, affine=False).eval(), torch.randn(2, 4)
+    captured, expected = capture_inference(model, [x]), model(x)
+    with opened() as device, Executor(captured, model, device) as executor:
+        assert torch.equal(executor.evaluate([x]).outputs[0], expected)
 
 
 def test_what_cannot_be_evaluated_is_refused():
