@@ -73,7 +73,7 @@ def run() -> None:
         console.rule("2. One statement trains a model")
         console.print(
             "It learns from 4,000 of the diamonds what price comes with a weight, cut, color and clarity. The kind of"
-            " network is chosen by the columns: tabular is the one for tables."
+            " model is chosen by the columns: for a table, gradient-boosted trees and a network make an ensemble."
         )
         learn(conn)
         console.rule("3. Is it better than guessing?")

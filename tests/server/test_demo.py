@@ -56,7 +56,7 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
     first = demo(folder)
     try:
         assert "Loaded the tables" in first
-        assert 'NOTICE:  model "price" is registered with the architecture tabular' in " ".join(first.split("\n"))
+        assert 'NOTICE:  model "price" is registered with the architecture ensemble' in " ".join(first.split("\n"))
         assert len(table_rows(first, "id")) == 5
         # It is as good as the demo says: a fifth of the guess's error at most, and close to gradient boosting's.
         _, _, guess, own = map(int, table_rows(first, "diamonds")[0])

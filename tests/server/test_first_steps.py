@@ -94,7 +94,7 @@ def test_each_training_says_how_to_go_on(steps: list[Step]) -> None:
     ):
         assert f"SELECT t.*, {function}('{model}', t) FROM my_table t." in ending
         assert "WARNING" not in ending
-    assert 'has the architecture tabular: "hours" is the only array, and is taken as numbers' in endings[2]
+    assert 'has the architecture ensemble: "hours" is the only array, and is taken as numbers' in endings[2]
 
 
 @pytest.mark.long
