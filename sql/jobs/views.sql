@@ -254,7 +254,7 @@ COMMENT ON COLUMN tensile.jobs.baseline IS
 CREATE VIEW tensile.metrics WITH (security_invoker = true) AS
     SELECT x.job, x.epoch, x.split, x.metric, x.value,
            CASE WHEN j.baseline OPERATOR(pg_catalog.->>) 'split' OPERATOR(pg_catalog.=)
-                     CASE x.split WHEN 'version' THEN 'validation' ELSE x.split END
+                     CASE WHEN x.split OPERATOR(pg_catalog.=) 'version' THEN 'validation' ELSE x.split END
                 THEN j.baseline OPERATOR(pg_catalog.->>) x.metric END::pg_catalog.float8 AS baseline
     FROM tensile_internal.metrics x JOIN tensile_internal.jobs j ON j.id OPERATOR(pg_catalog.=) x.job;
 COMMENT ON VIEW tensile.metrics IS

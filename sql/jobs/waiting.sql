@@ -115,7 +115,7 @@ BEGIN
                 WHERE v.model_id = j.model_id AND v.version = j.version);
     -- log_loss is after calibration where there is one, as of the version's predictions
     SELECT string_agg(concat(m.metric, ' ', tensile_worker._rounded(coalesce(c.value, m.value)),
-                             ' ± ' || tensile_worker._rounded((crossed->'spread'->>m.metric)::float8),
+                             ' +- ' || tensile_worker._rounded((crossed->'spread'->>m.metric)::float8),
                              tensile_worker._beside(j.baseline, m.metric)), ', ' ORDER BY o.place)
         INTO metrics
         FROM unnest('{accuracy,roc_auc,log_loss,rmse,mae,r2}'::text[]) WITH ORDINALITY AS o (metric, place)

@@ -136,7 +136,8 @@ BEGIN
                                       'Add columns to the key until it identifies a row.', NULL);
     END;
     DROP TABLE pg_temp.tensile_changed_rows;
-    IF (tensile_worker._deployed_version(model)).version_id IS DISTINCT FROM deployed.version_id THEN
+    IF NOT EXISTS (SELECT FROM tensile_worker._deployed_version(model) d
+                   WHERE d.version_id OPERATOR(pg_catalog.=) deployed.version_id) THEN
         PERFORM tensile_worker._raise('40001',
                                       pg_catalog.format('another version of model "%s" was deployed meanwhile', model),
                                       'Call it again.', NULL);

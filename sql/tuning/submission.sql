@@ -19,7 +19,7 @@ BEGIN
     END IF;
     m := tensile_internal._check_submission(caller, arguments, arrays);
     IF m.architecture->>'type' = 'ensemble' THEN -- whose network has the hyperparameters
-        m.architecture := '{"type": "tabular"}';
+        m := jsonb_populate_record(m, '{"architecture": {"type": "tabular"}}');
     END IF;
     base := m.architecture;
     PERFORM tensile_internal._check_tuning(trials, max_time, metric, parallel),

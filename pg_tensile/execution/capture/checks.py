@@ -41,7 +41,7 @@ def check_model(model: nn.Module, trains: bool) -> None:
             hint = "Call it once with a batch before it is trained, so that its lazy modules know their sizes."
             raise CaptureError(f'"{name}" of the model has no size yet', hint)
         _check_dense(f'"{name}" of the model', tensor)
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad and trains]
+    trainable = [pair for pair in model.named_parameters() if trains and pair[1].requires_grad]
     if trains and not trainable:
         raise CaptureError("the model has no parameters to train", "Set requires_grad on those to train.")
     if not named:
