@@ -52,12 +52,7 @@ if TYPE_CHECKING:
 KINDS = ("calibrate", "explain", "evaluate", "import_model", "export_model")
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in KINDS}
 # Modules that take seconds to import, by type of architecture
-IMPORTS = {
-    "ensemble": ("lightgbm", "sklearn.linear_model"),
-    "boosted": ("lightgbm",),
-    "linear": ("sklearn.linear_model",),
-    "pretrained": ("peft",),
-}
+IMPORTS = {"linear": ("sklearn.linear_model",), "pretrained": ("peft",)}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 

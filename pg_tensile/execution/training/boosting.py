@@ -6,6 +6,7 @@ best round are dropped. They depend on the rows, the settings and the seed alone
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,8 @@ PATIENCE = 50  # rounds
 LEAST_GAIN = 1e-4  # of the loss, as a part of it
 ROUNDS_WITHOUT_VALIDATION = 100
 # Of many rows, larger steps are enough, and fewer: as many rounds as pass over PASSED_ROWS together. Trees for a first
-# look pass over QUICK_ROWS, in about a second.
-MANY_ROWS, FASTER, PASSED_ROWS, QUICK_ROWS = 100_000, 2.0, 100_000_000, 10_000_000
+# look pass over QUICK_ROWS, in less than a second.
+MANY_ROWS, FASTER, PASSED_ROWS, QUICK_ROWS = 100_000, 2.0, 100_000_000, 6_000_000
 # LightGBM's beside those that the data and the settings determine. Columns and rows that are drawn anew make the trees
 # less alike; no column of the features has nulls.
 PARAMETERS = {
@@ -126,8 +127,7 @@ class _Growth:
         training: Table,
         held: tuple[NDArray[np.float32], Table] | None,
     ) -> None:
-        import lightgbm
-
+        lightgbm = _import_lightgbm()
         is_fast = boosting.is_quick or training.rows + (held[1].rows if held else 0) >= MANY_ROWS
         parameters = {
             **boosting.parameters,
@@ -166,6 +166,19 @@ class _Growth:
         """Return the trees of the first rounds."""
         model = self._booster.dump_model(num_iteration=rounds)
         return [_tree(info["tree_structure"]) for info in model["tree_info"]]
+
+
+def _import_lightgbm() -> Any:
+    """Import LightGBM and return it, without the packages that it only has wrappers for, which take a second."""
+    modules: dict[str, Any] = sys.modules
+    wrapped = [name for name in ("pandas", "sklearn") if name not in modules]
+    modules.update(dict.fromkeys(wrapped))  # as None: to import them raises an ImportError, which LightGBM expects
+    try:
+        import lightgbm
+    finally:
+        for name in wrapped:
+            del modules[name]
+    return lightgbm
 
 
 def _interleaved(parts: Sequence[Sequence[Tree]]) -> tuple[Tree, ...]:
