@@ -65,7 +65,9 @@ def store(conn: Connection, name: str, frame: pd.DataFrame) -> None:
             stream.write_row([number, *row])
 
 
-def through_sql(conn: Connection, problem: Problem, seed: int) -> tuple[Held, dict[str, Any]]:
+def through_sql(
+    conn: Connection, problem: Problem, seed: int, epochs: int = 200, options: str = "{}"
+) -> tuple[Held, dict[str, Any]]:
     """Train a new model on the rows and return its answers, and what its training took."""
     names = sql.SQL(", ").join(map(sql.Identifier, problem.train))
     train, test = (
@@ -76,7 +78,8 @@ def through_sql(conn: Connection, problem: Problem, seed: int) -> tuple[Held, di
     store(conn, "test", problem.test)
     conn.execute("SELECT drop_model(model) FROM tensile.models")
     started = time.perf_counter()
-    job = conn.execute("SELECT train_model('m', %s, %s, seed => %s)", (train, problem.target, seed)).fetchone()
+    call = "SELECT train_model('m', %s, %s, seed => %s, epochs => %s, options => %s)"
+    job = conn.execute(call, (train, problem.target, seed, epochs, options)).fetchone()
     conn.execute("SELECT wait_for_first_version(%s, '1 hour')", job)
     first_seconds = time.perf_counter() - started
     conn.execute("SELECT wait_for_job(%s, '1 hour')", job)

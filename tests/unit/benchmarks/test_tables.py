@@ -17,8 +17,11 @@ TASK = {
     "seconds": 50.0,
     "epochs": 30,
     "metric": "r2",
-    "level_seconds": 20.0,
+    "first_seconds": 2.0,
+    "first_after_start_seconds": 6.0,
     "score": 0.9,
+    "endless_score": 0.905,
+    "lightgbm_seconds": 1.0,
     "peer_seconds": 2.0,
     "peer_score": 0.8,
     "p50_us": 100.0,
@@ -64,7 +67,9 @@ def test_results_that_reach_the_goals_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "section"),
     [
-        (("tasks", 1, "seconds"), 121.0, "training"),
+        (("tasks", 1, "seconds"), 61.0, "training"),
+        (("tasks", 0, "first_seconds"), 5.1, "training"),
+        (("tasks", 0, "endless_score"), 0.91, "training"),
         (("tasks", 0, "p50_us"), 300.0, "predictions"),
         (("tasks", 0, "client_p50_us"), 301.0, "predictions"),
         (("tasks", 1, "rows_per_s"), 149_999, "predictions"),
