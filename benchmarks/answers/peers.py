@@ -70,7 +70,9 @@ def lightgbm_stopped_early(problem: Problem) -> None:
     import lightgbm
 
     rows, _ = boosting_features(problem)
-    target, fitted = problem.train[problem.target], len(rows) * 4 // 5
+    target, fitted = problem.train[problem.target].to_numpy(), len(rows) * 4 // 5
+    if not problem.is_regression:
+        target = np.unique(target.astype(str), return_inverse=True)[1]
     model = (lightgbm.LGBMRegressor if problem.is_regression else lightgbm.LGBMClassifier)(n_estimators=300, verbose=-1)
     held = {"eval_X": rows[fitted:], "eval_y": target[fitted:]}
     model.fit(rows[:fitted], target[:fitted], **held, callbacks=[lightgbm.early_stopping(50, verbose=False)])
