@@ -58,8 +58,8 @@ CREATE FUNCTION tensile_worker._members(job bigint) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE count(*) WHEN 1 THEN format('It is %s alone.', min(m->>'type'))
-                ELSE format('It is the average of %s.', string_agg(format('%s (%s)', m->>'type', m->>'weight'), ', '
-                                                                  ORDER BY (m->>'weight')::float8 DESC)) END
+                ELSE format('It is the average of %s.', string_agg(format('%s %s', m->>'weight', m->>'type'), ' + '
+                                                                ORDER BY (m->>'weight')::float8 DESC)) END
     FROM tensile.jobs j JOIN tensile.model_versions v ON v.model_id = j.model_id AND v.version = j.version,
          jsonb_array_elements(v.training->'members') m
     WHERE j.job = $1 AND (m->>'weight')::float8 > 0 AND jsonb_array_length(v.training->'members') > 1

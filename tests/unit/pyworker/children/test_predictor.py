@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from pg_tensile.execution import models
+from pg_tensile.execution.data.answers import predictions
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.memory_limit import memory_bytes
@@ -56,6 +57,10 @@ class Version:
         with torch.no_grad():
             tensors = Features.from_flat([torch.from_numpy(array) for array in features.flat()])
             return self.model(tensors).numpy().astype(np.float64)
+
+    def predictions(self, chosen: list[int]) -> np.ndarray:
+        """Return the answers of a regression, in the target's unit."""
+        return predictions(self.outputs(chosen), self.preprocessing)
 
     def request(self, chosen: list[int]) -> tuple[dict[str, Any], list[Any]]:
         """Header and buffers of a PREDICT frame for those rows."""
@@ -214,8 +219,7 @@ def test_answers_are_the_models(
     texts = [version.rows.columns["text"][1][row] for row in chosen]
     assert unknown == sum(text is not None and text not in words for text in texts)
     if fitted.task == "regression":
-        expected = outputs[:, 0] * fitted.target.std + fitted.target.mean
-        np.testing.assert_allclose(prediction, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(prediction, version.predictions(chosen), rtol=1e-4, atol=1e-5)
         assert np.isnan(probability).all() and (label == -1).all()
     elif fitted.task == "binary":
         expected = 1 / (1 + np.exp(-outputs[:, 0]))
@@ -261,9 +265,8 @@ def test_a_version_is_asked_for_once_and_answers_keep_their_order(
             ask(session, number, simple.request([row]))
     predictor.give(number, simple)
     for session in sessions:
-        predictions = [answer(predictor.receive(session))[1][0] for _ in range(3)]
-        expected = simple.outputs([1, 2, 3])[:, 0] * simple.preprocessing.target.std + simple.preprocessing.target.mean
-        np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
+        found = [answer(predictor.receive(session))[1][0] for _ in range(3)]
+        np.testing.assert_allclose(found, simple.predictions([1, 2, 3]), rtol=1e-4, atol=1e-5)
     predictor.loaded(number)
     assert predictor.supervisor.recv(timeout=0.05) is None
 

@@ -79,11 +79,6 @@ def release(pipe: Path, word: str = "") -> None:
         writer.write(word)
 
 
-def predictions(version: Version, chosen: list[int]) -> np.ndarray:
-    target = version.preprocessing.target
-    return version.outputs(chosen)[:, 0] * target.std + target.mean
-
-
 Connect = Callable[[], Connection]
 
 
@@ -106,7 +101,7 @@ def test_sessions_predict_with_other_models_while_one_is_loaded(
     assert first.poll() is None and second.poll() is None
     release(pipe)
     for session in (first, second):
-        np.testing.assert_allclose(answer(predictor.receive(session))[1], predictions(slow, [1]), rtol=1e-5)
+        np.testing.assert_allclose(answer(predictor.receive(session))[1], slow.predictions([1]), rtol=1e-5)
     assert slow_number in [model["version"] for model in predictor.loaded(slow_number).header["models"]]
 
 
@@ -129,7 +124,7 @@ def test_a_load_that_fails_is_the_error_of_those_who_wait_for_it(
     predictor.give(slow_number, slow)  # the next request of both sessions asks for it again
     release(pipe)
     for session in (first, second):
-        np.testing.assert_allclose(answer(predictor.receive(session))[1], predictions(slow, [2]), rtol=1e-5)
+        np.testing.assert_allclose(answer(predictor.receive(session))[1], slow.predictions([2]), rtol=1e-5)
 
 
 def test_many_rows_keep_nobody_from_other_models(
@@ -146,7 +141,7 @@ def test_many_rows_keep_nobody_from_other_models(
     answer(predictor.receive(other))
     assert many.poll() is None
     release(pipe)
-    np.testing.assert_allclose(answer(predictor.receive(many))[1], predictions(slow, [1, 2]), rtol=1e-5)
+    np.testing.assert_allclose(answer(predictor.receive(many))[1], slow.predictions([1, 2]), rtol=1e-5)
 
 
 def test_a_row_is_answered_between_the_parts_of_a_request_for_many(
@@ -162,9 +157,9 @@ def test_a_row_is_answered_between_the_parts_of_a_request_for_many(
         ask(single, number, slow.request([3]))
         connect()  # greeted after the request has been taken
         writer.write(b"x")
-        np.testing.assert_allclose(answer(predictor.receive(single))[1], predictions(slow, [3]), rtol=1e-5)
+        np.testing.assert_allclose(answer(predictor.receive(single))[1], slow.predictions([3]), rtol=1e-5)
         assert many.poll() is None
-    np.testing.assert_allclose(answer(predictor.receive(many))[1], predictions(slow, chosen), rtol=1e-5)
+    np.testing.assert_allclose(answer(predictor.receive(many))[1], slow.predictions(chosen), rtol=1e-5)
 
 
 def test_a_request_of_a_session_that_has_left_is_not_finished(
