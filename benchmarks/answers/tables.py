@@ -89,6 +89,7 @@ LARGE_CACHE_MIB = 4096
 
 # ---- training -------------------------------------------------------------------------------------------------------
 
+
 def measure_training(conn: Connection, problem: Problem) -> dict[str, Any]:
     """Train the default on the problem, and others on the same rows; scores are R² or accuracy of the held-out."""
     endless, _ = through_sql(conn, problem, 0, ENDLESS_EPOCHS, ENDLESS)
