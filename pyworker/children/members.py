@@ -66,6 +66,7 @@ class FittedMembers:
         self.members: list[Member] = []
         self.warnings: list[str] = []
         self.revision = 0  # of the claim of memory
+        self.is_out_of_time = False  # the time was up before they, or a network after them, had all of it
         self._is_claimed: bool | None = None  # False: refused; None: not yet requested
         self._channel = channel
         self._spec = channel.spec
@@ -173,7 +174,10 @@ class FittedMembers:
             self._channel.send(FrameType.PROGRESS, header)
         self._channel.poll({FrameType.PLAN, FrameType.REFUSE})
         most_s = self._spec["max_time_s"]
-        return self._phase in ("fitting", "boosting") and most_s is not None and now - self._began >= most_s
+        if self._phase in ("fitting", "boosting") and most_s is not None and now - self._began >= most_s:
+            self.is_out_of_time = True
+            return True
+        return False
 
     # ---- versions ----
 
@@ -227,6 +231,7 @@ class FittedMembers:
         for network in networks:
             training |= {key: value for key, value in network.notes.items() if key not in ("type", "epoch")}
         reason = "early_stopping" if alone and max(fitted.done for fitted in self._fitted) > epoch else "epochs"
+        reason = "max_time" if alone and self.is_out_of_time else reason
         outcome = Outcome(False, metrics, epoch, reason, sample_of(mean, held))
         return Made(architecture, model, outcome, {"stopped": reason} | training, self._curve(metrics, alone))
 

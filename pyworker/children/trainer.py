@@ -141,7 +141,7 @@ class TrainerProcess(TrainingRun):
         if spec["max_time_s"] is not None:
             spec["max_time_s"] -= time.monotonic() - began
             if spec["max_time_s"] <= 0 and members.members:
-                spec["network"] = None
+                spec["network"], members.is_out_of_time = None, True
         if not members.members:
             self._members = None
         elif spec["network"] is None:

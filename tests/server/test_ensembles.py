@@ -106,8 +106,10 @@ def test_a_job_can_end_after_one_stage(db: Connection, stages: str, expected: li
     assert value(db, "SELECT rmse < 0.5 FROM tensile.job_history WHERE job = %s", job)
 
 
-def test_the_time_counts_over_all_stages(db: Connection) -> None:
-    job = train(db, epochs=FOREVER, max_time="4 seconds")
+@pytest.mark.parametrize("max_time", ["4 seconds", "50 milliseconds"])
+def test_the_time_counts_over_all_stages(db: Connection, max_time: str) -> None:
+    """It is up during the training of the network or, on a busy machine as well, before that."""
+    job = train(db, epochs=FOREVER, max_time=max_time)
     finish(db, job)
     members = value(db, "SELECT training -> 'members' FROM tensile.model_versions WHERE job = %s", job)
     assert members[0]["type"] == "boosted"
