@@ -76,15 +76,18 @@ class Watch:
         assert self.samples and not self.excesses, self.excesses[:5]
 
     def _run(self) -> None:
+        while not self._ended.wait(0.01):
+            self._look()
+
+    def _look(self) -> None:
         devices = (
             "SELECT granted_bytes + inference_bytes, in_use_bytes + inference_bytes, budget_bytes FROM tensile.devices"
         )
-        while not self._ended.wait(0.01):
-            for granted, in_use, budget in self._conn.execute(devices).fetchall():
-                self.samples += 1
-                self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
-                if max(granted, in_use) > budget:
-                    self.excesses.append((granted, in_use, budget))
+        for granted, in_use, budget in self._conn.execute(devices).fetchall():
+            self.samples += 1
+            self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
+            if max(granted, in_use) > budget:
+                self.excesses.append((granted, in_use, budget))
 
 
 class Lab:
