@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tests.server.support import Connection, Wait, digest, finish, phase, register, steps, trainer_pid, value
 
@@ -65,7 +65,7 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
