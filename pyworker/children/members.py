@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,18 +59,17 @@ class Made(NamedTuple):
 
 
 class FittedMembers:
-    """The members of one job that are fitted, in their order; `profile` is that of the CPU."""
+    """The members of one job that are fitted, in their order."""
 
-    def __init__(self, channel: Channel, prepared: Prepared, profile: Future[DeviceProfile]) -> None:
+    def __init__(self, channel: Channel, prepared: Prepared) -> None:
         self.members: list[Member] = []
         self.warnings: list[str] = []
         self.revision = 0  # of the claim of memory
-        self.is_out_of_time = False  # the time was up before they, or a network after them, had all of it
+        self.is_out_of_time = False  # the job's time was up while they were fitted
         self._is_claimed: bool | None = None  # False: refused; None: not yet requested
         self._channel = channel
         self._spec = channel.spec
         self._prepared = prepared
-        self._profile = profile
         self._phase = "fitting"
         self._reported_at = 0.0
         self._began = time.monotonic()
@@ -89,7 +87,8 @@ class FittedMembers:
     def fit(self, is_quick: bool = False) -> None:
         """Fit the members, unless there is no memory for them; `is_quick`: for a first look.
 
-        Raises Stopped, and MemoryRefusedError if there is no other member."""
+        If the time is up before they are as good as those of a first look, these remain. Raises Stopped, and
+        MemoryRefusedError if there is no other member."""
         from pg_tensile.execution.training.fitted import outputs_of
 
         if self._is_claimed is None:
@@ -97,7 +96,7 @@ class FittedMembers:
         if not self._is_claimed:
             return
         fitting, prepared = self._fitting()._replace(is_quick=is_quick), self._prepared
-        self.members, self._fitted = [], []
+        quick, self.members, self._fitted = (self.members, self._fitted), [], []
         for architecture in self._spec["fitted"]:
             self._phase = "boosting" if architecture["type"] == "boosted" else "fitting"
             began, self._losses = time.monotonic(), []
@@ -106,6 +105,17 @@ class FittedMembers:
             notes = fitted.notes | {"seconds": round(time.monotonic() - began, 2)}
             self.members.append(Member(architecture, fitted.model, validation, notes))
             self._fitted.append(fitted)
+        if self.is_out_of_time and quick[0] and self._loss(quick[0]) <= self._loss(self.members):
+            self.members, self._fitted = quick
+
+    def _loss(self, members: Sequence[Member]) -> float:
+        """Return the mean loss of members on the validation rows, 0 without such rows."""
+        from pg_tensile.execution.training.fitted import measured
+
+        table, settings = self._prepared.dataset.validation, job_settings(self._spec)
+        preprocessing = self._prepared.fitted.preprocessing
+        losses = [measured(member.validation, table, preprocessing, settings).loss for member in members]
+        return sum(loss or 0.0 for loss in losses) / len(losses) if table.rows else 0.0
 
     def _claim(self) -> bool:
         """Claim the memory of the largest member; return False, with a warning, if it is refused."""
@@ -113,7 +123,7 @@ class FittedMembers:
         from pg_tensile.execution.training.fitted import fitting_bytes
 
         needed = fitting_bytes(self._prepared.dataset, self._prepared.fitted.preprocessing)
-        claims = Claims(self._channel, "cpu", self._channel.wait_for(self._profile, "preparing"), 0)
+        claims = Claims(self._channel, "cpu", self._processor(), 0)
         answer = claims.request(needed)
         self.revision = claims.revision
         if answer.type == FrameType.PLAN:
@@ -124,6 +134,15 @@ class FittedMembers:
             raise refused
         self.warnings.append(f"the model consists of the network alone, without trees or lines: {refused.message}")
         return False
+
+    def _processor(self) -> DeviceProfile:
+        """Return the profile of the CPU, on which members are fitted."""
+        from pg_tensile.execution.measuring.device import measure
+
+        fields = self._spec["profiles"].get("cpu")
+        if fields is not None:
+            return DeviceProfile.from_json(fields)
+        return self._channel.wait_for(self._channel.background.submit(measure, "cpu"), "preparing")
 
     def cross_validate(self) -> None:
         """Cross-validate the members, if the rows are few. Raises Stopped."""

@@ -28,7 +28,6 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.data.roles import without_value
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
-from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import (
     choose_members,
@@ -110,7 +109,7 @@ class TrainerProcess(TrainingRun):
         del store
         self._derive_query(prepared)
         if self._spec["fitted"]:
-            self._fit_members(prepared, checkpoint)
+            self._fit_members(prepared)
         if self._spec["network"] is None:
             return
         if profile is not None:
@@ -123,7 +122,7 @@ class TrainerProcess(TrainingRun):
 
     # ---- members that a library fits ----
 
-    def _fit_members(self, prepared: Prepared, checkpoint: State | None) -> None:
+    def _fit_members(self, prepared: Prepared) -> None:
         """Fit them, and send a first version of them unless there is one; the last one if there is no network."""
         members = self._members = self._make_members(prepared)
         began, spec = time.monotonic(), self._spec
@@ -135,7 +134,8 @@ class TrainerProcess(TrainingRun):
             if members.members:
                 self._send_made(members.average([]), prepared, last=False)
                 makes_first = False
-        members.fit()
+        if not members.is_out_of_time:
+            members.fit()
         self._revision = members.revision
         self._warnings += members.warnings
         if spec["max_time_s"] is not None:
@@ -145,8 +145,9 @@ class TrainerProcess(TrainingRun):
         if not members.members:
             self._members = None
         elif spec["network"] is None:
-            members.cross_validate()
-            members.refit()
+            if not members.is_out_of_time:
+                members.cross_validate()
+                members.refit()
             self._send_made(members.average([]), prepared, last=True)
             self._channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
         elif makes_first:
@@ -155,26 +156,16 @@ class TrainerProcess(TrainingRun):
     def _make_members(self, prepared: Prepared) -> FittedMembers:
         from pyworker.children.members import FittedMembers
 
-        return FittedMembers(self._channel, prepared, self._device_of_members())
-
-    def _device_of_members(self) -> Future[DeviceProfile]:
-        """Return the profile of the CPU, on which they are fitted."""
-        from pg_tensile.execution.measuring.device import measure
-
-        fields = self._spec["profiles"].get("cpu")
-        if fields is None:
-            return self._channel.background.submit(measure, "cpu")
-        known: Future[DeviceProfile] = Future()
-        known.set_result(DeviceProfile.from_json(fields))
-        return known
+        return FittedMembers(self._channel, prepared)
 
     def _send_results(self, job: Job, outcome: Outcome, prepared: Prepared) -> None:
         if self._members is None and outcome.crossed is None:
             super()._send_results(job, outcome, prepared)
             return
         members = self._members or self._make_members(prepared)
-        members.cross_validate()
-        members.refit()
+        if outcome.reason != "max_time":
+            members.cross_validate()
+            members.refit()
         network = members.network(job.model, outcome, self._training(outcome))
         self._send_made(members.average([network]), prepared, last=True)
 
