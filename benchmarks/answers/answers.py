@@ -232,7 +232,7 @@ def tables(results: Results) -> list[str]:
     shown = []
     for row in compared(results):
         errors = (f"{row.errors[name]:.4f}" for name in ("pg_tensile", *PEERS))
-        added = [found["error"] for found in results.rows("realmlp") if found["name"] == row.name]
+        added = [measured["error"] for measured in results.rows("realmlp") if measured["name"] == row.name]
         realmlp = f"{statistics.mean(added):.4f} ({len(added)})" if added else ""
         ratio = f"{row.ratio:.3f} ± {row.standard_error:.3f}"
         shown.append(

@@ -39,7 +39,8 @@ COMMENT ON COLUMN tensile.progress.reason IS 'reason for waiting or interruption
 COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
     'starting, loading, preparing, fitting (lines), boosting (trees), building, choosing (the batch size), capturing, '
-    'waiting, training, validating, refitting (on all rows), saving, comparing (with the deployed version) or calibrating';
+    'waiting, training, validating, cross-validating, refitting (on all rows), saving, comparing (with the deployed '
+    'version) or calibrating';
 COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.progress.step IS 'number of finished steps of this epoch';
 COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';

@@ -163,13 +163,14 @@ def _difference(sample: NDArray[np.float64], distance: int) -> float:
 def _continues(sample: NDArray[np.float64], side: int) -> bool:
     """Return whether elements on both sides of a row's end differ about as neighbours within a row do."""
     neighbours = np.abs(np.diff(sample))
-    known = np.isfinite(neighbours)
-    ends = np.zeros_like(known)
-    ends[:, side - 1 :: side] = True
-    if not (known & ends).any() or not (known & ~ends).any():
+    is_finite = np.isfinite(neighbours)
+    is_end = np.zeros_like(is_finite)
+    is_end[:, side - 1 :: side] = True
+    within, across = neighbours[is_finite & ~is_end], neighbours[is_finite & is_end]
+    if not len(within) or not len(across):
         return False
-    least, most = (limit * neighbours[known & ~ends].mean() for limit in CONTINUED)
-    return bool(least <= neighbours[known & ends].mean() <= most)
+    least, most = (limit * within.mean() for limit in CONTINUED)
+    return bool(least <= across.mean() <= most)
 
 
 def _explained_by_position(sample: NDArray[np.float64]) -> float:

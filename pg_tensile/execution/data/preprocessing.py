@@ -246,7 +246,7 @@ class Feature:
 
     @property
     def is_text(self) -> bool:
-        """Whether the strings of a category are texts, which have no codes."""
+        """True for a category whose strings are texts, which have no codes."""
         return self.vocabulary is not None or self.vectors is not None
 
     @property

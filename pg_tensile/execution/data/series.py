@@ -64,10 +64,10 @@ def _segment_means(x: NDArray[np.float64], segment: int) -> NDArray[np.float64]:
 
 def _mean(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of each row's finite numbers, [rows, 1], NaN if there are none."""
-    known = np.isfinite(x)
-    counts = known.sum(axis=1, keepdims=True)
+    is_finite = np.isfinite(x)
+    counts = is_finite.sum(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
-        sums = np.where(known, x, 0.0).sum(axis=1, keepdims=True)
+        sums = np.where(is_finite, x, 0.0).sum(axis=1, keepdims=True)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 

@@ -191,9 +191,9 @@ def _kept(counts: Any, hashes: NDArray[Any]) -> Any:
     import scipy.sparse
 
     places = np.searchsorted(hashes, counts.indices)
-    found = np.append(hashes, -1)[places] == counts.indices
-    starts = np.append(0, np.cumsum(found))[counts.indptr]
-    return scipy.sparse.csr_matrix((counts.data[found], places[found], starts), (counts.shape[0], len(hashes)))
+    is_kept = np.append(hashes, -1)[places] == counts.indices
+    starts = np.append(0, np.cumsum(is_kept))[counts.indptr]
+    return scipy.sparse.csr_matrix((counts.data[is_kept], places[is_kept], starts), (counts.shape[0], len(hashes)))
 
 
 def assembled(projected: NDArray[np.float32], counts: Counts, known: NDArray[Any]) -> NDArray[np.float32]:

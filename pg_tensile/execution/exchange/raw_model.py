@@ -213,9 +213,9 @@ def _numbers(feature: Feature, x: Tensor) -> Tensor:
 
 def _mean(x: Tensor) -> Tensor:
     """Return the mean over the last dimension of the finite numbers, NaN if there are none."""
-    known = x.isfinite()
-    counts = known.to(torch.float64).sum(-1, keepdim=True)
-    return torch.where(known, x, _float64(0.0)).sum(-1, keepdim=True) / counts
+    is_finite = x.isfinite()
+    counts = is_finite.to(torch.float64).sum(-1, keepdim=True)
+    return torch.where(is_finite, x, _float64(0.0)).sum(-1, keepdim=True) / counts
 
 
 def _tokens(x: Tensor, codes: Tensor) -> Tensor:

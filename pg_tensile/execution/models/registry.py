@@ -120,8 +120,8 @@ def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | No
     Features [n, 1, …] are n single rows: each output [1, outputs] has the bits that its row has alone."""
     if isinstance(model, Ensemble):
         members = [few_rows(member) for member in model.members]
-        known = [member for member in members if member is not None]
-        return ensemble.few_rows(known, model.weights) if len(known) == len(members) else None
+        quick = [member for member in members if member is not None]
+        return ensemble.few_rows(quick, model.weights) if len(quick) == len(members) else None
     if isinstance(model, Boosted):
         return boosted.few_rows(model)
     if isinstance(model, Linear):
