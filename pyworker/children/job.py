@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pg_tensile.errors import CaptureError, OptionError
 from pg_tensile.execution.data.choice import Choice, choose_architecture
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
-from pg_tensile.execution.data.folds import repeats_for
+from pg_tensile.execution.data.folds import FEW_ROWS, repeats_for
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.text_fitting import with_text_vectors
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pg_tensile.planning.trace.trace import Trace
 
 FITTED = ("linear", "boosted")  # types of architectures that a library fits
-FEW_ROWS = 2000  # training rows, below which lines may be as good as trees
-FEW, MANY = ("linear", "boosted", "tabular"), ("boosted", "tabular")  # members of an ensemble
+# Members of an ensemble; lines may be as good as trees where training rows are few
+FEW, MANY = ("linear", "boosted", "tabular"), ("boosted", "tabular")
 CONTEXT_BYTES = 768 << 20  # of a process on an accelerator besides its tensors, unless measured; 714 MiB on an H100
 
 

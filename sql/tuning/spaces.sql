@@ -36,8 +36,15 @@ $$;
 CREATE FUNCTION tensile_internal._default_space(type text) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT jsonb '{"learning_rate": {"low": 0.0003, "high": 0.03, "log": true},
-                   "weight_decay": {"low": 0.000001, "high": 0.1, "log": true}}' ||
+    SELECT CASE $1
+    WHEN 'boosted' THEN
+        jsonb '{"learning_rate": {"low": 0.01, "high": 0.2, "log": true}, "leaves": {"low": 4, "high": 32},
+                "least_rows": [5, 10, 20, 50, 100]}'
+    WHEN 'linear' THEN
+        jsonb '{"penalty": {"low": 0.001, "high": 1000, "log": true}}'
+    ELSE
+        jsonb '{"learning_rate": {"low": 0.0003, "high": 0.03, "log": true},
+                "weight_decay": {"low": 0.000001, "high": 0.1, "log": true}}' ||
         CASE $1
         WHEN 'tabular' THEN
             '{"hidden": [64, 128, 256, 512], "layers": {"low": 1, "high": 4}, "dropout": {"low": 0, "high": 0.5},
@@ -54,6 +61,7 @@ AS $$
             '{"learning_rate": {"low": 0.00001, "high": 0.001, "log": true}, "lora_rank": [4, 8, 16, 32],
               "dropout": {"low": 0, "high": 0.3}}'
         ELSE '{}'::jsonb END
+    END
 $$;
 
 -- The types of architecture that trials may have, the model's own being `type`; null: the first trial chooses it

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FOLDS = 5
-FEW_ROWS = 2000  # rows below which a model is cross-validated
+FEW_ROWS = 2000  # rows below which folds tell more than validation rows do
 LEAST_ROWS = 20
 MOST_REPEATS = 5
 

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from pg_tensile.execution.data.calibration import log_losses
 from pg_tensile.execution.data.dataset import Table, head, taken
+from pg_tensile.execution.data.folds import FEW_ROWS, FOLDS
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing, Task
 from pg_tensile.execution.models.linear import Linear
 
 PENALTIES = (1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
-FEW_ROWS = 2000  # below, penalties are compared over folds of the training rows
-FOLDS = 5
 MOST_ROWS = 1 << 17  # a linear model does not get better with more; the first are a random sample, in hash order
 MOST_VALIDATED = 1 << 15
 
