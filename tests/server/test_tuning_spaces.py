@@ -15,7 +15,7 @@ from pyworker.children.tuner import suggest
 from tests.examples import examples
 from tests.server.support import Connection, value
 
-TYPES = ("tabular", "mlp", "cnn", "transformer", "pretrained", "import", "python", "svm")
+TYPES = ("tabular", "mlp", "cnn", "transformer", "boosted", "linear", "pretrained", "import", "python", "svm")
 KEYS = (
     *("learning_rate", "batch_size", "optimizer", "epochs", "weight_decay", "clip", "early_stopping", "precision"),
     *("hidden", "layers", "dropout", "members", "norm", "channels", "kernel", "dim", "heads", "length", "kwargs"),
