@@ -130,8 +130,9 @@ def test_the_last_value_counts_where_it_is_better() -> None:
     assert result["mae"] == pytest.approx(np.abs(walk[480:] - 485.0).mean(), rel=1e-5)
     noise = RNG.normal(size=COUNT)
     noise[479] = 5.0
-    assert fitted("float8", noise, split_by="at")[1].baseline.kind == "mean"  # type: ignore[union-attr]
-    assert fitted("text", LABELS, split_by="at")[1].baseline.kind == "frequencies"  # type: ignore[union-attr]
+    for type, target, kind in (("float8", noise, "mean"), ("text", LABELS, "frequencies")):
+        baseline = fitted(type, target, split_by="at")[1].baseline
+        assert baseline is not None and baseline.kind == kind
 
 
 # ---- evaluations ----
