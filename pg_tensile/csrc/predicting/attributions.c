@@ -89,7 +89,7 @@ explain_prediction(CallSite *site, Jsonb *object, ReturnSetInfo *result)
 	Predictions answer;
 	double		rest;
 
-	predict_site_request(site, "\"explain\":true", &answer);
+	predict_site_request(site, &(Wish) {WISH_ATTRIBUTIONS}, &answer);
 	attributions = predict_extra_numbers(&answer, 0, set->count);
 	label = explained_label(model, &answer);
 	rest = model->task == TASK_MULTICLASS ? answer.probability[0] : answer.prediction[0];

@@ -45,7 +45,7 @@ predict_interval(FunctionCallInfo fcinfo, CallSite *site)
 				 errhint("0.9 means that nine of ten targets lie in their intervals.")));
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "predict_interval returns a row");
-	predict_site_request(site, psprintf("\"coverage\":%.17g", coverage), &answer);
+	predict_site_request(site, &(Wish) {WISH_INTERVAL, coverage}, &answer);
 	values[0] = Float8GetDatum(*predict_extra_numbers(&answer, 0, 1));
 	values[1] = Float8GetDatum(answer.prediction[0]);
 	values[2] = Float8GetDatum(*predict_extra_numbers(&answer, 1, 1));

@@ -4,12 +4,9 @@
  * A call site (one call in a query) remembers its model, the source of each
  * feature in the row type, and the memory for one row.  So the usual call
  * reads no catalogue: it checks the generation of models and the privilege,
- * packs the row, and exchanges a frame with the predictor (predict_client.c).
+ * packs the row, and gets its answer (answers.c).
  *
- * The session has one connection for all of these functions.  It is not used
- * while user code runs, because features are packed before anything is sent,
- * so calls cannot get into each other's way.  predict_rows, whose query may
- * call predict, has a connection of its own.
+ * predict_rows, whose query may call predict, has a connection of its own.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -25,14 +22,12 @@
 
 #include "base/compat.h"
 #include "base/owner.h"
+#include "predicting/answers.h"
 #include "predicting/predict_site.h"
-#include "predicting/predict_socket.h"
 #include "rows/model.h"
 #include "rows/predict_features_jsonb.h"
 #include "rows/predict_features_tuple.h"
-#include "rows/wire.h"
 #include "state/models_generation.h"
-#include "state/predictions.h"
 
 /* ---- call sites ---- */
 
@@ -184,29 +179,10 @@ predict_site_pack_object(CallSite *site, Jsonb *object)
 /* ---- predictions ---- */
 
 void
-predict_site_request(CallSite *site, const char *wish, Predictions *answer)
+predict_site_request(CallSite *site, const Wish *wish, Predictions *answer)
 {
-	PredictClient *client = predict_session_client();
-	TimestampTz deadline = predict_deadline();
-	StringInfoData header;
-	WireBuffer *buffers;
-	int			nbuffers;
-	bool		connected_now;
+	static const Wish nothing = {WISH_NOTHING};
 
-	initStringInfo(&header);
-	nbuffers = feature_batch_frame(site->batch, site->memory_budget, wish, &header, &buffers);
-	do
-	{
-		connected_now = predict_client_connect(client, deadline);
-		if (predict_client_exchange(client, site->model->version, &header,
-									buffers, nbuffers, answer, deadline))
-		{
-			if (answer->rows != 1)
-				elog(ERROR, "the predictor answered with %d rows instead of 1", answer->rows);
-			tensile_count_predictions(site->model->version, 1, answer->unknown);
-			return;
-		}
-		predict_client_close(client);
-	} while (!connected_now);
-	predict_client_went_away(client, NULL);
+	predict_answers(site->model, site->batch, site->memory_budget, wish ? wish : &nothing, answer);
+	predict_count(site->model, site->batch, answer, 0, 1);
 }

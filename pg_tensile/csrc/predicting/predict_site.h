@@ -11,7 +11,7 @@
 #include "utils/array.h"
 #include "utils/jsonb.h"
 
-#include "predicting/predict_client.h"
+#include "predicting/answers.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
@@ -52,10 +52,7 @@ extern void predict_site_pack_object(CallSite *site, Jsonb *object);
 /* The same of an array with a number for each feature, in order. */
 extern void predict_site_pack_numbers(CallSite *site, ArrayType *array);
 
-/*
- * Gets the answer for the row.  Replaces a connection that broke between two
- * requests.  `wish`: as feature_batch_frame() takes it.
- */
-extern void predict_site_request(CallSite *site, const char *wish, Predictions *answer);
+/* Gets the answer for the row, and counts it.  `wish`: NULL for predictions alone. */
+extern void predict_site_request(CallSite *site, const Wish *wish, Predictions *answer);
 
 #endif

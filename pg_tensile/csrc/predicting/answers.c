@@ -1,0 +1,70 @@
+/*
+ * answers.c: answers to the rows of a batch, from the predictor.
+ *
+ * The session has one connection for all functions that predict for the rows
+ * of a statement.  It is not used while user code runs, because features are
+ * packed before anything is sent, so calls cannot get into each other's way.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "postgres.h"
+
+#include "predicting/answers.h"
+#include "predicting/predict_client.h"
+#include "predicting/predict_socket.h"
+#include "state/predictions.h"
+
+/* The member of a request's header that asks for it; NULL: none. */
+static const char *
+wish_member(const Wish *wish)
+{
+	switch (wish->kind)
+	{
+		case WISH_NOTHING:
+			return NULL;
+		case WISH_INTERVAL:
+			return psprintf("\"coverage\":%.17g", wish->coverage);
+		case WISH_PROBABILITIES:
+			return "\"probabilities\":true";
+		case WISH_ATTRIBUTIONS:
+			return "\"explain\":true";
+	}
+	pg_unreachable();
+}
+
+/* Replaces a connection that broke between two requests. */
+void
+predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
+				const Wish *wish, Predictions *answers)
+{
+	PredictClient *client = predict_session_client();
+	TimestampTz deadline = predict_deadline();
+	StringInfoData header;
+	WireBuffer *buffers;
+	int			nbuffers;
+	bool		connected_now;
+
+	initStringInfo(&header);
+	nbuffers = feature_batch_frame(batch, memory_budget, wish_member(wish), &header, &buffers);
+	do
+	{
+		connected_now = predict_client_connect(client, deadline);
+		if (predict_client_exchange(client, model->version, &header, buffers, nbuffers, answers,
+									deadline))
+		{
+			if (answers->rows != batch->row)
+				elog(ERROR, "the predictor answered with %d rows instead of %d",
+					 answers->rows, batch->row);
+			return;
+		}
+		predict_client_close(client);
+	} while (!connected_now);
+	predict_client_went_away(client, NULL);
+}
+
+void
+predict_count(const PredictModel *model, const FeatureBatch *batch, const Predictions *answers,
+			  int first, int rows)
+{
+	tensile_count_predictions(model->version, rows, answers->unknown);
+}

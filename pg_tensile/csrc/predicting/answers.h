@@ -1,0 +1,39 @@
+/*
+ * answers.h: answers to the rows of a batch.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#ifndef TENSILE_ANSWERS_H
+#define TENSILE_ANSWERS_H
+
+#include "predicting/predict_client.h"
+#include "rows/model.h"
+#include "rows/predict_features.h"
+
+/* What a request asks for besides predictions; the extras of the answer. */
+typedef enum WishKind
+{
+	WISH_NOTHING,
+	WISH_INTERVAL,				/* of a regression: lower, upper [rows] */
+	WISH_PROBABILITIES,			/* of a classifier: [rows][labels] */
+	WISH_ATTRIBUTIONS			/* to one row: [features] */
+} WishKind;
+
+typedef struct Wish
+{
+	WishKind	kind;
+	double		coverage;		/* of an interval */
+} Wish;
+
+/*
+ * Gets the answers to all rows of a batch, valid until the next call in this
+ * session.  Counts nothing.
+ */
+extern void predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
+							const Wish *wish, Predictions *answers);
+
+/* Counts rows of the batch, those from `first` on, once they have been passed on. */
+extern void predict_count(const PredictModel *model, const FeatureBatch *batch,
+						  const Predictions *answers, int first, int rows);
+
+#endif
