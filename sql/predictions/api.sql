@@ -1,17 +1,17 @@
 -- Public functions: predictions
 
 CREATE FUNCTION @extschema@.predict(model text, features record, memory_budget text DEFAULT NULL) RETURNS float8
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
 CREATE FUNCTION @extschema@.predict(model text, features float8[], memory_budget text DEFAULT NULL) RETURNS float8
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_array';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_array';
 CREATE FUNCTION @extschema@.predict(model text, features jsonb, memory_budget text DEFAULT NULL) RETURNS float8
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_jsonb';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_jsonb';
 CREATE FUNCTION @extschema@.predict_class(model text, features record, memory_budget text DEFAULT NULL) RETURNS text
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_record';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_record';
 CREATE FUNCTION @extschema@.predict_class(model text, features float8[], memory_budget text DEFAULT NULL) RETURNS text
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_array';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_array';
 CREATE FUNCTION @extschema@.predict_class(model text, features jsonb, memory_budget text DEFAULT NULL) RETURNS text
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_jsonb';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_jsonb';
 CREATE FUNCTION @extschema@.predict_rows(model text, query text, memory_budget text DEFAULT NULL)
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
@@ -19,7 +19,7 @@ CREATE FUNCTION @extschema@.predict_table(model text, source regclass DEFAULT NU
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_table';
 CREATE FUNCTION @extschema@.embed(model text, document text) RETURNS real[]
-    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed';
+    LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed';
 CREATE FUNCTION @extschema@.embed_rows(model text, query text)
     RETURNS TABLE (row_number bigint, embedding real[])
     LANGUAGE C COST 10000 AS 'MODULE_PATHNAME', 'tensile_embed_rows';
@@ -47,15 +47,15 @@ COMMENT ON FUNCTION @extschema@.predict_table(text, regclass, text) IS
 CREATE FUNCTION @extschema@.predict_interval(model text, features record, coverage float8 DEFAULT 0.9,
                                              memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
                                              OUT upper float8)
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_record';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_record';
 CREATE FUNCTION @extschema@.predict_interval(model text, features float8[], coverage float8 DEFAULT 0.9,
                                              memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
                                              OUT upper float8)
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_array';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_array';
 CREATE FUNCTION @extschema@.predict_interval(model text, features jsonb, coverage float8 DEFAULT 0.9,
                                              memory_budget text DEFAULT NULL, OUT lower float8, OUT prediction float8,
                                              OUT upper float8)
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_jsonb';
+    LANGUAGE C STABLE PARALLEL SAFE COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_jsonb';
 COMMENT ON FUNCTION @extschema@.predict_interval(text, record, float8, text) IS
     'predict for a row, with columns matched by name, with an interval in which the target lies with the '
     'probability `coverage`; for regressions';
@@ -67,10 +67,10 @@ COMMENT ON FUNCTION @extschema@.predict_interval(text, jsonb, float8, text) IS
     'probability `coverage`; for regressions';
 CREATE FUNCTION @extschema@.explain_prediction(model text, features record, memory_budget text DEFAULT NULL)
     RETURNS TABLE (feature text, value text, attribution float8)
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_record';
+    LANGUAGE C STABLE PARALLEL SAFE COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_record';
 CREATE FUNCTION @extschema@.explain_prediction(model text, features jsonb, memory_budget text DEFAULT NULL)
     RETURNS TABLE (feature text, value text, attribution float8)
-    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_jsonb';
+    LANGUAGE C STABLE PARALLEL SAFE COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_jsonb';
 COMMENT ON FUNCTION @extschema@.explain_prediction(text, record, text) IS
     'attribute the prediction for a row, with columns matched by name, to the features; the attribution without a feature '
     'is the prediction for average features, and all together are the prediction';

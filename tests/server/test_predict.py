@@ -515,7 +515,7 @@ def test_deploying_is_seen_at_once_by_this_transaction_and_at_commit_by_others(c
         other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         value(other, "SELECT 1")
         conn.execute("SELECT deploy_model('versions', 2)")
-        value(other, ask)
+        assert value(other, ask) == first
         other.execute("COMMIT")
         assert value(other, ask) == second
     conn.execute("SELECT drop_model('versions')")

@@ -50,6 +50,15 @@
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL)
 #endif
 
+/* The state of transaction numbers, and the number of this process's transaction. */
+#if PG_VERSION_NUM >= 170000
+#define tensile_transaction_state TransamVariables
+#define tensile_local_transaction (MyProc->vxid.lxid)
+#else
+#define tensile_transaction_state ShmemVariableCache
+#define tensile_local_transaction (MyProc->lxid)
+#endif
+
 /* random() has overloads from 17 on. */
 #if PG_VERSION_NUM >= 170000
 #define TENSILE_F_RANDOM F_RANDOM_

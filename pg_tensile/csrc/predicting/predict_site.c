@@ -3,7 +3,7 @@
  *
  * A call site (one call in a query) remembers its model, the source of each
  * feature in the row type, and the memory for one row.  So the usual call
- * reads no catalogue: it checks the generation of models and the privilege,
+ * reads no catalogue: it checks the view of models and the privilege,
  * packs the row, and gets its answer (answers.c).
  *
  * predict_rows, whose query may call predict, has a connection of its own.
@@ -27,7 +27,6 @@
 #include "rows/model.h"
 #include "rows/predict_features_jsonb.h"
 #include "rows/predict_features_tuple.h"
-#include "state/models_generation.h"
 
 /* ---- call sites ---- */
 
@@ -35,7 +34,7 @@ static CallSite *
 new_call_site(FmgrInfo *function, const char *name, int name_length)
 {
 	CallSite   *old = function->fn_extra;
-	uint64		generation = tensile_models_generation();
+	ModelsView	view = tensile_models_view();
 	MemoryContext context;
 	CallSite   *site;
 
@@ -52,7 +51,7 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	site = MemoryContextAllocZero(context, sizeof(CallSite));
 	site->context = context;
 	site->row_context = AllocSetContextCreate(context, "pg_tensile row type", ALLOCSET_SMALL_SIZES);
-	site->generation = generation;
+	site->view = view;
 	site->name = MemoryContextStrdup(context, pnstrdup(name, name_length));
 	site->name_length = name_length;
 	site->model = predict_model_get(site->name, context);
@@ -88,7 +87,7 @@ predict_site_get(FunctionCallInfo fcinfo, int budget_argument)
 	CallSite   *site = fcinfo->flinfo->fn_extra;
 	text	   *name = PG_GETARG_TEXT_PP(0);
 
-	if (site != NULL && site->generation == tensile_models_generation() &&
+	if (site != NULL && tensile_same_view(site->view, tensile_models_view()) &&
 		site->name_length == VARSIZE_ANY_EXHDR(name) &&
 		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0)
 		predict_model_check_privilege(site->model);

@@ -15,11 +15,12 @@
 #include "rows/model.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
+#include "state/models_generation.h"
 
 /* What one call in a query remembers from row to row; in fn_extra. */
 typedef struct CallSite
 {
-	uint64		generation;		/* of the models, when this was filled in */
+	ModelsView	view;			/* under which this was filled in */
 	const char *name;
 	int			name_length;
 	const PredictModel *model;

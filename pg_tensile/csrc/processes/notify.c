@@ -220,8 +220,6 @@ deliver(void)
 		pg_atomic_fetch_add_u64(&tensile_shared->installs, 1);
 		tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
 	}
-	if (is_pending(PENDING_MODELS))
-		pg_atomic_fetch_add_u64(&tensile_shared->models_generation, 1);
 	if (jobs)
 	{
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
@@ -237,6 +235,10 @@ at_transaction_end(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_PRE_COMMIT)
 		tensile_check_commit();
+	if (event == XACT_EVENT_PRE_COMMIT && is_pending(PENDING_MODELS))
+		tensile_models_committing();
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		tensile_models_transaction_ended(event == XACT_EVENT_COMMIT && is_pending(PENDING_MODELS));
 	if (pending == NIL)
 		return;
 	switch (event)
@@ -246,8 +248,6 @@ at_transaction_end(XactEvent event, void *arg)
 			pending = NIL;
 			break;
 		case XACT_EVENT_ABORT:
-			if (is_pending(PENDING_MODELS))
-				tensile_models_changed_here();
 			pending = NIL;
 			break;
 		case XACT_EVENT_PRE_PREPARE:

@@ -3,10 +3,10 @@
  * labels, owner and grants.
  *
  * Models are read by SPI as the owner of tensile_internal.models, because callers see
- * only grants of their own, and with a new snapshot, because an older one
- * could show a version that is no longer deployed.  They are kept until
- * tensile_models_generation() changes; then all of them are forgotten.
- * Privileges are checked in every call, by what is kept.
+ * only grants of their own: the version with the active snapshot, so that a
+ * statement sees one version, and the privileges with a new one, as PostgreSQL
+ * does.  Models are kept as long as tensile_models_view() is the same; then all
+ * of them are forgotten.  Privileges are checked in every call, by what is kept.
  *
  * In parallel mode no new snapshot can be taken.  A model that is read then
  * belongs to the calling query and is not kept.
@@ -47,12 +47,12 @@
 
 static MemoryContext cache_context = NULL;	/* of everything that is kept */
 static List *cached_models = NIL;	/* of PredictModel */
-static uint64 cached_generation;
+static ModelsView cached_view;
 
 #define NO_MODEL 0
 
 #define MODEL_COLUMNS \
-	"SELECT m.owner_id, m.owner::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
+	"SELECT m.id, v.id, v.task, v.preprocessing, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
 	"tensile_worker._base_number(m.id, m.architecture) " \
 
@@ -65,9 +65,11 @@ static uint64 cached_generation;
 #define ID_QUERY \
 	MODEL_COLUMNS \
 	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE v.id = $3"
-#define GRANTS_QUERY \
-	"SELECT grantee, grantee_name::text FROM tensile_internal.model_grants " \
-	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
+/* The owner, and then the roles that may predict besides. */
+#define ACCESS_QUERY \
+	"SELECT owner_id, owner::text, memory_budget, 0 FROM tensile_internal.models WHERE id = $1 " \
+	"UNION ALL SELECT grantee, grantee_name::text, NULL, 1 FROM tensile_internal.model_grants " \
+	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL ORDER BY 4"
 #define NAMES_QUERY "SELECT name FROM tensile_internal.models"
 
 /* ---- reading preprocessing ---- */
@@ -267,9 +269,7 @@ read_model(PredictModel *model, int32 version, int64 version_id)
 	Datum		arguments[] = {
 		CStringGetTextDatum(model->name), Int32GetDatum(version), Int64GetDatum(version_id)
 	};
-	Oid			id_type = INT8OID;
 	SPITupleTable *table;
-	Datum		id;
 	bool		no_version;
 
 	if (spi_select(version_id == 0 ? MODEL_QUERY : ID_QUERY, 3, types, arguments,
@@ -279,22 +279,37 @@ read_model(PredictModel *model, int32 version, int64 version_id)
 		return;
 	}
 	table = SPI_tuptable;
-	model->owner = read_role(table, 0, model->context);
-	model->version = DatumGetInt64(spi_value(table, 0, 3, &no_version));
+	model->id = DatumGetInt64(spi_value(table, 0, 1, NULL));
+	model->version = DatumGetInt64(spi_value(table, 0, 2, &no_version));
 	if (no_version)
 		model->version = NO_VERSION;
 	else
-		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
-						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	id = spi_value(table, 0, 6, NULL);
-	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
-	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
-	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
+		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 3),
+						   DatumGetJsonbP(spi_value(table, 0, 4, NULL)));
+	model->pretrained = DatumGetBool(spi_value(table, 0, 5, NULL));
+	model->base = DatumGetInt64(spi_value(table, 0, 6, NULL));
+}
 
-	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
-	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
+/* Fills in the owner and the grants. */
+static void
+read_access(PredictModel *model)
+{
+	Oid			type = INT8OID;
+	Datum		id = Int64GetDatum(model->id);
+	uint64		count = spi_select(ACCESS_QUERY, 1, &type, &id, NULL);
+
+	if (count == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("model \"%s\" was dropped after this transaction's snapshot was taken",
+						model->name),
+				 errhint("Begin another transaction.")));
+	model->owner = read_role(SPI_tuptable, 0, model->context);
+	model->memory_budget = DatumGetInt64(spi_value(SPI_tuptable, 0, 3, NULL));
+	model->ngrants = (int) count - 1;
+	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * count);
 	for (int i = 0; i < model->ngrants; i++)
-		model->grants[i] = read_role(SPI_tuptable, i, model->context);
+		model->grants[i] = read_role(SPI_tuptable, i + 1, model->context);
 }
 
 /*
@@ -318,7 +333,7 @@ unknown_model(const char *name)
 								  "See tensile.models; register_model makes a new one.")));
 }
 
-/* Calls read_model with the rights, search_path and snapshot that it needs. */
+/* Reads the model with the rights, search_path and snapshots that it needs. */
 static void
 read_model_as_owner(PredictModel *model, int32 version, int64 version_id)
 {
@@ -330,9 +345,21 @@ read_model_as_owner(PredictModel *model, int32 version, int64 version_id)
 							 GUC_ACTION_SAVE, true, 0, false);
 	GetUserIdAndSecContext(&user, &security_context);
 	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
-	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
+	if (!ActiveSnapshotSet())
+		PushActiveSnapshot(GetTransactionSnapshot());
+	else
+		PushActiveSnapshot(GetActiveSnapshot());
 	SPI_connect();
 	read_model(model, version, version_id);
+	if (model->version != NO_MODEL)
+	{
+		if (!IsInParallelMode())
+		{
+			PopActiveSnapshot();
+			PushActiveSnapshot(GetLatestSnapshot());
+		}
+		read_access(model);
+	}
 	SPI_finish();
 	PopActiveSnapshot();
 	SetUserIdAndSecContext(user, security_context);
@@ -426,7 +453,7 @@ cached_model(const char *name)
 }
 
 static void
-forget_models(uint64 generation)
+forget_models(ModelsView view)
 {
 	if (cache_context != NULL)
 		MemoryContextReset(cache_context);
@@ -434,19 +461,19 @@ forget_models(uint64 generation)
 		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models",
 											  ALLOCSET_SMALL_SIZES);
 	cached_models = NIL;
-	cached_generation = generation;
+	cached_view = view;
 }
 
 PredictModel *
 predict_model_find(const char *name, MemoryContext call_context)
 {
-	uint64		generation = tensile_models_generation();
+	ModelsView	view = tensile_models_view();
 	PredictModel *model;
 	MemoryContext old;
 
 	tensile_require_version();
-	if (cache_context == NULL || cached_generation != generation)
-		forget_models(generation);
+	if (cache_context == NULL || !tensile_same_view(cached_view, view))
+		forget_models(view);
 	model = cached_model(name);
 	if (model != NULL)
 	{

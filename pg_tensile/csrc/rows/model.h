@@ -28,6 +28,7 @@ typedef struct ModelRole
 typedef struct PredictModel
 {
 	const char *name;
+	int64		id;
 	int64		base;			/* the predictor's number of it without a version */
 	int64		version;		/* model_versions.id, or NO_VERSION */
 	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
@@ -45,8 +46,8 @@ typedef struct PredictModel
 } PredictModel;
 
 /*
- * The model as it is deployed now, kept for the session.  The result is valid
- * until tensile_models_generation() changes or `call_context` ends.  Raises
+ * The model as the active snapshot shows it, kept for the session.  The result
+ * is valid until tensile_models_view() changes or `call_context` ends.  Raises
  * 42704, 42501 or 55000 if the model does not exist, is not granted or has no
  * version.
  */

@@ -90,6 +90,8 @@ init_shared(void)
 	tensile_shared->lock = &locks[0].lock;
 	tensile_shared->predictions_lock = &locks[1].lock;
 	pg_atomic_init_u64(&tensile_shared->models_generation, 0);
+	pg_atomic_init_u64(&tensile_shared->models_changed, 0);
+	pg_atomic_init_u32(&tensile_shared->models_committing, 0);
 	pg_atomic_init_u64(&tensile_shared->drops, 0);
 	pg_atomic_init_u64(&tensile_shared->installs, 0);
 	pg_atomic_init_u64(&tensile_shared->changes, 0);

@@ -34,6 +34,8 @@ typedef struct TensileShared
 	LWLock	   *lock;
 	LWLock	   *predictions_lock;
 	pg_atomic_uint64 models_generation; /* rises when a change of models has become visible */
+	pg_atomic_uint64 models_changed;	/* transactions that were completed at the last change */
+	pg_atomic_uint32 models_committing; /* transactions that are committing a change */
 	pg_atomic_uint64 drops;		/* of roles and of the extension */
 	pg_atomic_uint64 installs;	/* CREATE EXTENSIONs that have committed */
 	pg_atomic_uint64 changes;	/* of jobs */
