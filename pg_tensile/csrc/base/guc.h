@@ -14,6 +14,9 @@ extern int	tensile_max_jobs;
 extern int	tensile_plan_events;
 extern int	tensile_predict_timeout;	/* ms */
 extern int	tensile_predict_spin;	/* us; 0 = never */
+extern bool tensile_predict_in_session;
+extern int	tensile_model_cache;	/* MB */
+extern double tensile_drift_sample_rate;
 extern int	tensile_executor_timeout;	/* s; 0 = never */
 extern int	tensile_flow_timeout;	/* s; 0 = never */
 extern bool tensile_log_jobs;

@@ -1,5 +1,6 @@
 /*
- * answers.c: answers to the rows of a batch, from the predictor.
+ * answers.c: answers to the rows of a batch, computed in this session if the
+ * model can be, else by the predictor.
  *
  * The session has one connection for all functions that predict for the rows
  * of a statement.  It is not used while user code runs, because features are
@@ -12,6 +13,8 @@
 #include "predicting/answers.h"
 #include "predicting/predict_client.h"
 #include "predicting/predict_socket.h"
+#include "predicting/session_answers.h"
+#include "predicting/session_models.h"
 #include "state/predictions.h"
 
 /* The member of a request's header that asks for it; NULL: none. */
@@ -33,9 +36,9 @@ wish_member(const Wish *wish)
 }
 
 /* Replaces a connection that broke between two requests. */
-void
-predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
-				const Wish *wish, Predictions *answers)
+static void
+ask_predictor(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
+			  const Wish *wish, Predictions *answers)
 {
 	PredictClient *client = predict_session_client();
 	TimestampTz deadline = predict_deadline();
@@ -63,8 +66,30 @@ predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_bud
 }
 
 void
+predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
+				const Wish *wish, Predictions *answers)
+{
+	Evaluator  *evaluator = NULL;
+
+	if (memory_budget == 0 && wish->kind != WISH_ATTRIBUTIONS)
+		evaluator = session_model(model);
+	if (evaluator != NULL)
+		session_answers(evaluator, model, batch, wish, answers);
+	else
+		ask_predictor(model, batch, memory_budget, wish, answers);
+}
+
+void
 predict_count(const PredictModel *model, const FeatureBatch *batch, const Predictions *answers,
 			  int first, int rows)
 {
-	tensile_count_predictions(model->version, rows, answers->unknown);
+	int64		unknown = answers->unknown;
+
+	if (answers->unknown_each != NULL && rows < answers->rows)
+	{
+		unknown = 0;
+		for (int i = first; i < first + rows; i++)
+			unknown += answers->unknown_each[i];
+	}
+	tensile_count_predictions(model->version, rows, unknown);
 }

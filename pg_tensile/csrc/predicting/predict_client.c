@@ -178,6 +178,8 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 		buffers[0].length != sizeof(int64) || buffers[1].length != buffers[2].length ||
 		buffers[1].length != 2 * buffers[3].length)
 		predict_client_went_away(client, "Its answer is not a prediction.");
+	answer->in_session = false;
+	answer->unknown_each = NULL;
 	memcpy(&answer->unknown, buffers[0].data, sizeof(int64));
 	answer->rows = buffers[3].length / sizeof(int32);
 	answer->prediction = buffers[1].data;

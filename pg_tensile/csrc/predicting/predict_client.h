@@ -21,13 +21,15 @@ typedef struct PredictClient
 } PredictClient;
 
 /*
- * The answer to a PREDICT frame, in the reader's memory until the next
- * exchange.
+ * Answers to rows: of a PREDICT frame, in the reader's memory until the next
+ * exchange, or of the session itself (session_answers.c).
  */
 typedef struct Predictions
 {
 	int			rows;
+	bool		in_session;		/* computed by this session */
 	int64		unknown;		/* categories never seen in training */
+	const int32 *unknown_each;	/* the same by row; NULL: not known */
 	const double *prediction;
 	const double *probability;
 	const int32 *label;

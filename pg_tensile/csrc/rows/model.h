@@ -31,6 +31,9 @@ typedef struct PredictModel
 	int64		id;
 	int64		base;			/* the predictor's number of it without a version */
 	int64		version;		/* model_versions.id, or NO_VERSION */
+	int64		weight_bytes;	/* of the version's file of weights */
+	uint64		identity;		/* a hash of what is stored with the version, but for weights */
+	bool		evaluated;		/* is of a kind that sessions may evaluate themselves */
 	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
 	ModelRole	owner;
 	int			ngrants;

@@ -62,7 +62,8 @@ typedef struct FeatureSet
 	int			nscalars;		/* numeric and timestamp */
 	int			ncategories;
 	int			narrays;
-	bool		has_texts;
+	bool		has_texts;		/* that a transformer reads */
+	bool		has_vectors;	/* texts that are encoded otherwise */
 } FeatureSet;
 
 typedef struct FeatureArrays

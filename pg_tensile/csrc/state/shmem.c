@@ -105,6 +105,11 @@ init_shared(void)
 		pg_atomic_init_u64(&tensile_shared->predictions[i].unknown_categories, 0);
 		pg_atomic_init_u64(&tensile_shared->predictions[i].last_used, 0);
 	}
+	for (int i = 0; i < TENSILE_MAX_IMAGES; i++)
+	{
+		pg_atomic_init_u64(&tensile_shared->images[i].serial, 0);
+		pg_atomic_init_u64(&tensile_shared->images[i].last_used, 0);
+	}
 	tensile_shared->max_jobs = tensile_max_jobs;
 	tensile_shared->plan_events = tensile_plan_events;
 	tensile_shared->max_devices = max_devices();

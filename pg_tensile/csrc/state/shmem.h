@@ -5,7 +5,7 @@
  * behind it the devices and plan_events event rows for each slot.  Its locks are
  *
  *	 shared->lock		the singletons, the slots (with the exceptions below),
- *						the device ledger, and the loaded models
+ *						the device ledger, the loaded models, and the images
  *	 slot->lock			the slot's progress and plan; taken after shared->lock
  *						when both are needed
  *	 shared->predictions_lock
@@ -24,6 +24,7 @@
 #include "storage/lwlock.h"
 
 #include "state/device.h"
+#include "state/images.h"
 #include "state/plan.h"
 #include "state/predictions.h"
 #include "state/singleton.h"
@@ -46,6 +47,8 @@ typedef struct TensileShared
 	int			nloaded;
 	TensileLoaded loaded[TENSILE_MAX_LOADED];	/* in the inference process's database */
 	TensileDeviceName loaded_on[TENSILE_MAX_LOADED];	/* device of each of them */
+	TensileImage images[TENSILE_MAX_IMAGES];
+	uint64		last_image;		/* serial */
 	int			max_jobs;
 	int			max_devices;
 	int			plan_events;
