@@ -92,4 +92,6 @@ predict_count(const PredictModel *model, const FeatureBatch *batch, const Predic
 			unknown += answers->unknown_each[i];
 	}
 	tensile_count_predictions(model->version, rows, unknown);
+	if (answers->in_session)
+		session_model_count(model, batch, answers, first, rows);
 }

@@ -70,10 +70,6 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 	const PredictModel *model = receiver->model;
 	bool		classifier = model->task != TASK_REGRESSION;
 
-	if (answer->rows != receiver->pending)
-		elog(ERROR, "the predictor answered with %d rows instead of %d",
-			 answer->rows, receiver->pending);
-	tensile_count_predictions(model->version, answer->rows, answer->unknown);
 	for (int i = 0; i < answer->rows; i++)
 	{
 		int32		label = answer->label[i];
@@ -88,6 +84,17 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 
 		tuplestore_putvalues(receiver->results, receiver->results_desc, values, nulls);
 	}
+}
+
+/* The same of an answer of the predictor, which counts for drift itself. */
+static void
+put_answer(RowsReceiver *receiver, const Predictions *answer)
+{
+	if (answer->rows != receiver->pending)
+		elog(ERROR, "the predictor answered with %d rows instead of %d",
+			 answer->rows, receiver->pending);
+	tensile_count_predictions(receiver->model->version, answer->rows, answer->unknown);
+	put_results(receiver, answer);
 	receiver->pending = 0;
 }
 
@@ -98,7 +105,7 @@ evaluate_chunk(RowsReceiver *receiver)
 	Predictions answer;
 
 	predict_answers(receiver->model, receiver->batch, 0, &(Wish) {WISH_NOTHING}, &answer);
-	receiver->pending = answer.rows;
+	predict_count(receiver->model, receiver->batch, &answer, 0, answer.rows);
 	put_results(receiver, &answer);
 	feature_batch_clear(receiver->batch);
 }
@@ -122,7 +129,7 @@ send_chunk(RowsReceiver *receiver)
 								 buffers, nbuffers, answer_due ? &answer : NULL, deadline))
 		predict_client_went_away(&receiver->client, NULL);
 	if (answer_due)
-		put_results(receiver, &answer);
+		put_answer(receiver, &answer);
 	receiver->pending = receiver->batch->row;
 	feature_batch_clear(receiver->batch);
 	MemoryContextSwitchTo(old);
@@ -149,7 +156,7 @@ finish(RowsReceiver *receiver)
 	{
 		(void) predict_client_exchange(&receiver->client, receiver->model->version, NULL,
 									   NULL, 0, &answer, predict_deadline());
-		put_results(receiver, &answer);
+		put_answer(receiver, &answer);
 	}
 }
 

@@ -30,6 +30,7 @@
 
 #include "base/compat.h"
 #include "base/guc.h"
+#include "predicting/drift_counts.h"
 #include "predicting/session_models.h"
 #include "rows/catalogue.h"
 #include "rows/stored_version.h"
@@ -52,6 +53,7 @@ typedef struct SessionModel
 	Evaluator  *evaluator;		/* NULL: the predictor has to answer */
 	void	   *address;		/* of the image */
 	Size		bytes;
+	DriftCounts counts;
 	TensileImage *image;
 	uint64		serial;
 	MemoryContext context;		/* of everything in here */
@@ -63,6 +65,7 @@ static void
 forget_model(SessionModel *model)
 {
 	session_models = list_delete_ptr(session_models, model);
+	drift_counts_unmap(&model->counts);
 	if (model->address != NULL)
 		munmap(model->address, model->bytes);
 	MemoryContextDelete(model->context);
@@ -204,6 +207,23 @@ make_image(const PredictModel *model, const char *path)
 	return true;
 }
 
+/* Maps the counts of the version's rows, which may have to be made. */
+static void
+open_counts(SessionModel *self)
+{
+	int			bins = evaluator_bins(self->evaluator);
+	TensileImagePath path;
+
+	if (bins == 0)
+		return;
+	tensile_counts_path(path, self->version, self->identity);
+	drift_counts_map(&self->counts, path, bins);
+	if (self->counts.numbers != NULL)
+		return;
+	drift_counts_create(path, bins);
+	drift_counts_map(&self->counts, path, bins);
+}
+
 /* Maps the image of the version, which may have to be made. */
 static void
 open_model(SessionModel *self, const PredictModel *model)
@@ -234,6 +254,7 @@ open_model(SessionModel *self, const PredictModel *model)
 		self->address = NULL;
 		unlink(path);			/* the file is damaged: make another one */
 	}
+	open_counts(self);
 	self->image = tensile_image_enter(model->version, model->identity, self->bytes,
 									  (int64) tensile_model_cache * 1024 * 1024, &self->serial);
 }
@@ -258,6 +279,7 @@ new_model(const PredictModel *model)
 	}
 	PG_CATCH();
 	{
+		drift_counts_unmap(&self->counts);
 		if (self->address != NULL)
 			munmap(self->address, self->bytes);
 		PG_RE_THROW();
@@ -300,16 +322,36 @@ known_model(const PredictModel *model)
 	return NULL;
 }
 
+static SessionModel *
+find_model(const PredictModel *model)
+{
+	SessionModel *self = known_model(model);
+
+	return self != NULL ? self : new_model(model);
+}
+
 Evaluator *
 session_model(const PredictModel *model)
 {
-	SessionModel *self;
-
 	if (!tensile_predict_in_session || !model->evaluated ||
 		model->weight_bytes > MOST_STORED_BYTES)
 		return NULL;
-	self = known_model(model);
-	if (self == NULL)
-		self = new_model(model);
-	return self->evaluator;
+	return find_model(model)->evaluator;
+}
+
+void
+session_model_count(const PredictModel *model, const FeatureBatch *batch,
+					const Predictions *answers, int first, int rows)
+{
+	int			end = first + rows;
+	SessionModel *self;
+
+	while ((rows = drift_next(end - first)) > 0)
+	{
+		first += rows;
+		self = find_model(model);
+		if (self->evaluator != NULL)
+			drift_count(&self->counts, self->image, self->evaluator, batch, first - 1,
+						answers->prediction[first - 1], answers->label[first - 1]);
+	}
 }

@@ -41,14 +41,29 @@ tensile_image_path(TensileImagePath path, int64 version, uint64 identity)
 	image_path(path, MyDatabaseId, version, identity);
 }
 
-/* Frees the entry and unlinks its file.  Caller holds the lock exclusively. */
+static void
+counts_path(TensileImagePath path, Oid database, int64 version, uint64 identity)
+{
+	image_path(path, database, version, identity);
+	strlcat(path, ".counts", MAXPGPATH);
+}
+
+void
+tensile_counts_path(TensileImagePath path, int64 version, uint64 identity)
+{
+	counts_path(path, MyDatabaseId, version, identity);
+}
+
+/* Frees the entry and unlinks its files.  Caller holds the lock exclusively. */
 static void
 remove_image(TensileImage *image)
 {
 	TensileImagePath path;
 
-	image_path(path, image->database, image->version, image->identity);
 	pg_atomic_write_u64(&image->serial, 0);
+	image_path(path, image->database, image->version, image->identity);
+	unlink(path);
+	counts_path(path, image->database, image->version, image->identity);
 	unlink(path);
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 }
@@ -121,6 +136,7 @@ tensile_image_enter(int64 version, uint64 identity, int64 bytes, int64 most_byte
 		image->version = version;
 		image->identity = identity;
 		image->bytes = bytes;
+		pg_atomic_write_u32(&image->counted, 0);
 		pg_atomic_write_u64(&image->serial, ++tensile_shared->last_image);
 	}
 	*serial = pg_atomic_read_u64(&image->serial);

@@ -15,6 +15,7 @@ typedef struct TensileImage
 {
 	pg_atomic_uint64 serial;	/* of this use of the entry; 0: free */
 	pg_atomic_uint64 last_used; /* a TimestampTz */
+	pg_atomic_uint32 counted;	/* there are counts beside it that nobody has taken */
 	Oid			database;
 	int64		version;		/* model_versions.id in that database */
 	uint64		identity;		/* of what is stored with the version */
@@ -23,8 +24,12 @@ typedef struct TensileImage
 
 typedef char TensileImagePath[MAXPGPATH];
 
-/* The path of the image of a version in this database, below the data directory. */
+/*
+ * The path of the image of a version in this database, below the data
+ * directory, and that of its counts of rows.
+ */
 extern void tensile_image_path(TensileImagePath path, int64 version, uint64 identity);
+extern void tensile_counts_path(TensileImagePath path, int64 version, uint64 identity);
 
 /*
  * Enters an image whose file exists, unless it has been entered, and counts

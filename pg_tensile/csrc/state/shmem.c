@@ -109,6 +109,7 @@ init_shared(void)
 	{
 		pg_atomic_init_u64(&tensile_shared->images[i].serial, 0);
 		pg_atomic_init_u64(&tensile_shared->images[i].last_used, 0);
+		pg_atomic_init_u32(&tensile_shared->images[i].counted, 0);
 	}
 	tensile_shared->max_jobs = tensile_max_jobs;
 	tensile_shared->plan_events = tensile_plan_events;
