@@ -29,8 +29,6 @@ wish_member(const Wish *wish)
 			return psprintf("\"coverage\":%.17g", wish->coverage);
 		case WISH_PROBABILITIES:
 			return "\"probabilities\":true";
-		case WISH_ATTRIBUTIONS:
-			return "\"explain\":true";
 	}
 	pg_unreachable();
 }
@@ -71,7 +69,7 @@ predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_bud
 {
 	Evaluator  *evaluator = NULL;
 
-	if (memory_budget == 0 && wish->kind != WISH_ATTRIBUTIONS)
+	if (memory_budget == 0)
 		evaluator = session_model(model);
 	if (evaluator != NULL)
 		session_answers(evaluator, model, batch, wish, answers);

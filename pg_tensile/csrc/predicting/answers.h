@@ -15,8 +15,7 @@ typedef enum WishKind
 {
 	WISH_NOTHING,
 	WISH_INTERVAL,				/* of a regression: lower, upper [rows] */
-	WISH_PROBABILITIES,			/* of a classifier: [rows][labels] */
-	WISH_ATTRIBUTIONS			/* to one row: [features] */
+	WISH_PROBABILITIES			/* of a classifier: [rows][labels] */
 } WishKind;
 
 typedef struct Wish

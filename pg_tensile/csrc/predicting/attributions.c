@@ -14,8 +14,8 @@
 #include "utils/tuplestore.h"
 
 #include "base/error_context.h"
-#include "predicting/predict_client.h"
 #include "predicting/predict_site.h"
+#include "predicting/shapley.h"
 #include "rows/model.h"
 
 /* A feature's value as text; NULL: none. */
@@ -47,22 +47,6 @@ object_value(Jsonb *object, const char *feature)
 	return call->isnull ? NULL : DatumGetTextPP(value);
 }
 
-/*
- * The label whose probability is explained: the second of two, or the
- * predicted one of more; NULL for a regression.
- */
-static const char *
-explained_label(const PredictModel *model, const Predictions *answer)
-{
-	int			label = model->task == TASK_BINARY ? 1 : answer->label[0];
-
-	if (model->task == TASK_REGRESSION)
-		return NULL;
-	if (label < 0 || label >= model->nlabels)
-		elog(ERROR, "the predictor answered with label %d of %d", label, model->nlabels);
-	return model->labels[label];
-}
-
 static void
 put_attribution(ReturnSetInfo *result, const char *feature, text *value, double attribution)
 {
@@ -84,23 +68,18 @@ explain_prediction(CallSite *site, Jsonb *object, ReturnSetInfo *result)
 {
 	const PredictModel *model = site->model;
 	const FeatureSet *set = &model->features;
-	const double *attributions;
-	const char *label;
-	Predictions answer;
-	double		rest;
+	Attributions attributions = shapley_attributions(model, site->batch, site->memory_budget);
+	text	   *label = NULL;
 
-	predict_site_request(site, &(Wish) {WISH_ATTRIBUTIONS}, &answer);
-	attributions = predict_extra_numbers(&answer, 0, set->count);
-	label = explained_label(model, &answer);
-	rest = model->task == TASK_MULTICLASS ? answer.probability[0] : answer.prediction[0];
 	for (int i = 0; i < set->count; i++)
 	{
 		text	   *value = object ? object_value(object, set->names[i]) : record_value(site, i);
 
-		put_attribution(result, set->names[i], value, attributions[i]);
-		rest -= attributions[i];
+		put_attribution(result, set->names[i], value, attributions.features[i]);
 	}
-	put_attribution(result, NULL, label ? cstring_to_text(label) : NULL, rest);
+	if (attributions.label >= 0)
+		label = cstring_to_text(model->labels[attributions.label]);
+	put_attribution(result, NULL, label, attributions.average);
 }
 
 TENSILE_PUBLIC_FUNCTION(tensile_explain_prediction_record)

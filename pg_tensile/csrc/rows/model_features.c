@@ -7,6 +7,7 @@
 #include "postgres.h"
 
 #include "utils/builtins.h"
+#include "utils/float.h"
 #include "utils/memutils.h"
 
 #include "base/convert.h"
@@ -93,13 +94,45 @@ sql_type_of(JsonbContainer *feature)
 	return SQL_OTHER;
 }
 
+/* A number of the object; 0 without one. */
+static double
+number_key(JsonbContainer *object, const char *key)
+{
+	JsonbValue *value = getKeyJsonValueFromContainer(object, key, strlen(key), NULL);
+
+	if (value == NULL || value->type != jbvNumeric)
+		return 0;
+	return DatumGetFloat8(DirectFunctionCall1(numeric_float8,
+											  NumericGetDatum(value->val.numeric)));
+}
+
+static bool
+has_key(JsonbContainer *object, const char *key)
+{
+	return getKeyJsonValueFromContainer(object, key, strlen(key), NULL) != NULL;
+}
+
+/* Fills in what stands for the feature in an average row. */
+static void
+read_average(Feature *feature, JsonbContainer *object, bool is_vector, MemoryContext context)
+{
+	const char *mode = tensile_text_key(object, "mode");
+
+	feature->average = number_key(object, "nulls") > 0 ? number_key(object, "mean")
+		: get_float8_nan();
+	if (mode != NULL && !feature->is_text && !is_vector)
+		feature->mode = MemoryContextStrdup(context, tensile_to_utf8(mode, strlen(mode)));
+	if (!has_key(object, "tokens"))
+		feature->length = (int) Min(number_key(object, "length"), (double) FEATURES_MAX_BYTES);
+}
+
 static void
 read_features(PredictModel *model, JsonbContainer *list)
 {
 	FeatureSet *set = &model->features;
 
 	set->count = JsonContainerSize(list);
-	set->features = MemoryContextAlloc(model->context, sizeof(Feature) * set->count);
+	set->features = MemoryContextAllocZero(model->context, sizeof(Feature) * set->count);
 	set->names = MemoryContextAlloc(model->context, sizeof(char *) * set->count);
 	for (int i = 0; i < set->count; i++)
 	{
@@ -108,11 +141,10 @@ read_features(PredictModel *model, JsonbContainer *list)
 
 		set->names[i] = string_of(required_key(object, "name", jbvString), model->context);
 		feature->kind = kind_of(required_key(object, "kind", jbvString));
-		feature->is_text = getKeyJsonValueFromContainer(object, "vocabulary", strlen("vocabulary"),
-														NULL) != NULL;
+		feature->is_text = has_key(object, "vocabulary");
 		set->has_texts = set->has_texts || feature->is_text;
-		set->has_vectors = set->has_vectors ||
-			getKeyJsonValueFromContainer(object, "vectors", strlen("vectors"), NULL) != NULL;
+		set->has_vectors = set->has_vectors || has_key(object, "vectors");
+		read_average(feature, object, has_key(object, "vectors"), model->context);
 		feature->sql_type = sql_type_of(object);
 		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
 			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;

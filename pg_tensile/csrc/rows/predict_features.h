@@ -51,6 +51,10 @@ typedef struct Feature
 	int			index;			/* among scalars, categories or arrays */
 	bool		is_text;		/* a category that a transformer reads */
 	SqlType		sql_type;		/* that it was trained with */
+	double		average;		/* in the training rows, of a number or time: the mean, */
+	const char *mode;			/* of a category the most frequent string in UTF-8, or
+								 * NULL */
+	int			length;			/* and the length of an array; of tokens 0 */
 } Feature;
 
 /* The features of a model version, in order. */
