@@ -71,7 +71,7 @@ class DriftCounts:
         while self._gap < rows:
             chosen.append(int(self._gap))
             self._gap += 1 + self._next_gap()
-        if isinstance(model, Version) and model.reference is not None and not frame.header.get("explain"):
+        if isinstance(model, Version) and model.reference is not None:
             self._keep(frame.job, model, model.reference, reply, chosen)
 
     def _keep(self, version: int, model: Version, reference: Reference, reply: Reply, chosen: list[int]) -> None:

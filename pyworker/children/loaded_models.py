@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, explained, interval
-from pg_tensile.execution.data.attributions import attributions
+from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, interval
 from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pg_tensile.execution.global_state import shared
@@ -46,7 +45,7 @@ class Reply(NamedTuple):
 
     unknown: int  # categories never seen in training
     answers: Answers
-    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows], or attributions [features]
+    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows]
     inputs: Inputs | None = None  # the features, among those of other requests
     first: int = 0  # place of the first row in `inputs`
 
@@ -77,7 +76,7 @@ class Version:
     def at_once(self, frame: Frame) -> bool:
         """Return whether a PREDICT frame is to be answered by the predictor's loop, with `replies`."""
         header = frame.header
-        return self.quick and header.get("rows") in _FEW and not header.get("explain")
+        return self.quick and header.get("rows") in _FEW
 
     def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
         """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
@@ -157,8 +156,6 @@ class Version:
         coverage = frame.header.get("coverage")
         if coverage is not None:
             return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
-        if frame.header.get("explain"):
-            return reply._replace(extras=(self._attributions(inputs, int(reply.answers.label[0])),))
         return reply
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
@@ -167,10 +164,6 @@ class Version:
 
     def _parts(self, inputs: Inputs) -> list[Part]:
         return self._execute(self._preprocessing.apply(inputs), inputs.rows)
-
-    def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
-        preprocessing = self._preprocessing
-        return attributions(preprocessing, inputs, lambda mixed: explained(self.outputs(mixed), preprocessing, label))
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -63,15 +63,6 @@ def target_values(encoded: NDArray[np.float64], preprocessing: Preprocessing) ->
     return target.original(encoded * target.std + target.mean)
 
 
-def explained(outputs: NDArray[np.float64], preprocessing: Preprocessing, label: int) -> NDArray[np.float64]:
-    """Return what attributions explain, [rows]: a regression's prediction, else the probability of a label.
-
-    That is `labels[1]` of two labels, else `label`."""
-    if preprocessing.task == Task.REGRESSION:
-        return predictions(outputs, preprocessing)
-    return probabilities(outputs, preprocessing)[:, 1 if preprocessing.task == Task.BINARY else label]
-
-
 def interval(
     outputs: NDArray[np.float64], preprocessing: Preprocessing, coverage: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -53,17 +53,6 @@ def test_bounds_come_with_predictions(regression: Version) -> None:
         reply(regression, [1, 2, 3], {"coverage": 0.95}, conformal=scores)
 
 
-@pytest.mark.parametrize(("rows", "architecture"), [(None, {}), (texts(60), TRANSFORMER)], ids=["mlp", "transformer"])
-def test_attributions_fit_the_prediction_of_every_architecture(
-    regression: Version, rows: Any, architecture: dict[str, Any]
-) -> None:
-    version = regression if rows is None else Version(rows, architecture)
-    answers, (attributions,) = reply(version, [5], {"explain": True})[1:3]
-    assert len(attributions) == len(version.preprocessing.features)
-    assert np.isfinite(attributions).all() and np.abs(attributions).max() > 1e-6
-    assert (answers.prediction == reply(version, [5]).answers.prediction).all()
-
-
 def test_probabilities_are_calibrated() -> None:
     version = Version(every_type(100))
     raw, calibrated = (reply(version, [1, 2, 3], calibration=c).answers for c in (None, Calibration(0.5, 1.0)))
