@@ -35,6 +35,7 @@ from pg_tensile.client.frames import (
     JOBS,
     MODELS,
     PREDICTIONS,
+    PROBABILITIES,
     SCHEDULES,
     Shape,
     frame,
@@ -323,6 +324,30 @@ class Client:
         optional = {"memory_budget": memory_budget, "source": source}
         function = "predict_table" if query is None else "predict_rows"
         return self._table(function, PREDICTIONS, model, query, optional, read)
+
+    def predict_probabilities(
+        self, model: str, features: Json, memory_budget: int | str | None = None
+    ) -> pd.DataFrame:
+        """Return the probabilities of all classes for one row, the most probable one first (SQL: predict_probabilities).
+
+        `features` are the row's: a dict with a key for each, or JSON as text. The index is the class."""
+        required = {"model": model, "features": features}
+        called, parameters = call(
+            self._session.schema, "predict_probabilities", required, {"memory_budget": memory_budget}
+        )
+        return frame(PROBABILITIES, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))
+
+    def predict_all(
+        self, model: str, features: Json, coverage: float | None = None, memory_budget: int | str | None = None
+    ) -> dict[str, Any]:
+        """Return everything about the prediction for one row (SQL: predict_all).
+
+        Of a regression that is the value and, unless the model has none, its interval of this coverage; of a classifier
+        the label, its probability and those of all labels. `features` as in `predict_probabilities`."""
+        required = {"model": model, "features": features}
+        optional = {"coverage": coverage, "memory_budget": memory_budget}
+        answer: dict[str, Any] = self._session.answer("predict_all", required, optional)[0]
+        return answer
 
     def evaluate(
         self,
