@@ -169,9 +169,7 @@ class Version:
             return (self._attributions(inputs, int(given.label[0])),)
         return ()
 
-    def _bounds(
-        self, outputs: NDArray[np.float64], coverage: float, optional: bool
-    ) -> tuple[NDArray[np.float64], ...]:
+    def _bounds(self, outputs: NDArray[np.float64], coverage: float, optional: bool) -> tuple[NDArray[np.float64], ...]:
         """Return the lower and upper bounds [rows]; nothing if they are optional and the model has none."""
         try:
             return interval(outputs, self._preprocessing, coverage)
