@@ -64,7 +64,7 @@ def conn(server: Any) -> Iterator[Connection]:
 
 def probabilities(conn: Connection, model: str, row: str = ROW) -> list[tuple[str, float]]:
     ask = f"SELECT p.* FROM ({row}) t, LATERAL predict_probabilities(%s, t) p"
-    return conn.execute(ask, (model,)).fetchall()  # type: ignore[return-value]
+    return conn.execute(ask, (model,)).fetchall()
 
 
 def test_all_classes_have_a_probability_and_the_most_probable_comes_first(conn: Connection) -> None:

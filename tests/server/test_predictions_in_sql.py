@@ -97,7 +97,7 @@ def test_tables_and_files_take_predictions(conn: Connection, expected: Any) -> N
     assert returned == rows(conn, "SELECT predict('height', ARRAY[0.5, 0.5])")
     conn.execute("DELETE FROM points WHERE id = 101")
     with conn.cursor().copy(f"COPY ({EXPECTED}) TO STDOUT") as copy:
-        assert [(int(row[0]), float(row[1])) for row in copy.rows()] == expected  # type: ignore[arg-type]
+        assert [(int(row[0]), float(row[1])) for row in copy.rows()] == expected
 
 
 def test_cursors_stop_between_predictions(conn: Connection, expected: Any) -> None:

@@ -67,18 +67,15 @@ def test_probabilities_of_all_labels_come_with_predictions() -> None:
 
 def test_requests_that_are_answered_together_get_what_each_wishes_for(regression: Version) -> None:
     scores = Conformal(9, tuple(np.arange(1.0, 10.0).tolist()))
-    classifier = Version(every_type(100))
-    for version, wish, fitted in (
-        (classifier, {"probabilities": True}, {}),
-        (regression, {"coverage": 0.5}, {"conformal": scores}),
-    ):
-        model = LoadedModel(replace(version.preprocessing, **fitted), version.model, 1)
+    wishes: dict[str, Any]
+    for version, wishes in ((Version(every_type(100)), {"probabilities": True}), (regression, {"coverage": 0.5})):
+        model = LoadedModel(replace(version.preprocessing, conformal=scores), version.model, 1)
         with torch.inference_mode():
-            replies = model.replies([request(version, [row], **(wish if row % 2 else {})) for row in range(1, 7)])
-        assert [bool(found.extras) for found in replies if isinstance(found, Reply)] == [True, False] * 3
+            replies = model.replies([request(version, [row], **(wishes if row % 2 else {})) for row in range(1, 7)])
         for row, found in enumerate(replies, 1):
-            alone = reply(version, [row], **fitted).answers
+            alone = reply(version, [row], conformal=scores).answers
             assert isinstance(found, Reply) and (found.answers.prediction == alone.prediction).all()
+            assert bool(found.extras) == bool(row % 2)
 
 
 @pytest.mark.parametrize(("rows", "architecture"), [(None, {}), (texts(60), TRANSFORMER)], ids=["mlp", "transformer"])
