@@ -180,6 +180,13 @@ def test_what_has_to_stay_true_is_refused(conn: Connection, statement: str) -> N
     assert refused_in_block(conn, statement)[0] == "42P17"
 
 
+def test_a_check_may_predict(conn: Connection, expected: Any) -> None:
+    least = min(height for _, height in expected)
+    conn.execute(f"ALTER TABLE points ADD CHECK (predict('height', points) >= {least!r})".encode())
+    conn.execute("ALTER TABLE points ADD CHECK (predict('height', points) > 1e6) NOT VALID")
+    assert refused_in_block(conn, "UPDATE points SET a = 0 WHERE id = 1")[0] == "23514"
+
+
 # ---- foreign tables ----
 
 
@@ -206,6 +213,9 @@ def test_foreign_tables_predict_there_or_here(server: Any) -> None:
             assert rows(conn, "SELECT id, predict('height', f) FROM far f ORDER BY id") == expected
             found = rows(conn, "SELECT id FROM far f WHERE predict('height', f) > 0 ORDER BY id")
             assert found == [(id,) for id, height in expected if height > 0]
+            conn.execute("GRANT SELECT ON there TO clerk")
+            conn.execute("ALTER USER MAPPING FOR CURRENT_USER SERVER loopback OPTIONS (SET user 'clerk')")
+            assert refusal(conn, "SELECT height FROM heights")[0] == "42501"
         finally:
             conn.execute("DROP EXTENSION postgres_fdw CASCADE; DROP VIEW there")
 
