@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, interval
+from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, interval, probabilities
 from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pg_tensile.execution.global_state import shared
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
     unknown: int  # categories never seen in training
     answers: Answers
-    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows]
+    extras: tuple[NDArray[np.float64], ...] = ()  # what the request wishes for more
     inputs: Inputs | None = None  # the features, among those of other requests
     first: int = 0  # place of the first row in `inputs`
 
@@ -80,7 +80,7 @@ class Version:
 
     def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
         """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
-        single = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
+        single = [frame for frame in frames if frame.header.get("rows") == 1 and not frame.header.keys() & _WISHES]
         found: dict[int, Reply] = {}
         for start in range(0, len(single), FEW_ROWS):
             together = single[start : start + FEW_ROWS]
@@ -153,10 +153,25 @@ class Version:
             parts.append(part())
         outputs = _whole(parts)
         reply = Reply(unknown, answers(outputs, self._preprocessing), inputs=inputs)
-        coverage = frame.header.get("coverage")
+        return reply._replace(extras=self._extras(frame.header, outputs))
+
+    def _extras(self, header: dict[str, Any], outputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Return what a request wishes for besides answers. Raises DataError."""
+        coverage = header.get("coverage")
         if coverage is not None:
-            return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
-        return reply
+            return self._bounds(outputs, coverage, bool(header.get("optional")))
+        if header.get("probabilities"):
+            return (probabilities(outputs, self._preprocessing),)
+        return ()
+
+    def _bounds(self, outputs: NDArray[np.float64], coverage: float, optional: bool) -> tuple[NDArray[np.float64], ...]:
+        """Return the lower and upper bounds [rows]; nothing if they are optional and the model has none."""
+        try:
+            return interval(outputs, self._preprocessing, coverage)
+        except DataError:
+            if optional:
+                return ()
+            raise
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
         """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
@@ -311,6 +326,7 @@ class BudgetedModel(Version):
 
 
 _FEW = range(1, FEW_ROWS + 1)
+_WISHES = {"coverage", "explain", "probabilities"}  # keys of a request's header for more than predictions
 
 
 def _whole(parts: list[NDArray[Any]]) -> NDArray[np.float64]:

@@ -27,6 +27,8 @@ wish_member(const Wish *wish)
 			return NULL;
 		case WISH_INTERVAL:
 			return psprintf("\"coverage\":%.17g", wish->coverage);
+		case WISH_OPTIONAL_INTERVAL:
+			return psprintf("\"coverage\":%.17g,\"optional\":true", wish->coverage);
 		case WISH_PROBABILITIES:
 			return "\"probabilities\":true";
 	}
@@ -92,4 +94,14 @@ predict_count(const PredictModel *model, const FeatureBatch *batch, const Predic
 	tensile_count_predictions(model->version, rows, unknown);
 	if (answers->in_session)
 		session_model_count(model, batch, answers, first, rows);
+}
+
+void
+predict_check_coverage(double coverage)
+{
+	if (!(coverage > 0 && coverage < 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("coverage must be between 0 and 1, not %g", coverage),
+				 errhint("0.9 means that nine of ten targets lie in their intervals.")));
 }

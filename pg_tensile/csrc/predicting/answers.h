@@ -15,6 +15,7 @@ typedef enum WishKind
 {
 	WISH_NOTHING,
 	WISH_INTERVAL,				/* of a regression: lower, upper [rows] */
+	WISH_OPTIONAL_INTERVAL,		/* the same, without extras if the model has none */
 	WISH_PROBABILITIES			/* of a classifier: [rows][labels] */
 } WishKind;
 
@@ -34,5 +35,8 @@ extern void predict_answers(const PredictModel *model, FeatureBatch *batch, int6
 /* Counts rows of the batch, those from `first` on, once they have been passed on. */
 extern void predict_count(const PredictModel *model, const FeatureBatch *batch,
 						  const Predictions *answers, int first, int rows);
+
+/* Raises 22023 unless intervals can have this coverage. */
+extern void predict_check_coverage(double coverage);
 
 #endif

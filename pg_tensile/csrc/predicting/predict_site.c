@@ -99,6 +99,19 @@ predict_site_get(FunctionCallInfo fcinfo, int budget_argument)
 	return site;
 }
 
+CallSite *
+predict_site_of_classifier(FunctionCallInfo fcinfo, int budget_argument)
+{
+	CallSite   *site = predict_site_get(fcinfo, budget_argument);
+
+	if (site->model->task == TASK_REGRESSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("model \"%s\" is a regression and has no classes", site->name),
+				 errhint("Use predict.")));
+	return site;
+}
+
 /* ---- features ---- */
 
 /*
@@ -175,7 +188,21 @@ predict_site_pack_object(CallSite *site, Jsonb *object)
 	feature_batch_add_object(site->batch, object);
 }
 
+void
+predict_site_pack_text(CallSite *site, text *object)
+{
+	predict_site_pack_object(site, feature_object(&site->model->features, object));
+}
+
 /* ---- predictions ---- */
+
+const char *
+predict_site_label(const CallSite *site, int32 label)
+{
+	if (label < 0 || label >= site->model->nlabels)
+		elog(ERROR, "the predictor answered with label %d of %d", label, site->model->nlabels);
+	return site->model->labels[label];
+}
 
 void
 predict_site_request(CallSite *site, const Wish *wish, Predictions *answer)

@@ -46,12 +46,21 @@ typedef struct CallSite
  */
 extern CallSite *predict_site_get(FunctionCallInfo fcinfo, int budget_argument);
 
+/* The same for a function of classifiers: 42804 for a regression. */
+extern CallSite *predict_site_of_classifier(FunctionCallInfo fcinfo, int budget_argument);
+
 /* Packs the row of the call. */
 extern void predict_site_pack_record(CallSite *site, HeapTupleHeader record);
 extern void predict_site_pack_object(CallSite *site, Jsonb *object);
 
+/* The same of a text, or json, that is an object. */
+extern void predict_site_pack_text(CallSite *site, text *object);
+
 /* The same of an array with a number for each feature, in order. */
 extern void predict_site_pack_numbers(CallSite *site, ArrayType *array);
+
+/* The text of a label that is an answer. */
+extern const char *predict_site_label(const CallSite *site, int32 label);
 
 /* Gets the answer for the row, and counts it.  `wish`: NULL for predictions alone. */
 extern void predict_site_request(CallSite *site, const Wish *wish, Predictions *answer);

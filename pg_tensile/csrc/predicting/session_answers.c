@@ -94,13 +94,13 @@ numbers(Size count)
 	return MemoryContextAllocHuge(CurrentMemoryContext, sizeof(double) * Max(count, 1));
 }
 
+/* Raises the error of an interval that the validation rows do not support. */
 static void
-fill_interval(const Evaluator *evaluator, const double *outputs, int rows, double coverage,
-			  double *lower, double *upper)
+require_interval(const Evaluator *evaluator, EvaluatorInterval interval, double coverage)
 {
 	int64		validation_rows = evaluator_interval_rows(evaluator);
 
-	switch (evaluator_interval(evaluator, outputs, rows, coverage, lower, upper))
+	switch (interval)
 	{
 		case INTERVAL_READY:
 			return;
@@ -129,16 +129,22 @@ grant_wish(const Evaluator *evaluator, const PredictModel *model, const double *
 {
 	WireBuffer *extras = palloc(sizeof(WireBuffer) * 2);
 	int			rows = answers->rows;
+	bool		optional = wish->kind == WISH_OPTIONAL_INTERVAL;
+	EvaluatorInterval interval;
 	double	   *first;
 	double	   *second;
 
 	answers->extras = extras;
 	answers->nextras = 0;
-	if (wish->kind == WISH_INTERVAL && model->task == TASK_REGRESSION)
+	if ((wish->kind == WISH_INTERVAL || optional) && model->task == TASK_REGRESSION)
 	{
 		first = numbers(rows);
 		second = numbers(rows);
-		fill_interval(evaluator, outputs, rows, wish->coverage, first, second);
+		interval = evaluator_interval(evaluator, outputs, rows, wish->coverage, first, second);
+		if (!optional)
+			require_interval(evaluator, interval, wish->coverage);
+		if (interval != INTERVAL_READY)
+			return;
 		extras[answers->nextras++] = (WireBuffer) {first, sizeof(double) * rows};
 		extras[answers->nextras++] = (WireBuffer) {second, sizeof(double) * rows};
 	}

@@ -70,7 +70,7 @@ def interval(
 
     Raises DataError if the model is not a regression, or its validation rows are too few for the coverage."""
     if preprocessing.task != Task.REGRESSION:
-        hint = "Use predict_rows, which returns the probability of the label."
+        hint = "Use predict_probabilities."
         raise DataError("the model predicts labels, which have no interval", hint=hint)
     if preprocessing.conformal is None:
         hint = "Train it again with validation above 0."
