@@ -53,6 +53,10 @@ build/server build/interpreter: always
 
 $(CSRC)/base/rules.o: build/rules.h
 
+# Loops over numbers become vectors. Numbers are scaled as numpy does it, without one rounding for a product and a sum.
+$(CSRC)/evaluator/dense.o: CFLAGS += -O3
+$(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off
+
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
 python_dir = $(DESTDIR)$(datadir)/pg_tensile/python

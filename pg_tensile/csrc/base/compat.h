@@ -98,4 +98,25 @@
 	PortalRun(portal, count, top_level, true, dest, alternative, completion)
 #endif
 
+/* Callbacks of the JSON parser have a result from 16 on. */
+#if PG_VERSION_NUM >= 160000
+#define TensileJsonResult JsonParseErrorType
+#define TENSILE_JSON_SUCCESS JSON_SUCCESS
+#else
+#define TensileJsonResult void
+#define TENSILE_JSON_SUCCESS
+#endif
+
+/* The state of the JSON parser, for UTF-8 with its escapes; freed from 17 on by a function. */
+#if PG_VERSION_NUM >= 170000
+#define tensile_json_lexer(text, length) \
+	makeJsonLexContextCstringLen(NULL, unconstify(char *, text), length, PG_UTF8, true)
+#define tensile_free_json_lexer(lexer) freeJsonLexContext(lexer)
+#else
+#define tensile_json_lexer(text, length) \
+	makeJsonLexContextCstringLen(unconstify(char *, text), length, PG_UTF8, true)
+#define tensile_free_json_lexer(lexer) \
+	(pfree((lexer)->strval->data), pfree((lexer)->strval), pfree(lexer))
+#endif
+
 #endif

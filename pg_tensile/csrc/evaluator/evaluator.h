@@ -20,10 +20,9 @@
 #ifndef TENSILE_EVALUATOR_H
 #define TENSILE_EVALUATOR_H
 
-#include "evaluator/platform.h"
-
-/* Weights of a model that is evaluated in a session, at most. */
-#define EVALUATOR_MOST_WEIGHTS (4 * 1024 * 1024)
+#include "evaluator/answers.h"
+#include "evaluator/compilation.h"
+#include "evaluator/features.h"
 
 /* A version as the tables have it: JSON in UTF-8, and a safetensors file. */
 typedef struct StoredVersion
@@ -38,14 +37,10 @@ typedef struct StoredVersion
 	Size		weight_bytes;
 } StoredVersion;
 
-typedef enum EvaluatorStatus
-{
-	EVALUATOR_READY,
-	EVALUATOR_UNSUITABLE,		/* a model that the predictor has to answer for */
-	EVALUATOR_DAMAGED			/* `problem` says what is wrong */
-} EvaluatorStatus;
-
-/* Makes the image of a version.  `identity` is kept in it. */
+/*
+ * Makes the image of a version, palloc'ed, as is a problem.  `identity` is kept
+ * in it.
+ */
 extern EvaluatorStatus evaluator_compile(const StoredVersion *version, uint64 identity,
 										 char **image, Size *bytes, const char **problem);
 
@@ -65,41 +60,12 @@ extern void evaluator_close(Evaluator *self);
 extern int	evaluator_outputs_per_row(const Evaluator *self);
 extern int	evaluator_labels(const Evaluator *self);	/* 0: a regression */
 
-/* Arrays of one feature of some rows, as in a PREDICT frame. */
-typedef struct EvaluatorArrays
-{
-	const int32 *lengths;		/* [rows]; -1 = null */
-	const double *elements;		/* of all rows; NaN = null */
-} EvaluatorArrays;
-
-/*
- * Raw features of some rows, by kind and in the order of the model's features,
- * as a FeatureBatch has them, but for the codes.
- */
-typedef struct EvaluatorRows
-{
-	int			rows;
-	int			capacity;		/* distance between two features' values */
-	const double *scalars;		/* [scalars][capacity]; NaN = null; times in microseconds */
-	const int32 *codes;			/* [categories][capacity]: of evaluator_code(); -1 = null */
-	const EvaluatorArrays *arrays;	/* [arrays] */
-} EvaluatorRows;
-
 /*
  * The code of a category's string, from 0.  `unknown`: it counts as one that
  * was never seen in training.
  */
 extern int32 evaluator_code(const Evaluator *self, int category, const char *utf8, int length,
 							bool *unknown);
-
-/* An array of a wrong length, at which an evaluation ends. */
-typedef struct EvaluatorMismatch
-{
-	int			array;			/* which of the array features */
-	int			row;			/* from 0 */
-	int			length;			/* that it has */
-	int			expected;
-} EvaluatorMismatch;
 
 /*
  * Computes the model's outputs [rows][outputs], as float32 numbers in doubles.
@@ -118,13 +84,6 @@ extern void evaluator_answers(const Evaluator *self, const double *outputs, int 
 /* A classifier's probabilities [rows][labels]. */
 extern void evaluator_probabilities(const Evaluator *self, const double *outputs, int rows,
 									double *probabilities);
-
-typedef enum EvaluatorInterval
-{
-	INTERVAL_READY,
-	INTERVAL_NO_ROWS,			/* the model was trained without validation rows */
-	INTERVAL_FEW_ROWS			/* the coverage needs more of them */
-} EvaluatorInterval;
 
 /* The number of validation rows that intervals come from. */
 extern int64 evaluator_interval_rows(const Evaluator *self);

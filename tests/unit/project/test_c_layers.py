@@ -15,7 +15,7 @@ from tests.unit.project.test_layers import cycles
 
 CSRC = REPOSITORY / "pg_tensile" / "csrc"
 # From the bottom to the top: a file may include and call those of its own folder and of those before it.
-FOLDERS = ("evaluator", "base", "state", "processes", "rows", "training", "predicting", "")
+FOLDERS = ("base", "evaluator", "state", "processes", "rows", "training", "predicting", "")
 SOURCES = sorted(path for pattern in ("*.[ch]", "*/*.[ch]") for path in CSRC.glob(pattern))
 
 
@@ -56,6 +56,12 @@ def test_includes_point_down() -> None:
     assert any(includes.values())
     assert upward(includes) == set()
     assert set(cycles(includes)) == set()
+
+
+def test_the_evaluator_needs_no_server() -> None:
+    """A plain program has it, too, which tests run under sanitizers."""
+    used = {name for path in SOURCES if path.parent.name == "evaluator" for name in included(path)}
+    assert {name for name in used if not name.startswith("evaluator/")} == {"base/compat.h"}
 
 
 def test_calls_point_down() -> None:

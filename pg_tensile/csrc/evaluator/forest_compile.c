@@ -1,0 +1,314 @@
+/*
+ * forest_compile.c: trees of a stored version as the nodes of a forest.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
+ */
+#include "evaluator/platform.h"
+
+#include "evaluator/forest_compile.h"
+#include "evaluator/tree.h"
+
+typedef struct Column
+{
+	bool		is_used;
+	int			number;			/* among those used */
+	int			category;		/* -1: none */
+	int			thresholds;
+	float	   *values;
+} Column;
+
+typedef struct Builder
+{
+	Compilation *compilation;
+	const Features *features;
+	int			count;			/* of trees */
+	Tree	   *trees;
+	int			columns;
+	Column	   *column;
+	int			nodes;			/* of all trees, with leaves */
+	Size		set_words;
+} Builder;
+
+/* Reads a tree and notes which columns it compares. */
+static bool
+read_tree(Builder *self, const JsonNode *json, Tree *tree)
+{
+	if (!tree_read(tree, self->compilation, json))
+		return false;
+	for (int node = 0; node < tree->nodes; node++)
+	{
+		if (tree->feature[node] < 0 || tree->feature[node] >= self->columns)
+			return false;
+		self->column[tree->feature[node]].thresholds++;
+		self->column[tree->feature[node]].is_used = true;
+	}
+	self->nodes += 2 * tree->nodes + 1;
+	return true;
+}
+
+static int
+compare_floats(const void *left, const void *right)
+{
+	float		a = *(const float *) left,
+				b = *(const float *) right;
+
+	return (a > b) - (a < b);
+}
+
+/* Makes the distinct thresholds of each column that has no codes. */
+static void
+collect_thresholds(Builder *self)
+{
+	for (int i = 0; i < self->columns; i++)
+	{
+		Column	   *column = &self->column[i];
+
+		column->values = compilation_new(self->compilation, float, column->thresholds);
+		column->thresholds = 0;
+	}
+	for (int i = 0; i < self->count; i++)
+		for (int node = 0; node < self->trees[i].nodes; node++)
+		{
+			Column	   *column = &self->column[self->trees[i].feature[node]];
+
+			if (column->category < 0)
+				column->values[column->thresholds++] = (float) self->trees[i].threshold[node];
+		}
+	for (int i = 0; i < self->columns; i++)
+	{
+		Column	   *column = &self->column[i];
+		int			distinct = 0;
+
+		qsort(column->values, column->thresholds, sizeof(float), compare_floats);
+		for (int k = 0; k < column->thresholds; k++)
+			if (distinct == 0 || column->values[k] != column->values[distinct - 1])
+				column->values[distinct++] = column->values[k];
+		column->thresholds = distinct;
+		if (distinct >= FOREST_NO_PLACE)
+			compilation_unsuitable(self->compilation);
+	}
+}
+
+static void
+write_columns(Builder *self, ImageWriter *writer)
+{
+	const Features *features = self->features;
+	int			used = 0;
+
+	for (int i = 0; i < self->columns; i++)
+		if (self->column[i].is_used)
+			self->column[i].number = used++;
+	if (used > FOREST_MOST_COLUMNS)
+		compilation_unsuitable(self->compilation);
+	image_write_whole(writer, used);
+	for (int i = 0; i < self->columns; i++)
+	{
+		const Column *column = &self->column[i];
+		int			behind = i - features->plain - features->categories.count;	/* among elements of arrays */
+
+		if (!column->is_used)
+			continue;
+		image_write_whole(writer, column->category);
+		image_write_whole(writer, column->category >= 0 ? 0 : i < features->plain ? features->ranks + i :
+						  features->ranks + features->plain + behind);
+		image_write_copy(writer, column->values, column->thresholds, sizeof(float));
+	}
+}
+
+static int
+place_of(const Column *column, float threshold)
+{
+	int			low = 0,
+				high = column->thresholds;
+
+	while (low < high)
+	{
+		int			middle = (low + high) / 2;
+
+		if (column->values[middle] < threshold)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* The words of a set: ones for the codes that go right, those that the list lacks. */
+static uint32
+words_of(const Builder *self, const Column *column, const JsonNode *codes)
+{
+	int			cardinality = self->features->categories.items[column->category].cardinality;
+	int			largest = -1;
+
+	json_for_each(code, codes)
+		if (code->u.number < cardinality)
+			largest = Max(largest, (int) code->u.number);
+	if (largest >= FOREST_NO_PLACE)
+		compilation_unsuitable(self->compilation);
+	return (largest + 32) / 32;
+}
+
+static void
+fill_set(const JsonNode *codes, uint32 words, uint32 *set)
+{
+	set[0] = words;
+	for (uint32 i = 0; i <= words; i++)
+		set[i + 1] = PG_UINT32_MAX;
+	json_for_each(code, codes)
+		if (code->u.number < 32.0 * words)
+		{
+			uint32		number = (uint32) code->u.number;
+
+			set[1 + number / 32] &= ~((uint32) 1 << (number % 32));
+		}
+}
+
+/* What the nodes are written to. */
+typedef struct NodeArrays
+{
+	ForestNode *nodes;
+	double	   *values;
+	uint32	   *node_sets;
+	uint32	   *sets;
+	uint32		next_set;
+} NodeArrays;
+
+/* Lays out a tree level by level, so that siblings are neighbours. */
+static void
+place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
+{
+	int			waiting[2 * TREE_MOST_NODES + 1];
+	uint32		end = 1;
+
+	waiting[0] = tree->nodes > 0 ? 0 : -1;
+	for (uint32 i = 0; i < end; i++)
+	{
+		int			node = waiting[i];
+		ForestNode *placed = &arrays->nodes[start + i];
+		const Column *column;
+
+		placed->place = FOREST_NO_PLACE;
+		placed->left = start + i;
+		if (node < 0)
+		{
+			arrays->values[start + i] = tree->value[-1 - node];
+			continue;
+		}
+		column = &self->column[tree->feature[node]];
+		placed->column = column->number * FOREST_ROWS;
+		placed->left = start + end;
+		waiting[end++] = tree->left[node];
+		waiting[end++] = tree->right[node];
+		if (column->category < 0)
+			placed->place = place_of(column, (float) tree->threshold[node]);
+		else
+		{
+			uint32		words = words_of(self, column, tree->codes[node]);
+
+			arrays->node_sets[start + i] = arrays->next_set;
+			fill_set(tree->codes[node], words, arrays->sets + arrays->next_set);
+			arrays->next_set += words + 2;
+		}
+	}
+}
+
+/* Counts the words of all sets; they begin with an empty one, for nodes that have no codes. */
+static void
+count_sets(Builder *self)
+{
+	bool		has_sets = false;
+
+	self->set_words = 2;
+	for (int i = 0; i < self->count; i++)
+		for (int node = 0; node < self->trees[i].nodes; node++)
+		{
+			const Column *column = &self->column[self->trees[i].feature[node]];
+
+			if (column->category < 0)
+				continue;
+			has_sets = true;
+			self->set_words += words_of(self, column, self->trees[i].codes[node]) + 2;
+		}
+	if (!has_sets)
+		self->set_words = 0;
+	if (self->set_words > EVALUATOR_MOST_WEIGHTS * 8)
+		compilation_unsuitable(self->compilation);
+}
+
+static void
+write_trees(Builder *self, ImageWriter *writer)
+{
+	Compilation *compilation = self->compilation;
+	uint32	   *roots = compilation_new(compilation, uint32, self->count);
+	uint8	   *depths = compilation_new(compilation, uint8, self->count);
+	bool		has_sets;
+	NodeArrays	arrays = {.next_set = 2};
+	uint32		start = 0;
+
+	count_sets(self);
+	if (!compilation_ready(compilation))
+		return;
+	has_sets = self->set_words > 0;
+	arrays.nodes = compilation_new(compilation, ForestNode, self->nodes);
+	arrays.values = compilation_new(compilation, double, self->nodes);
+	arrays.node_sets = compilation_new(compilation, uint32, self->nodes);
+	arrays.sets = compilation_new(compilation, uint32, self->set_words);
+	for (int i = 0; i < self->count; i++)
+	{
+		roots[i] = start;
+		depths[i] = self->trees[i].depth;
+		place_tree(self, &self->trees[i], start, &arrays);
+		start += 2 * self->trees[i].nodes + 1;
+	}
+	image_write_whole(writer, self->count);
+	image_write_copy(writer, roots, self->count, sizeof(uint32));
+	image_write_copy(writer, depths, self->count, sizeof(uint8));
+	image_write_copy(writer, arrays.nodes, self->nodes, sizeof(ForestNode));
+	image_write_copy(writer, arrays.values, self->nodes, sizeof(double));
+	image_write_copy(writer, arrays.node_sets, has_sets ? self->nodes : 0, sizeof(uint32));
+	image_write_copy(writer, arrays.sets, self->set_words, sizeof(uint32));
+}
+
+void
+forest_compile(ImageWriter *writer, const ModelSource *source)
+{
+	Compilation *compilation = source->compilation;
+	const Features *features = source->features;
+	Builder		self = {.compilation = compilation, .features = features};
+	Size		length;
+	const char *bytes = weights_bytes(source->weights, source->prefix, "trees", &length);
+	const JsonNode *json = compilation_ready(compilation) ? json_parse(compilation, bytes, length) : NULL;
+	const JsonNode *trees;
+	int			place = 0;
+
+	self.columns = features->width - features->ranks + features->categories.count;
+	if (!compilation_ready(compilation))
+		return;
+	if (json_whole(compilation, json_member(json, "columns"), 0, PG_INT32_MAX, -1) != self.columns ||
+		json_whole(compilation, json_member(json, "outputs"), 0, PG_INT32_MAX, -1) != source->outputs)
+		compilation_damaged(compilation, "its trees are for other features or outputs");
+	trees = json_array(compilation, json_member(json, "trees"));
+	if (trees->count % source->outputs != 0)
+		compilation_damaged(compilation, "its trees are not as many for each output");
+	self.trees = compilation_new(compilation, Tree, trees->count);
+	self.column = compilation_new(compilation, Column, self.columns);
+	for (int i = 0; i < self.columns; i++)
+	{
+		int			category = i - features->plain;
+
+		self.column[i].category = category >= 0 && category < features->categories.count ? category : -1;
+	}
+	json_for_each(tree, trees)
+	{
+		if (!read_tree(&self, tree, &self.trees[place++]))
+			compilation_damaged(compilation, "one of its trees is damaged");
+		if (!compilation_ready(compilation))
+			return;
+	}
+	self.count = place;
+	if (!compilation_weigh(compilation, self.nodes, 1))
+		return;
+	collect_thresholds(&self);
+	write_columns(&self, writer);
+	write_trees(&self, writer);
+}
