@@ -4,8 +4,8 @@
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_ANSWERS_H
-#define TENSILE_ANSWERS_H
+#ifndef TENSILE_EVALUATOR_ANSWERS_H
+#define TENSILE_EVALUATOR_ANSWERS_H
 
 #include "evaluator/image.h"
 
