@@ -8,16 +8,10 @@
 #define TENSILE_EVALUATOR_ANSWERS_H
 
 #include "evaluator/image.h"
+#include "evaluator/task.h"
 
 #define MOST_OUTPUTS 65536		/* of a model */
 #define MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
-
-typedef enum Task
-{
-	TASK_REGRESSION,
-	TASK_BINARY,
-	TASK_MULTICLASS
-} Task;
 
 typedef enum TargetTransform
 {
@@ -35,7 +29,7 @@ typedef enum EvaluatorInterval
 
 typedef struct Answers
 {
-	Task		task;
+	ModelTask		task;
 	int			outputs;		/* of the model */
 	int			labels;			/* 0: a regression */
 	double		mean;			/* of the transformed target */

@@ -6,14 +6,8 @@
 #ifndef TENSILE_MODEL_H
 #define TENSILE_MODEL_H
 
+#include "evaluator/task.h"
 #include "rows/predict_features.h"
-
-typedef enum ModelTask
-{
-	TASK_REGRESSION,
-	TASK_BINARY,
-	TASK_MULTICLASS
-} ModelTask;
 
 #define NO_VERSION (-1)
 
