@@ -48,11 +48,9 @@ encode_category(const Evaluator *evaluator, const FeatureBatch *batch, int categ
 {
 	const Dictionary *dictionary = &batch->dictionaries[category];
 	const int32 *places = batch->codes + (Size) category * batch->capacity;
-	int32	   *of_string = palloc(sizeof(int32) * (dictionary->count + 1)) + 1;
-	bool	   *is_unknown = palloc(sizeof(bool) * (dictionary->count + 1)) + 1;
+	int32	   *of_string = palloc(sizeof(int32) * Max(dictionary->count, 1));
+	bool	   *is_unknown = palloc(sizeof(bool) * Max(dictionary->count, 1));
 
-	of_string[-1] = -1;			/* null */
-	is_unknown[-1] = false;
 	for (int32 i = 0; i < dictionary->count; i++)
 	{
 		int			length;
@@ -62,8 +60,10 @@ encode_category(const Evaluator *evaluator, const FeatureBatch *batch, int categ
 	}
 	for (int row = 0; row < batch->row; row++)
 	{
-		codes[row] = of_string[places[row]];
-		unknown[row] += is_unknown[places[row]];
+		bool		is_null = places[row] < 0;
+
+		codes[row] = is_null ? -1 : of_string[places[row]];
+		unknown[row] += !is_null && is_unknown[places[row]];
 	}
 }
 
@@ -100,26 +100,21 @@ require_interval(const Evaluator *evaluator, EvaluatorInterval interval, double 
 {
 	int64		validation_rows = evaluator_interval_rows(evaluator);
 
-	switch (interval)
-	{
-		case INTERVAL_READY:
-			return;
-		case INTERVAL_NO_ROWS:
-			ereport(ERROR,
-					(errcode(ERRCODE_DATA_EXCEPTION),
-					 errmsg("the model was trained without validation rows, from which intervals "
-							"are derived"),
-					 errhint("Train it again with validation above 0.")));
-		case INTERVAL_FEW_ROWS:
-			ereport(ERROR,
-					(errcode(ERRCODE_DATA_EXCEPTION),
-					 errmsg("a coverage of %g needs at least %.0f validation rows, "
-							"but the model had " INT64_FORMAT " validation row%s",
-							coverage, ceil(coverage / (1.0 - coverage) - ROUNDING),
-							validation_rows, validation_rows == 1 ? "" : "s"),
-					 errhint("Use a coverage of at most %g, or train with more validation rows.",
-							 floor(1e4 * validation_rows / (validation_rows + 1.0)) / 1e4)));
-	}
+	if (interval == INTERVAL_NO_ROWS)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_EXCEPTION),
+				 errmsg("the model was trained without validation rows, from which intervals "
+						"are derived"),
+				 errhint("Train it again with validation above 0.")));
+	if (interval == INTERVAL_FEW_ROWS)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_EXCEPTION),
+				 errmsg("a coverage of %g needs at least %.0f validation rows, "
+						"but the model had " INT64_FORMAT " validation row%s",
+						coverage, ceil(coverage / (1.0 - coverage) - ROUNDING),
+						validation_rows, validation_rows == 1 ? "" : "s"),
+				 errhint("Use a coverage of at most %g, or train with more validation rows.",
+						 floor(1e4 * validation_rows / (validation_rows + 1.0)) / 1e4)));
 }
 
 /* Fills in what the wish asks for, if the task has it. */
