@@ -18,6 +18,7 @@
 #include "processes/inference.h"
 #include "processes/launcher.h"
 #include "processes/notify.h"
+#include "state/images.h"
 #include "state/models_generation.h"
 #include "state/shmem.h"
 
@@ -33,6 +34,7 @@ _PG_init(void)
 		return;
 	tensile_install_shmem_hooks();
 	tensile_install_inference_hook();
+	tensile_install_images_hook();
 	tensile_install_notify_hooks();
 	tensile_install_report_hook();
 	tensile_watch_invalidations();

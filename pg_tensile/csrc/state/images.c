@@ -1,8 +1,8 @@
 /*
  * images.c: images of versions that sessions evaluate, which all sessions map.
  *
- * An image is a file among the temporary files, which backups omit and a start
- * removes.  It is complete when it has its name, and never changes.  The name
+ * An image is a file among the temporary files, which backups omit, and which
+ * the end and the start of a server remove.  It is complete when it has its name, and never changes.  The name
  * has a hash of what is stored with the version, so that the file of another
  * version with the same number is not taken for it.
  *
@@ -23,16 +23,20 @@
 #include "common/file_utils.h"
 #include "miscadmin.h"
 #include "storage/fd.h"
+#include "storage/ipc.h"
 
 #include "state/images.h"
 #include "state/shmem.h"
 #include "state/wakeup.h"
 
+#define IMAGE_INFIX ".pg_tensile_image_"
+
 static void
 image_path(TensileImagePath path, Oid database, int64 version, uint64 identity)
 {
-	snprintf(path, MAXPGPATH, "base/%s/%s.pg_tensile_image_%u_" INT64_FORMAT "_%016" INT64_MODIFIER "x",
-			 PG_TEMP_FILES_DIR, PG_TEMP_FILE_PREFIX, database, version, identity);
+	snprintf(path, MAXPGPATH,
+			 "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX IMAGE_INFIX
+			 "%u_" INT64_FORMAT "_%016" INT64_MODIFIER "x", database, version, identity);
 }
 
 void
@@ -52,6 +56,37 @@ void
 tensile_counts_path(TensileImagePath path, int64 version, uint64 identity)
 {
 	counts_path(path, MyDatabaseId, version, identity);
+}
+
+/*
+ * An exit callback of the postmaster: a server that has been shut down leaves no
+ * images.  A start removes those of one that has crashed.
+ */
+static void
+remove_files(int code, Datum arg)
+{
+	const char *folder = "base/" PG_TEMP_FILES_DIR;
+	const char *prefix = PG_TEMP_FILE_PREFIX IMAGE_INFIX;
+	DIR		   *dir;
+	struct dirent *entry;
+	TensileImagePath path;
+
+	if (MyProcPid != PostmasterPid || (dir = AllocateDir(folder)) == NULL)
+		return;
+	while ((entry = ReadDirExtended(dir, folder, LOG)) != NULL)
+	{
+		if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0)
+			continue;
+		snprintf(path, MAXPGPATH, "%s/%s", folder, entry->d_name);
+		unlink(path);
+	}
+	FreeDir(dir);
+}
+
+void
+tensile_install_images_hook(void)
+{
+	on_proc_exit(remove_files, (Datum) 0);
 }
 
 /* Frees the entry and unlinks its files.  Caller holds the lock exclusively. */

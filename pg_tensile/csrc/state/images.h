@@ -42,6 +42,9 @@ extern TensileImage *tensile_image_enter(int64 version, uint64 identity, int64 b
 /* Is this still the same image?  Then it counts as used now.  Needs no lock. */
 extern bool tensile_image_use(TensileImage *image, uint64 serial);
 
+/* In the postmaster: has images removed when the server ends. */
+extern void tensile_install_images_hook(void);
+
 /* The versions of this database that have images. */
 extern int	tensile_image_versions(int64 versions[TENSILE_MAX_IMAGES]);
 
