@@ -35,19 +35,21 @@ FLIGHTS = """
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: SharedServer) -> SharedServer:
+def server(shared_server: SharedServer) -> Iterator[SharedServer]:
     """The worker's cluster with a trained model."""
     with shared_server.connect() as conn:
+        conn.execute("ALTER ROLE postgres SET pg_tensile.predict_in_session = off")
         conn.execute(FLIGHTS)
         query = "SELECT hour, distance, wind, weekend, delay FROM flights"
         finish(conn, submit(conn, "numbers", MLP, query=query, target="delay", epochs=1, seed=1))
-    return shared_server
+        yield shared_server
+        conn.execute("ALTER ROLE postgres RESET pg_tensile.predict_in_session")
 
 
 @pytest.fixture
 def conn(server: Any) -> Iterator[Connection]:
     with server.connect() as connection:
-        connection.execute("SET pg_tensile.predict_timeout = '20 s'; SET pg_tensile.predict_in_session = off")
+        connection.execute("SET pg_tensile.predict_timeout = '20 s'")
         value(connection, "SELECT predict('numbers', '{1,2,3,1}'::float8[])")  # starts the predictor
         yield connection
 
