@@ -40,7 +40,9 @@ def test_outputs_and_answers_are_those_of_the_predictor(vectors: int, rnd: Rando
     expected = whole_outputs(version, inputs)
     outputs = evaluator.outputs(rows)
     # float32 rounds inputs of up to 1e6 as well as outputs
-    size = np.maximum(np.abs(preprocessing.apply(inputs).numeric).max(axis=1, initial=1.0), 1.0)[:, None]
+    features = preprocessing.apply(inputs)
+    largest = [np.abs(array).max(axis=1, initial=1.0) for array in (features.numeric, *features.arrays)]
+    size = np.max(largest, axis=0)[:, None]
     assert (np.abs(outputs - expected) <= TOLERANCE * np.maximum(np.abs(expected), size)).all()
 
     given = answers(expected, preprocessing)
