@@ -151,40 +151,50 @@ arrays_begin(Arrays *self, const EvaluatorArrays *arrays, int rows, EvaluatorMis
 	return true;
 }
 
-/* The mean of the finite ones among some numbers, NaN if there are none. */
-static double
-mean(const double *x, int count)
+/* The number at a place, 0 if it is not finite or lies behind those given. */
+static inline double
+number_at(const double *x, int given, int place)
 {
-	double		sum = 0.0;
-	int			finite = 0;
-
-	for (int i = 0; i < count; i++)
-		if (is_finite_number(x[i]))
-		{
-			sum += x[i];
-			finite++;
-		}
-	return finite > 0 ? sum / finite : NAN;
+	return place < given && is_finite_number(x[place]) ? x[place] : 0.0;
 }
 
-/* The square root of the mean of the finite squares of differences from the mean. */
+/* The sum of the first `count` numbers, added in the order of numpy, which decides what overflows. */
 static double
-deviation(const double *x, int count, double center)
+sum_of(const double *x, int given, int count)
 {
+	double		sums[8];
 	double		sum = 0.0;
-	int			finite = 0;
+	int			i = 0;
 
-	for (int i = 0; i < count; i++)
+	if (count > 128)
 	{
-		double		square = (x[i] - center) * (x[i] - center);
+		int			half = count / 2 - count / 2 % 8;
 
-		if (is_finite_number(square))
-		{
-			sum += square;
-			finite++;
-		}
+		return sum_of(x, given, half) + sum_of(x + half, given - half, count - half);
 	}
-	return finite > 0 ? sqrt(sum / finite) : NAN;
+	if (count >= 8)
+	{
+		for (; i < 8; i++)
+			sums[i] = number_at(x, given, i);
+		for (; i + 8 <= count; i += 8)
+			for (int k = 0; k < 8; k++)
+				sums[k] += number_at(x, given, i + k);
+		sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+	}
+	for (; i < count; i++)
+		sum += number_at(x, given, i);
+	return sum;
+}
+
+/* The mean of the finite ones among some numbers, NaN if there are none; up to `count`, zeros are added to them. */
+static double
+mean_of(const double *x, int given, int count)
+{
+	int			finite_ones = 0;
+
+	for (int i = 0; i < given; i++)
+		finite_ones += is_finite_number(x[i]);
+	return finite_ones > 0 ? sum_of(x, given, count) / finite_ones : NAN;
 }
 
 /* The numbers of an array before they are scaled. */
@@ -193,7 +203,9 @@ numbers_of(const Arrays *self, const ArrayColumn *column, const double *elements
 {
 	double	   *x = self->numbers;
 	int			count = (column->length + column->segment - 1) / column->segment;
-	double		center;
+	double		center,
+				deviation;
+	double	   *squares;
 
 	if (column->segment == 1 && !column->is_series)
 		return elements;
@@ -202,18 +214,22 @@ numbers_of(const Arrays *self, const ArrayColumn *column, const double *elements
 		int			start = i * column->segment;
 
 		/* A single one that is not finite has to be no number in differences. */
-		x[i] = mean(elements + start, Min(column->segment, column->length - start));
+		x[i] = mean_of(elements + start, Min(column->segment, column->length - start), column->segment);
 		if (!is_finite_number(x[i]))
 			x[i] = NAN;
 	}
 	if (!column->is_series)
 		return x;
-	center = mean(x, count);
+	center = mean_of(x, count, count);
+	squares = x + count;
+	for (int i = 0; i < count; i++)
+		squares[i] = (x[i] - center) * (x[i] - center);
+	deviation = sqrt(mean_of(squares, count, count));
 	for (int i = 0; i + 1 < count; i++)
 		x[count + i] = x[i + 1] - x[i];
 	x[2 * count - 1] = x[count - 1];
 	x[2 * count] = center;
-	x[2 * count + 1] = deviation(x, count, center);
+	x[2 * count + 1] = deviation;
 	return x;
 }
 

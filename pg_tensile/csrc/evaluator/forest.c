@@ -34,18 +34,18 @@ check_nodes(const Forest *self, ImageReader *reader, Size nodes, Size words)
 		is_wrong |= self->roots[i] >= nodes || self->depths[i] > MOST_DEPTH;
 	for (Size i = 0; i < nodes; i++)
 	{
-		const ForestNode *node = &self->nodes[i];
+		ForestNode	node = self->nodes[i];
+		bool		never_right = forest_place(node) == FOREST_NO_PLACE && (self->node_sets == NULL || self->node_sets[i] == 0);
 
-		is_wrong |= node->left + (Size) 1 >= nodes && (node->left >= nodes || node->place != FOREST_NO_PLACE ||
-													   (self->node_sets != NULL && self->node_sets[i] != 0));
-		is_wrong |= node->column % FOREST_ROWS != 0 || node->column / FOREST_ROWS >= Max(self->columns, 1);
+		is_wrong |= forest_left(node) + (Size) (never_right ? 0 : 1) >= nodes;
+		is_wrong |= forest_column(node) % FOREST_ROWS != 0 || forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
 	}
 	for (Size i = 0; i < nodes && self->node_sets != NULL; i++)
 	{
 		uint32		start = self->node_sets[i];
 
 		is_wrong |= start + (Size) 2 > words || start + (Size) 2 + self->sets[Min(start, words - 1)] > words;
-		is_wrong |= start != 0 && self->nodes[i].place != FOREST_NO_PLACE;
+		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
 	}
 	if (is_wrong || (self->node_sets != NULL && (self->sets[0] != 0 || self->sets[1] != 0)))
 		reader->is_damaged = true;
@@ -77,27 +77,36 @@ forest_open(Forest *self, ImageReader *reader, const Features *features, int out
 		reader->is_damaged = true;
 	if (!reader->is_damaged)
 		check_nodes(self, reader, nodes, words);
-	/* Columns that a node without columns compares, a leaf, exist as well. */
-	self->places = palloc0(sizeof(uint16) * FOREST_ROWS * Max(self->columns, 1));
-	self->sums = palloc0(sizeof(double) * FOREST_ROWS * outputs);
+}
+
+void
+forest_prepare(Forest *self, int rows)
+{
+	int			groups = (rows + FOREST_ROWS - 1) / FOREST_ROWS;
+
+	/* Leaves compare the first column, if there is none. */
+	self->places = palloc0(sizeof(uint32) * FOREST_ROWS * groups * Max(self->columns, 1));
+	self->sums = palloc(sizeof(double) * FOREST_ROWS * groups * self->outputs);
 }
 
 void
 forest_close(Forest *self)
 {
 	pfree(self->column);
-	pfree(self->places);
-	pfree(self->sums);
+	if (self->places != NULL)
+		pfree(self->places);
+	if (self->sums != NULL)
+		pfree(self->sums);
 }
 
-/* The places of some rows in each column: the number of smaller thresholds, or the code. */
+/* The places of a group's rows in each column: the number of smaller thresholds, or the code. */
 static void
-find_places(Forest *self, const FeatureBlock *block, int first, int rows)
+find_places(const Forest *self, const FeatureBlock *block, int first, int rows, uint32 *group)
 {
 	for (int i = 0; i < self->columns; i++)
 	{
 		const ForestColumn *column = &self->column[i];
-		uint16	   *places = self->places + (Size) i * FOREST_ROWS;
+		uint32	   *places = group + (Size) i * FOREST_ROWS;
 		const float *values = column->values;
 		const float *numbers = block->numbers + (Size) first * block->stride + column->number;
 		float		x[FOREST_ROWS];
@@ -107,8 +116,8 @@ find_places(Forest *self, const FeatureBlock *block, int first, int rows)
 		if (column->category >= 0)
 		{
 			for (int row = 0; row < rows; row++)
-				places[row] = Min(block->codes[(Size) (first + row) * self->categories + column->category],
-								  FOREST_NO_PLACE);
+				places[row] = (uint32) Min(block->codes[(Size) (first + row) * self->categories + column->category],
+										   FOREST_NO_PLACE) << 16;
 			continue;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
@@ -118,64 +127,74 @@ find_places(Forest *self, const FeatureBlock *block, int first, int rows)
 			int			half = length / 2;
 
 			for (int row = 0; row < FOREST_ROWS; row++)
-				found[row] += values[found[row] + half - 1] < x[row] ? half : 0;
+				found[row] += half * (values[found[row] + half - 1] < x[row]);	/* no branch */
 			length -= half;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
-			places[row] = found[row] + (length > 0 && values[found[row]] < x[row]);
+			places[row] = (found[row] + (length > 0 && values[found[row]] < x[row])) << 16;
 	}
 }
 
 /* The child of a node. */
-static inline uint32
-child(const Forest *self, uint32 index, const uint16 *places, int row, bool has_sets)
+static pg_attribute_always_inline uint32
+child(const Forest *self, uint32 index, const uint32 *places, int row, bool has_sets)
 {
-	const ForestNode *node = &self->nodes[index];
-	uint32		place = places[node->column + row];
-	uint32		right = node->left + (place > node->place);
+	ForestNode	node = self->nodes[index];
+	uint32		place = places[forest_column(node) + row];
+
+	/* The lower half has the column behind the place, which does not make it larger than another place. */
+	uint32		next = forest_left(node) + (place > (uint32) node);
 
 	if (has_sets)
 	{
 		/* Both comparisons are made, since which of them counts can be predicted as little as their results. */
 		const uint32 *set = self->sets + self->node_sets[index];
-		uint32		word = Min(place / 32, set[0]);
+		uint32		code = place >> 16;
+		uint32		word = Min(code / 32, set[0]);
 
-		right += (set[1 + word] >> (place % 32)) & 1;
+		next += (set[1 + word] >> (code % 32)) & 1;
 	}
-	return right;
+	return next;
 }
 
-/* Adds the leaves of all trees for a group of rows. */
-static inline void
-add_rows(Forest *self, bool has_sets)
+/*
+ * Adds the leaves of all trees for groups of rows.  A tree is done with all of
+ * them before the next one, since all trees together do not stay in the cache.
+ */
+static pg_attribute_always_inline void
+add_groups(Forest *self, int groups, bool has_sets)
 {
-	const uint16 *places = self->places;
+	Size		group_places = (Size) FOREST_ROWS * self->columns;
 	int			output = 0;
 
 	for (int tree = 0; tree < self->trees; tree++)
 	{
-		uint32		at[FOREST_ROWS];
+		const uint32 *places = self->places;
 		double	   *sums = self->sums + output;
 
-		for (int row = 0; row < FOREST_ROWS; row++)
-			at[row] = self->roots[tree];
-		for (int level = 0; level < self->depths[tree]; level++)
-#pragma GCC unroll 8
+		for (int group = 0; group < groups; group++)
+		{
+			uint32		at[FOREST_ROWS];
+
 			for (int row = 0; row < FOREST_ROWS; row++)
-				at[row] = child(self, at[row], places, row, has_sets);
-		for (int row = 0; row < FOREST_ROWS; row++)
-			sums[row * self->outputs] += self->values[at[row]];
+				at[row] = self->roots[tree];
+			for (int level = 0; level < self->depths[tree]; level++)
+#pragma GCC unroll 8
+				for (int row = 0; row < FOREST_ROWS; row++)
+					at[row] = child(self, at[row], places, row, has_sets);
+			for (int row = 0; row < FOREST_ROWS; row++, sums += self->outputs)
+				*sums += self->values[at[row]];
+			places += group_places;
+		}
 		if (++output == self->outputs)
 			output = 0;
 	}
 }
 
-/* Adds the leaves of all trees for one row of the group, several trees at once. */
-static inline void
-add_row(Forest *self, int row, bool has_sets)
+/* Adds the leaves of all trees for one row, several trees at once. */
+static pg_attribute_always_inline void
+add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 {
-	const uint16 *places = self->places;
-	double	   *sums = self->sums + (Size) row * self->outputs;
 	int			output = 0;
 
 	for (int tree = 0; tree < self->trees; tree += FOREST_ROWS)
@@ -194,7 +213,7 @@ add_row(Forest *self, int row, bool has_sets)
 		for (int level = 0; level < depth; level++)
 #pragma GCC unroll 8
 			for (int i = 0; i < FOREST_ROWS; i++)
-				at[i] = child(self, at[i], places, row, has_sets);
+				at[i] = child(self, at[i], places, 0, has_sets);
 		for (int i = 0; i < trees; i++)
 		{
 			sums[output] += self->values[at[i]];
@@ -207,29 +226,34 @@ add_row(Forest *self, int row, bool has_sets)
 void
 forest_outputs(Forest *self, const FeatureBlock *block, float *y, int stride)
 {
-	for (int first = 0; first < block->rows; first += FOREST_ROWS)
-	{
-		int			rows = Min(block->rows - first, FOREST_ROWS);
+	int			groups = (block->rows + FOREST_ROWS - 1) / FOREST_ROWS;
+	int			rest = block->rows % FOREST_ROWS;
+	Size		group_places = (Size) FOREST_ROWS * self->columns;
 
-		memset(self->sums, 0, sizeof(double) * FOREST_ROWS * self->outputs);
-		find_places(self, block, first, rows);
-		if (rows > FOREST_ROWS / 2)
-		{
-			if (self->node_sets == NULL)
-				add_rows(self, false);
-			else
-				add_rows(self, true);
-		}
+	memset(self->sums, 0, sizeof(double) * FOREST_ROWS * groups * self->outputs);
+	for (int group = 0; group < groups; group++)
+		find_places(self, block, group * FOREST_ROWS, Min(block->rows - group * FOREST_ROWS, FOREST_ROWS),
+					self->places + group * group_places);
+	/* A few rows of a last group, or alone, take less time one by one. */
+	if (rest > 0 && rest <= FOREST_ROWS / 2)
+		groups--;
+	else
+		rest = 0;
+	if (self->node_sets == NULL)
+		add_groups(self, groups, false);
+	else
+		add_groups(self, groups, true);
+	for (int row = 0; row < rest; row++)
+	{
+		const uint32 *places = self->places + groups * group_places + row;
+		double	   *sums = self->sums + (Size) (groups * FOREST_ROWS + row) * self->outputs;
+
+		if (self->node_sets == NULL)
+			add_row(self, places, sums, false);
 		else
-			for (int row = 0; row < rows; row++)
-			{
-				if (self->node_sets == NULL)
-					add_row(self, row, false);
-				else
-					add_row(self, row, true);
-			}
-		for (int row = 0; row < rows; row++)
-			for (int i = 0; i < self->outputs; i++)
-				y[(Size) (first + row) * stride + i] = (float) self->sums[row * self->outputs + i];
+			add_row(self, places, sums, true);
 	}
+	for (int row = 0; row < block->rows; row++)
+		for (int i = 0; i < self->outputs; i++)
+			y[(Size) row * stride + i] = (float) self->sums[(Size) row * self->outputs + i];
 }

@@ -13,16 +13,19 @@
 #include "evaluator/model_source.h"
 
 /*
- * The right child stands behind the left one.  A row goes right if its place in
- * the column is above this one, or if the node's set has its code.  A leaf is
- * its own left child, and no place is above its own.
+ * A node in a word, which is loaded at once: its column times FOREST_ROWS in 16
+ * bits, a place in the next 16 and the left child in the upper 32.  The right
+ * child stands behind the left one.  A row goes right if its place in the
+ * column is above the node's, or if the node's set has its code.  A leaf is its
+ * own left child, and no place is above its own.
  */
-typedef struct ForestNode
-{
-	uint16		column;			/* times FOREST_ROWS */
-	uint16		place;
-	uint32		left;
-} ForestNode;
+typedef uint64 ForestNode;
+
+#define forest_node(column, place, left) \
+	((ForestNode) (column) | (ForestNode) (place) << 16 | (ForestNode) (left) << 32)
+#define forest_column(node) ((uint16) (node))
+#define forest_place(node) ((uint16) ((node) >> 16))
+#define forest_left(node) ((uint32) ((node) >> 32))
 
 /* Rows, or trees of one row, that descend at once, since each step waits for memory. */
 #define FOREST_ROWS 8
@@ -50,12 +53,15 @@ typedef struct Forest
 	const double *values;		/* [nodes], of leaves */
 	const uint32 *node_sets;	/* [nodes], where the set of codes begins that go right; NULL: no node has any */
 	const uint32 *sets;			/* of each: number of words, the words, and one for larger codes */
-	uint16	   *places;			/* workspace [columns][FOREST_ROWS] */
-	double	   *sums;			/* workspace [FOREST_ROWS][outputs] */
+	uint32	   *places;			/* workspace [groups of rows][columns][FOREST_ROWS], in the upper 16 bits */
+	double	   *sums;			/* workspace [rows][outputs] */
 	int			categories;
 } Forest;
 
 extern void forest_open(Forest *self, ImageReader *reader, const Features *features, int outputs);
+
+/* Allocates the workspace for this number of rows. */
+extern void forest_prepare(Forest *self, int rows);
 extern void forest_close(Forest *self);
 extern void forest_outputs(Forest *self, const FeatureBlock *block, float *y, int stride);
 

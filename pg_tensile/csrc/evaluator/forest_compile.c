@@ -184,23 +184,21 @@ place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
 	for (uint32 i = 0; i < end; i++)
 	{
 		int			node = waiting[i];
-		ForestNode *placed = &arrays->nodes[start + i];
 		const Column *column;
+		uint32		left = start + end;
+		int			place = FOREST_NO_PLACE;
 
-		placed->place = FOREST_NO_PLACE;
-		placed->left = start + i;
 		if (node < 0)
 		{
 			arrays->values[start + i] = tree->value[-1 - node];
+			arrays->nodes[start + i] = forest_node(0, place, start + i);
 			continue;
 		}
-		column = &self->column[tree->feature[node]];
-		placed->column = column->number * FOREST_ROWS;
-		placed->left = start + end;
 		waiting[end++] = tree->left[node];
 		waiting[end++] = tree->right[node];
+		column = &self->column[tree->feature[node]];
 		if (column->category < 0)
-			placed->place = place_of(column, (float) tree->threshold[node]);
+			place = place_of(column, (float) tree->threshold[node]);
 		else
 		{
 			uint32		words = words_of(self, column, tree->codes[node]);
@@ -209,6 +207,7 @@ place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
 			fill_set(tree->codes[node], words, arrays->sets + arrays->next_set);
 			arrays->next_set += words + 2;
 		}
+		arrays->nodes[start + i] = forest_node(column->number * FOREST_ROWS, place, left);
 	}
 }
 

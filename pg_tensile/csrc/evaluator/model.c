@@ -141,6 +141,8 @@ model_prepare(Model *self, int rows)
 			mlp_prepare(&self->members[i].mlp, rows);
 		else if (self->members[i].kind == MODEL_TABULAR)
 			tabular_prepare(&self->members[i].tabular, rows);
+		else if (self->members[i].kind == MODEL_BOOSTED)
+			forest_prepare(&self->members[i].forest, rows);
 	}
 }
 

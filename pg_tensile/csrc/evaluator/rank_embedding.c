@@ -169,7 +169,7 @@ rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, con
 		{
 			int			half = length / 2;
 
-			own += edges[own + half - 1] <= x ? half : 0;
+			own += half * (edges[own + half - 1] <= x);
 			length -= half;
 		}
 		own += length > 0 && edges[own] <= x;

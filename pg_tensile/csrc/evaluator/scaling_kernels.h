@@ -76,7 +76,7 @@ KERNEL(ranks) (const RankScale *scale, const double *restrict x, int rows, float
 			int			half = length / 2;
 
 			for (int i = 0; i < SEARCHES; i++)
-				places[i] += knots[places[i] + half - 1] <= numbers[i] ? half : 0;
+				places[i] += half * (knots[places[i] + half - 1] <= numbers[i]);
 			length -= half;
 		}
 		for (int i = 0; i < searches; i++)

@@ -59,7 +59,7 @@ def _segment_means(x: NDArray[np.float64], segment: int) -> NDArray[np.float64]:
     rows, length = x.shape
     missing = np.full((rows, -length % segment), np.nan)
     parts = np.concatenate((x, missing), axis=1).reshape(-1, segment)
-    return _mean(parts).reshape(rows, -1)
+    return _mean(parts).reshape(rows, -(-length // segment))
 
 
 def _mean(x: NDArray[np.float64]) -> NDArray[np.float64]:

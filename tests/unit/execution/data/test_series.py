@@ -74,6 +74,7 @@ def test_neighbours_of_a_long_array_are_one_number() -> None:
     x[0, 1] = math.inf
     assert np.nan_to_num(numbers_of(x, 3), nan=-1).tolist() == [[1, 4, 6], [-1, 11, 13]]
     assert width_of(7, 3, False) == 3 and width_of(100_000, segment_of(100_000), True) <= 2 * series.MOST_ELEMENTS + 2
+    assert numbers_of(np.empty((0, 7)), 3).shape == (0, 3)  # of rows whose arrays are all null
     values = np.cumsum(RNG.normal(size=(30, 9000)), axis=1)
     features = prepared(values).dataset.training.features.arrays[0]
     assert features.shape == (30, 2 * 3000 + 2)
