@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "common/file_perm.h"
 #include "executor/spi.h"
@@ -142,7 +143,10 @@ map_image(const char *path, Size *bytes)
 
 /* ---- images ---- */
 
-/* Removes the images of versions that do not exist any more. */
+/*
+ * On a standby: removes the images of versions that do not exist any more.
+ * Elsewhere the transaction that deletes a version does so.
+ */
 static void
 remove_old_images(void)
 {
@@ -153,7 +157,7 @@ remove_old_images(void)
 	Datum		argument;
 	CatalogueAccess access;
 
-	if (count == 0 || IsInParallelMode())
+	if (count == 0 || !RecoveryInProgress() || IsInParallelMode())
 		return;
 	for (int i = 0; i < count; i++)
 		items[i] = Int64GetDatum(versions[i]);
@@ -166,7 +170,7 @@ remove_old_images(void)
 	{
 		bool		isnull;
 
-		tensile_image_remove(DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i],
+		tensile_images_remove(DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i],
 														 SPI_tuptable->tupdesc, 1, &isnull)));
 	}
 	PopActiveSnapshot();

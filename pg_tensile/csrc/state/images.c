@@ -204,15 +204,15 @@ tensile_image_versions(int64 versions[TENSILE_MAX_IMAGES])
 }
 
 void
-tensile_image_remove(int64 version)
+tensile_images_remove(int64 version)
 {
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < TENSILE_MAX_IMAGES; i++)
 	{
 		TensileImage *image = &tensile_shared->images[i];
 
-		if (pg_atomic_read_u64(&image->serial) != 0 && image->version == version &&
-			image->database == MyDatabaseId)
+		if (pg_atomic_read_u64(&image->serial) != 0 && image->database == MyDatabaseId &&
+			(version == 0 || image->version == version))
 			remove_image(image);
 	}
 	LWLockRelease(tensile_shared->lock);

@@ -48,8 +48,8 @@ extern void tensile_install_images_hook(void);
 /* The versions of this database that have images. */
 extern int	tensile_image_versions(int64 versions[TENSILE_MAX_IMAGES]);
 
-/* Removes the images of a version of this database. */
-extern void tensile_image_remove(int64 version);
+/* Removes the images of a version of this database, or of all (0). */
+extern void tensile_images_remove(int64 version);
 
 /* The memory of all images.  Caller holds shared->lock. */
 extern int64 tensile_images_bytes(void);
