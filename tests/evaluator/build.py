@@ -20,7 +20,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unused-parameter", "-Wno-missi
 FLAGS = [*WARNINGS, "-Wno-sign-compare", "-Werror", "-O2", "-g", "-fno-strict-aliasing", "-fwrapv"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 # As in the Makefile
-OWN_FLAGS = {"dense.c": ["-O3"], "scaling.c": ["-O3", "-ffp-contract=off"]}
+SCALING = ["-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"]
+OWN_FLAGS = {"dense.c": ["-O3"], "scaling.c": SCALING}
 
 
 def library() -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ STRINGS = ("", "a", "b", "new york", "Zürich", "東京", "\U0001f600", "x" * 30
 OPTIONAL = ("nulls", "mean", "std", "hour", "low", "high", "buckets", "sql_type")  # which old versions lack
 RANKED = ("tabular", "boosted", "linear", "ensemble")
 US = 86_400e6
+LARGE = 30_000  # bytes of weights
 
 
 class Version(NamedTuple):
@@ -338,8 +339,12 @@ def whole_outputs(version: Version, inputs: Inputs) -> NDArray[np.float64]:
         return version.module(tensors).numpy().astype(np.float64)
 
 
-def corpus(seeds: Sequence[int]) -> list[Stored]:
-    """Return versions of every architecture, one for each seed."""
-    return [random_version(Random(seed)).stored for seed in seeds]
-
-
+def corpus(seeds: Iterable[int]) -> bytes:
+    """Return small versions of every architecture, one for each seed, in the form that fuzz.c reads."""
+    data = b""
+    for seed in seeds:
+        stored = random_version(Random(seed)).stored
+        if len(stored.weights) < LARGE:
+            parts = [text.encode() for text in (stored.architecture, stored.preprocessing, stored.reference or "null")]
+            data += b"".join(len(part).to_bytes(4, "little") + part for part in (*parts, stored.weights))
+    return data

@@ -8,9 +8,10 @@
 #define TENSILE_ANSWERS_H
 
 #include "evaluator/image.h"
+#include "evaluator/interface.h"
 
-#define MOST_OUTPUTS 65536		/* of a model */
-#define MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
+#define ANSWERS_MOST_OUTPUTS 65536		/* of a model */
+#define ANSWERS_MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
 
 typedef enum Task
 {
@@ -25,13 +26,6 @@ typedef enum TargetTransform
 	TRANSFORM_LOG,
 	TRANSFORM_QUANTILE
 } TargetTransform;
-
-typedef enum EvaluatorInterval
-{
-	INTERVAL_READY,
-	INTERVAL_NO_ROWS,			/* the model was trained without validation rows */
-	INTERVAL_FEW_ROWS			/* the coverage needs more of them */
-} EvaluatorInterval;
 
 typedef struct Answers
 {
