@@ -110,7 +110,9 @@ def compiled(stored: Stored, identity: int = 1) -> tuple[int, bytes, str | None]
     status = _library().evaluator_compile(byref(given), c_uint64(identity), byref(image), byref(size), byref(problem))
     data = ctypes.string_at(image, size.value) if image else b""
     text = problem.value.decode() if problem.value is not None else None
-    _library().memory_reset()
+    for pointer in (image, problem):
+        if pointer:
+            _library().pfree(pointer)
     return status, data, text
 
 

@@ -151,9 +151,7 @@ def _timestamp(rnd: Random, numpy_rnd: np.random.Generator, name: str, is_ranked
     return Feature(**vars(feature) | {"hour": rnd.random() < 0.5})
 
 
-def _scalar(
-    rnd: Random, name: str, kind: Kind, scale: float, sample: NDArray[np.float64], is_ranked: bool
-) -> Feature:
+def _scalar(rnd: Random, name: str, kind: Kind, scale: float, sample: NDArray[np.float64], is_ranked: bool) -> Feature:
     limited = rnd.random() < 0.6
     return Feature(
         name,
