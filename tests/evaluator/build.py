@@ -64,7 +64,8 @@ def _compile(
         subprocess.Popen([*command, *OWN_FLAGS.get(source.name, []), str(source), "-o", str(target)])
         for source, target in zip(sources, objects, strict=True)
     ]
-    if any([compiler.wait() for compiler in compilers]):
+    codes = [compiler.wait() for compiler in compilers]
+    if any(codes):
         raise RuntimeError("the evaluator does not compile: see the messages above")
     libraries = [f"-L{_configured('--pkglibdir')}", f"-L{_configured('--libdir')}"]
     libraries += ["-lpgcommon_shlib", "-lpgport_shlib", "-lm"]

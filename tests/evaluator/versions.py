@@ -320,7 +320,7 @@ def inputs_of(preprocessing: Preprocessing, rows: RawRows) -> Inputs:
         lengths = np.array([-1 if item is None else len(item) for item in items], np.int32)
         given = [item for item in items if item is not None]
         arrays.append(ArraysInput(lengths, np.concatenate([np.empty(0), *given])))
-    return Inputs(rows.count, rows.scalars, categories, arrays)
+    return Inputs(rows.total, rows.scalars, categories, arrays)
 
 
 def whole_outputs(version: Version, inputs: Inputs) -> NDArray[np.float64]:

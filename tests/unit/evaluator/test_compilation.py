@@ -41,7 +41,8 @@ def changed(stored: Stored, part: str, change: Callable[[Any], None]) -> Stored:
         return stored._replace(weights=save(tensors))
     value = json.loads(text)
     change(value)
-    return stored._replace(**{part: json.dumps(value, ensure_ascii=False)})
+    fields: dict[str, Any] = {part: json.dumps(value, ensure_ascii=False)}
+    return stored._replace(**fields)
 
 
 def feature(value: Any, kind: str) -> dict[str, Any]:

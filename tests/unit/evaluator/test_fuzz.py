@@ -20,7 +20,7 @@ OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:handle_abort=1", "UBSAN_OPTIONS": "pr
 
 def survived(path: Path, seed: int, cases: int) -> tuple[int, int]:
     """Run cases; return how many versions and how many damaged images were evaluated."""
-    command = ["nice", build.fuzzer(), path, str(seed), str(cases)]
+    command = ["nice", str(build.fuzzer()), str(path), str(seed), str(cases)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **OPTIONS})
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-4000:]}"
     found = re.match(r"(\d+) versions and (\d+) damaged images", done.stdout)
