@@ -53,9 +53,10 @@ build/server build/interpreter: always
 
 $(CSRC)/base/rules.o: build/rules.h
 
-# Loops over numbers become vectors. Numbers are scaled as numpy does it, without one rounding for a product and a sum.
+# Loops over numbers become vectors, also those with comparisons and roots, of which none traps or sets errno. Numbers are
+# scaled as numpy does it, without one rounding for a product and a sum.
 $(CSRC)/evaluator/dense.o: CFLAGS += -O3
-$(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off
+$(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno
 
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile

@@ -20,7 +20,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-unused-parameter", "-Wno-missi
 FLAGS = [*WARNINGS, "-Wno-sign-compare", "-Werror", "-O2", "-g", "-fno-strict-aliasing", "-fwrapv"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 # As in the Makefile
-OWN_FLAGS = {"dense.c": ["-O3"], "scaling.c": ["-O3", "-ffp-contract=off"]}
+SCALING = ["-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"]
+OWN_FLAGS = {"dense.c": ["-O3"], "scaling.c": SCALING}
 
 
 def library() -> Path:
@@ -63,7 +64,8 @@ def _compile(
         subprocess.Popen([*command, *OWN_FLAGS.get(source.name, []), str(source), "-o", str(target)])
         for source, target in zip(sources, objects, strict=True)
     ]
-    if any([compiler.wait() for compiler in compilers]):
+    codes = [compiler.wait() for compiler in compilers]
+    if any(codes):
         raise RuntimeError("the evaluator does not compile: see the messages above")
     libraries = [f"-L{_configured('--pkglibdir')}", f"-L{_configured('--libdir')}"]
     libraries += ["-lpgcommon_shlib", "-lpgport_shlib", "-lm"]

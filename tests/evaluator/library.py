@@ -33,7 +33,7 @@ class RawRows(NamedTuple):
 
     scalars: [numbers, rows]; strings: [categories][rows], None = null; arrays: [arrays][rows], None = null."""
 
-    count: int
+    total: int
     scalars: NDArray[np.float64]
     strings: list[list[str | None]]
     arrays: list[list[NDArray[np.float64] | None]]
@@ -110,7 +110,9 @@ def compiled(stored: Stored, identity: int = 1) -> tuple[int, bytes, str | None]
     status = _library().evaluator_compile(byref(given), c_uint64(identity), byref(image), byref(size), byref(problem))
     data = ctypes.string_at(image, size.value) if image else b""
     text = problem.value.decode() if problem.value is not None else None
-    _library().memory_reset()
+    for pointer in (image, problem):
+        if pointer:
+            _library().pfree(pointer)
     return status, data, text
 
 
@@ -151,7 +153,7 @@ class Evaluator:
         codes = np.array(
             [[-1 if s is None else self.code(i, s)[0] for s in column] for i, column in enumerate(raw.strings)],
             np.int32,
-        ).reshape(len(raw.strings), raw.count)
+        ).reshape(len(raw.strings), raw.total)
         arrays = (_Arrays * max(len(raw.arrays), 1))()
         kept: list[Any] = [codes, raw.scalars, arrays]
         for i, column in enumerate(raw.arrays):
@@ -159,14 +161,14 @@ class Evaluator:
             elements = np.concatenate([np.empty(0), *(item for item in column if item is not None)])
             arrays[i] = _Arrays(_pointer(lengths, c_int32), _pointer(elements, c_double))
             kept += [lengths, elements]
-        rows = _Rows(raw.count, raw.count, _pointer(raw.scalars, c_double), _pointer(codes, c_int32), arrays)
+        rows = _Rows(raw.total, raw.total, _pointer(raw.scalars, c_double), _pointer(codes, c_int32), arrays)
         rows.kept = kept
         return rows
 
     def outputs(self, raw: RawRows) -> NDArray[np.float64]:
         """Return the outputs [rows, outputs]. Raises WrongLength."""
         rows = self.rows(raw)
-        outputs = np.empty((raw.count, self.outputs_per_row))
+        outputs = np.empty((raw.total, self.outputs_per_row))
         mismatch = _Mismatch()
         if not self._lib.evaluator_outputs(self._self, byref(rows), _pointer(outputs, c_double), byref(mismatch)):
             raise WrongLength(mismatch.array, mismatch.row, mismatch.length, mismatch.expected)
@@ -202,8 +204,8 @@ class Evaluator:
     def row_bins(self, raw: RawRows, answers: Answers) -> NDArray[np.int32]:
         """Return the bin of each histogram [rows, histograms]."""
         rows = self.rows(raw)
-        bins = np.empty((raw.count, self.histograms), np.int32)
-        for row in range(raw.count):
+        bins = np.empty((raw.total, self.histograms), np.int32)
+        for row in range(raw.total):
             prediction, label = c_double(answers.prediction[row]), c_int32(answers.label[row])
             place = _pointer(bins[row], c_int32)
             self._lib.evaluator_row_bins(self._self, byref(rows), c_int(row), prediction, label, place)

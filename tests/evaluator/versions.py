@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ STRINGS = ("", "a", "b", "new york", "Zürich", "東京", "\U0001f600", "x" * 30
 OPTIONAL = ("nulls", "mean", "std", "hour", "low", "high", "buckets", "sql_type")  # which old versions lack
 RANKED = ("tabular", "boosted", "linear", "ensemble")
 US = 86_400e6
+LARGE = 30_000  # bytes of weights
 
 
 class Version(NamedTuple):
@@ -150,9 +151,7 @@ def _timestamp(rnd: Random, numpy_rnd: np.random.Generator, name: str, is_ranked
     return Feature(**vars(feature) | {"hour": rnd.random() < 0.5})
 
 
-def _scalar(
-    rnd: Random, name: str, kind: Kind, scale: float, sample: NDArray[np.float64], is_ranked: bool
-) -> Feature:
+def _scalar(rnd: Random, name: str, kind: Kind, scale: float, sample: NDArray[np.float64], is_ranked: bool) -> Feature:
     limited = rnd.random() < 0.6
     return Feature(
         name,
@@ -321,7 +320,7 @@ def inputs_of(preprocessing: Preprocessing, rows: RawRows) -> Inputs:
         lengths = np.array([-1 if item is None else len(item) for item in items], np.int32)
         given = [item for item in items if item is not None]
         arrays.append(ArraysInput(lengths, np.concatenate([np.empty(0), *given])))
-    return Inputs(rows.count, rows.scalars, categories, arrays)
+    return Inputs(rows.total, rows.scalars, categories, arrays)
 
 
 def whole_outputs(version: Version, inputs: Inputs) -> NDArray[np.float64]:
@@ -338,8 +337,12 @@ def whole_outputs(version: Version, inputs: Inputs) -> NDArray[np.float64]:
         return version.module(tensors).numpy().astype(np.float64)
 
 
-def corpus(seeds: Sequence[int]) -> list[Stored]:
-    """Return versions of every architecture, one for each seed."""
-    return [random_version(Random(seed)).stored for seed in seeds]
-
-
+def corpus(seeds: Iterable[int]) -> bytes:
+    """Return small versions of every architecture, one for each seed, in the form that fuzz.c reads."""
+    data = b""
+    for seed in seeds:
+        stored = random_version(Random(seed)).stored
+        if len(stored.weights) < LARGE:
+            parts = [text.encode() for text in (stored.architecture, stored.preprocessing, stored.reference or "null")]
+            data += b"".join(len(part).to_bytes(4, "little") + part for part in (*parts, stored.weights))
+    return data

@@ -20,8 +20,8 @@ answers_open(Answers *self, ImageReader *reader)
 
 	memset(self, 0, sizeof(*self));
 	self->task = (ModelTask) image_whole(reader, TASK_REGRESSION, TASK_MULTICLASS);
-	self->outputs = (int) image_whole(reader, 1, MOST_OUTPUTS);
-	self->labels = (int) image_whole(reader, 0, MOST_OUTPUTS);
+	self->outputs = (int) image_whole(reader, 1, ANSWERS_MOST_OUTPUTS);
+	self->labels = (int) image_whole(reader, 0, ANSWERS_MOST_OUTPUTS);
 	if (self->labels != (self->task == TASK_REGRESSION ? 0 : self->task == TASK_BINARY ? 2 : self->outputs))
 		reader->is_damaged = true;
 	self->mean = image_double(reader);
@@ -38,7 +38,7 @@ answers_open(Answers *self, ImageReader *reader)
 	}
 	if (image_whole(reader, 0, 1) != 0)
 	{
-		self->numbers = image_some(reader, sizeof(double), MOST_OUTPUTS, &count);
+		self->numbers = image_some(reader, sizeof(double), ANSWERS_MOST_OUTPUTS, &count);
 		if (self->labels > 0 && count != self->labels)
 			reader->is_damaged = true;
 	}
@@ -47,7 +47,7 @@ answers_open(Answers *self, ImageReader *reader)
 	self->shift = image_double(reader);
 	if (image_whole(reader, 0, 1) != 0)
 	{
-		self->rows = image_whole(reader, 1, MOST_ROWS);
+		self->rows = image_whole(reader, 1, ANSWERS_MOST_ROWS);
 		self->error = image_some(reader, sizeof(double), MOST_KNOTS, &count);
 		self->errors = (int) count;
 		if (count == 0)

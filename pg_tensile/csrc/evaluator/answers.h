@@ -8,10 +8,11 @@
 #define TENSILE_EVALUATOR_ANSWERS_H
 
 #include "evaluator/image.h"
+#include "evaluator/interface.h"
 #include "evaluator/task.h"
 
-#define MOST_OUTPUTS 65536		/* of a model */
-#define MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
+#define ANSWERS_MOST_OUTPUTS 65536		/* of a model */
+#define ANSWERS_MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
 
 typedef enum TargetTransform
 {
@@ -20,16 +21,9 @@ typedef enum TargetTransform
 	TRANSFORM_QUANTILE
 } TargetTransform;
 
-typedef enum EvaluatorInterval
-{
-	INTERVAL_READY,
-	INTERVAL_NO_ROWS,			/* the model was trained without validation rows */
-	INTERVAL_FEW_ROWS			/* the coverage needs more of them */
-} EvaluatorInterval;
-
 typedef struct Answers
 {
-	ModelTask		task;
+	ModelTask	task;
 	int			outputs;		/* of the model */
 	int			labels;			/* 0: a regression */
 	double		mean;			/* of the transformed target */

@@ -97,7 +97,7 @@ compile_task(ImageWriter *writer, const JsonNode *preprocessing)
 		outputs = count;
 	if (task == TASK_REGRESSION)
 		count = 0;
-	if (outputs < 1 || outputs > MOST_OUTPUTS || (task == TASK_BINARY && count != 2))
+	if (outputs < 1 || outputs > ANSWERS_MOST_OUTPUTS || (task == TASK_BINARY && count != 2))
 		compilation_damaged(compilation, "its labels are too few or too many");
 	image_write_whole(writer, task);
 	image_write_whole(writer, outputs);
@@ -142,7 +142,7 @@ answers_compile(ImageWriter *writer, const JsonNode *preprocessing)
 
 		if (count == 0)
 			compilation_damaged(compilation, "its intervals have no rows");
-		image_write_whole(writer, json_whole(compilation, json_member(conformal, "rows"), 1, MOST_ROWS, 0));
+		image_write_whole(writer, json_whole(compilation, json_member(conformal, "rows"), 1, ANSWERS_MOST_ROWS, 0));
 		image_write_copy(writer, scores, count, sizeof(double));
 	}
 }

@@ -7,24 +7,9 @@
 #define TENSILE_ARRAYS_H
 
 #include "evaluator/image.h"
+#include "evaluator/interface.h"
 #include "evaluator/json.h"
 #include "evaluator/scaling.h"
-
-/* Arrays of one feature of some rows, as in a PREDICT frame. */
-typedef struct EvaluatorArrays
-{
-	const int32 *lengths;		/* [rows]; -1 = null */
-	const double *elements;		/* of all rows; NaN = null */
-} EvaluatorArrays;
-
-/* An array of a wrong length, at which an evaluation ends. */
-typedef struct EvaluatorMismatch
-{
-	int			array;			/* which of the array features */
-	int			row;			/* from 0 */
-	int			length;			/* that it has */
-	int			expected;
-} EvaluatorMismatch;
 
 typedef struct ArrayColumn
 {

@@ -10,17 +10,7 @@
 #ifndef TENSILE_COMPILATION_H
 #define TENSILE_COMPILATION_H
 
-#include "evaluator/platform.h"
-
-/* Weights of a model that is evaluated in a session, at most. */
-#define EVALUATOR_MOST_WEIGHTS (4 * 1024 * 1024)
-
-typedef enum EvaluatorStatus
-{
-	EVALUATOR_READY,
-	EVALUATOR_UNSUITABLE,		/* a model that the predictor has to answer for */
-	EVALUATOR_DAMAGED			/* `problem` says what is wrong */
-} EvaluatorStatus;
+#include "evaluator/interface.h"
 
 typedef struct CompilationChunk CompilationChunk;
 

@@ -12,6 +12,16 @@
 
 #include "evaluator/image.h"
 
+/* Numbers of a panel of weights and of a vector in the kernels. */
+#define LANES 16
+
+/* The next multiple of LANES. */
+static inline int
+whole_lanes(int count)
+{
+	return (count + LANES - 1) / LANES * LANES;
+}
+
 /* Outputs, at most, of a layer whose sums run over LANES inputs at once. */
 #define NARROW 4
 

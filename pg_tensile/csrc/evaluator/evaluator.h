@@ -20,9 +20,7 @@
 #ifndef TENSILE_EVALUATOR_H
 #define TENSILE_EVALUATOR_H
 
-#include "evaluator/answers.h"
-#include "evaluator/compilation.h"
-#include "evaluator/features.h"
+#include "evaluator/interface.h"
 
 /* A version as the tables have it: JSON in UTF-8, and a safetensors file. */
 typedef struct StoredVersion

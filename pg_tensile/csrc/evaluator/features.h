@@ -14,19 +14,6 @@
 #include "evaluator/categories.h"
 #include "evaluator/numbers.h"
 
-/*
- * Raw features of some rows, by kind and in the order of the model's features,
- * as a FeatureBatch has them, but for the codes.
- */
-typedef struct EvaluatorRows
-{
-	int			rows;
-	int			capacity;		/* distance between two features' values */
-	const double *scalars;		/* [scalars][capacity]; NaN = null; times in microseconds */
-	const int32 *codes;			/* [categories][capacity]: of evaluator_code(); -1 = null */
-	const EvaluatorArrays *arrays;	/* [arrays] */
-} EvaluatorRows;
-
 typedef struct Features
 {
 	Numbers		numbers;

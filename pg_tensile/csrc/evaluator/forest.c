@@ -191,8 +191,8 @@ add_groups(Forest *self, int groups, bool has_sets)
 	}
 }
 
-/* Adds the leaves of all trees for one row, several trees at once. */
-static pg_attribute_always_inline void
+/* Adds the leaves of all trees for one row, several trees at once, in a function that has all registers. */
+static pg_noinline void
 add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 {
 	int			output = 0;

@@ -93,6 +93,8 @@ fits(const JsonNode *given, const Expected *expected)
 	bool		has_number = expected->kind == HISTOGRAM_NUMBERS || expected->kind == HISTOGRAM_PREDICTIONS;
 	int			bins = expected->bins;
 
+	if (!json_is(given, JSON_IS_OBJECT))
+		return false;
 	json_for_each(item, given)
 	{
 		bool		is_known = false;

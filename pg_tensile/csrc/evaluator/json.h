@@ -44,9 +44,15 @@ typedef struct JsonNode
 
 #define json_is(node, kind_) ((node) != NULL && (node)->kind == (kind_))
 
-/* A loop over the items of an array or object. */
+static inline const JsonNode *
+json_first(const JsonNode *node)
+{
+	return json_is(node, JSON_IS_ARRAY) || json_is(node, JSON_IS_OBJECT) ? node->u.items.first : NULL;
+}
+
+/* A loop over the items of an array or object; anything else has none. */
 #define json_for_each(item, node) \
-	for (const JsonNode *item = (node) == NULL ? NULL : (node)->u.items.first; item != NULL; item = item->next)
+	for (const JsonNode *item = json_first(node); item != NULL; item = item->next)
 
 /* NULL, and a damaged version, if the text is not valid. */
 extern const JsonNode *json_parse(Compilation *compilation, const char *utf8, Size length);

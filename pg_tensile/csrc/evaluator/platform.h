@@ -15,14 +15,4 @@
 
 #include "base/compat.h"
 
-/* Numbers of a panel of weights and of a vector in the kernels. */
-#define LANES 16
-
-/* The next multiple of LANES. */
-static inline int
-whole_lanes(int count)
-{
-	return (count + LANES - 1) / LANES * LANES;
-}
-
 #endif
