@@ -44,6 +44,7 @@ int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 400;
+bool		tensile_predict_batching = true;
 int			tensile_executor_timeout = 300;
 int			tensile_flow_timeout = 30;
 bool		tensile_log_jobs = true;
@@ -348,6 +349,11 @@ define_job_settings(void)
 							"predictor's answer before it sleeps.",
 							"It polls only while answers come that fast. 0 means never.",
 							&tensile_predict_spin, 400, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.predict_batching",
+							 "Sets whether the executor collects rows that a query predicts for into "
+							 "batches.",
+							 "With off, plans that are made from then on predict row by row.",
+							 &tensile_predict_batching, true, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.drift_sample_rate",
 							 "Sets the share of predicted rows that is compared with the "
 							 "training rows.",

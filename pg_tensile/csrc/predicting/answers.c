@@ -15,7 +15,7 @@
 #include "state/predictions.h"
 
 /* The member of a request's header that asks for it; NULL: none. */
-static const char *
+static char *
 wish_member(const Wish *wish)
 {
 	switch (wish->kind)
@@ -25,11 +25,22 @@ wish_member(const Wish *wish)
 		case WISH_INTERVAL:
 			return psprintf("\"coverage\":%.17g", wish->coverage);
 		case WISH_PROBABILITIES:
-			return "\"probabilities\":true";
+			return pstrdup("\"probabilities\":true");
 		case WISH_ATTRIBUTIONS:
-			return "\"explain\":true";
+			return pstrdup("\"explain\":true");
 	}
 	pg_unreachable();
+}
+
+/* Further members of a request's header; the predictor holds what has a number. */
+static char *
+more_members(const Wish *wish, int64 held)
+{
+	char	   *member = wish_member(wish);
+
+	if (held == 0)
+		return member;
+	return psprintf("\"held\":" INT64_FORMAT "%s%s", held, member ? "," : "", member ? member : "");
 }
 
 /* Replaces a connection that broke between two requests. */
@@ -37,7 +48,9 @@ void
 predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
 				const Wish *wish, Predictions *answers)
 {
+	static int64 last_held = 0;
 	PredictClient *client = predict_session_client();
+	int64		held = batch->row > 1 ? ++last_held : 0;
 	TimestampTz deadline = predict_deadline();
 	StringInfoData header;
 	WireBuffer *buffers;
@@ -45,7 +58,8 @@ predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_bud
 	bool		connected_now;
 
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(batch, memory_budget, wish_member(wish), &header, &buffers);
+	nbuffers = feature_batch_frame(batch, memory_budget, more_members(wish, held), &header,
+								   &buffers);
 	do
 	{
 		connected_now = predict_client_connect(client, deadline);
@@ -55,6 +69,7 @@ predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_bud
 			if (answers->rows != batch->row)
 				elog(ERROR, "the predictor answered with %d rows instead of %d",
 					 answers->rows, batch->row);
+			answers->held = held;
 			return;
 		}
 		predict_client_close(client);
@@ -66,5 +81,7 @@ void
 predict_count(const PredictModel *model, const FeatureBatch *batch, const Predictions *answers,
 			  int first, int rows)
 {
-	tensile_count_predictions(model->version, rows, answers->unknown);
+	tensile_count_predictions(model->version, rows, predict_unknown(answers, first, rows));
+	if (answers->held != 0)
+		predict_client_passed(predict_session_client(), answers->held, first, rows);
 }

@@ -68,7 +68,8 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 	if (answer->rows != receiver->pending)
 		elog(ERROR, "the predictor answered with %d rows instead of %d",
 			 answer->rows, receiver->pending);
-	tensile_count_predictions(model->version, answer->rows, answer->unknown);
+	tensile_count_predictions(model->version, answer->rows,
+							  predict_unknown(answer, 0, answer->rows));
 	for (int i = 0; i < answer->rows; i++)
 	{
 		int32		label = answer->label[i];

@@ -15,7 +15,9 @@
  * structure of a model and its memory.
  *
  * Memory: each model has a context of its own; those of models that are kept
- * are children of the cache's context.
+ * are children of the cache's context.  A call holds its model by a callback of
+ * its context, because the model may be forgotten in the middle of the call's
+ * statement.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -54,7 +56,7 @@ static uint64 cached_generation;
 #define MODEL_COLUMNS \
 	"SELECT m.owner_id, m.owner::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
-	"tensile_worker._base_number(m.id, m.architecture) " \
+	"tensile_worker._base_number(m.id, m.architecture), v.version " \
 
 #define MODEL_QUERY \
 	MODEL_COLUMNS \
@@ -290,6 +292,7 @@ read_model(PredictModel *model, int32 version, int64 version_id)
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
 	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
 	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
+	model->number = DatumGetInt32(spi_value(table, 0, 10, NULL));
 
 	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
@@ -425,14 +428,46 @@ cached_model(const char *name)
 	return NULL;
 }
 
+/* A callback of the context of a call. */
+static void
+release_model(void *argument)
+{
+	PredictModel *model = argument;
+
+	if (--model->users == 0 && model->forgotten)
+		MemoryContextDelete(model->context);
+}
+
+/* Keeps a model of the cache for a call, until its context ends. */
+static void
+hold_model(PredictModel *model, MemoryContext call_context)
+{
+	MemoryContextCallback *release = MemoryContextAllocZero(call_context,
+															sizeof(MemoryContextCallback));
+
+	release->func = release_model;
+	release->arg = model;
+	model->users++;
+	MemoryContextRegisterResetCallback(call_context, release);
+}
+
 static void
 forget_models(uint64 generation)
 {
-	if (cache_context != NULL)
-		MemoryContextReset(cache_context);
-	else
+	ListCell   *cell;
+
+	if (cache_context == NULL)
 		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models",
 											  ALLOCSET_SMALL_SIZES);
+	foreach(cell, cached_models)
+	{
+		PredictModel *model = lfirst(cell);
+
+		model->forgotten = true;
+		if (model->users > 0)
+			MemoryContextSetParent(model->context, TopMemoryContext);
+	}
+	MemoryContextReset(cache_context);
 	cached_models = NIL;
 	cached_generation = generation;
 }
@@ -451,6 +486,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 	if (model != NULL)
 	{
 		predict_model_check_privilege(model);
+		hold_model(model, call_context);
 		return model;
 	}
 	model = load_model(name, 0, call_context);
@@ -460,6 +496,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 		old = MemoryContextSwitchTo(cache_context);
 		cached_models = lappend(cached_models, model);
 		MemoryContextSwitchTo(old);
+		hold_model(model, call_context);
 	}
 	return model;
 }
