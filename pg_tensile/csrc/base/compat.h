@@ -53,12 +53,12 @@
 /* The same of the planner and its hook. */
 #if PG_VERSION_NUM >= 190000
 #define TENSILE_PLANNER_PARAMS \
-	Query *query, const char *text, int options, ParamListInfo params, struct ExplainState *explain
-#define TENSILE_PLANNER_ARGUMENTS query, text, options, params, explain
+	Query *query, const char *source, int options, ParamListInfo params, struct ExplainState *explain
+#define TENSILE_PLANNER_ARGUMENTS query, source, options, params, explain
 #else
 #define TENSILE_PLANNER_PARAMS \
-	Query *query, const char *text, int options, ParamListInfo params
-#define TENSILE_PLANNER_ARGUMENTS query, text, options, params
+	Query *query, const char *source, int options, ParamListInfo params
+#define TENSILE_PLANNER_ARGUMENTS query, source, options, params
 #endif
 
 /* What prints properties in EXPLAIN has headers of its own from 18 on. */

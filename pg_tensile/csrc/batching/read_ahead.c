@@ -171,12 +171,13 @@ judge_function(Oid function, void *context)
 {
 	Judgement  *judgement = context;
 	char		volatility = func_volatile(function);
+	bool		computes = function < FirstUnpinnedObjectId ?
+		volatility == PROVOLATILE_IMMUTABLE || depends_on_time_zone_alone(judgement->node) :
+		batched_function_number(function) >= 0;
 
 	if (volatility == PROVOLATILE_VOLATILE)
 		at_most(judgement, READ_AHEAD_NEVER);
-	else if (function >= FirstUnpinnedObjectId && batched_function_number(function) < 0)
-		at_most(judgement, READ_AHEAD_IF_ALL_ARE_READ);
-	else if (volatility == PROVOLATILE_STABLE && !depends_on_time_zone_alone(judgement->node))
+	else if (!computes)
 		at_most(judgement, READ_AHEAD_IF_ALL_ARE_READ);
 	return false;
 }

@@ -38,6 +38,10 @@
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
 
+/* Places of rows that have no answer in the batch. */
+#define ROW_IS_NULL (-1)
+#define ROW_BY_ITSELF (-2)		/* its calls are evaluated as they are written */
+
 #define FIRST_CAPACITY 64		/* rows; the next is that of a whole batch */
 
 struct Request
@@ -106,12 +110,19 @@ request_covers(const Request *self, const FuncExpr *call, const BatchedFunction 
 		(other == NULL || equal(mine, other));
 }
 
+/* Is it the row of all columns of a table, which the input returns first? */
+static bool
+is_row_of_table(const Expr *row)
+{
+	return IsA(row, Var) && ((const Var *) row)->varno == OUTER_VAR &&
+		((const Var *) row)->varattno == InvalidAttrNumber;
+}
+
 /* The columns of a row that is not a value; sets how they are computed. */
 static void
 create_columns(Request *self, Expr *row)
 {
-	if (IsA(row, Var) && ((Var *) row)->varno == OUTER_VAR &&
-		((Var *) row)->varattno == InvalidAttrNumber)
+	if (is_row_of_table(row))
 	{
 		TupleDesc	desc = lookup_rowtype_tupdesc(((Var *) row)->vartype, -1);
 
@@ -135,6 +146,36 @@ create_columns(Request *self, Expr *row)
 	}
 	else
 		self->row = ExecInitExpr(row, self->node);
+}
+
+/* A row of a table becomes a composite value of its columns. */
+Expr *
+request_call(const FuncExpr *call)
+{
+	FuncExpr   *copy = copyObject((FuncExpr *) call);
+	Var		   *row = (Var *) row_of_call(call);
+	RowExpr    *value;
+	TupleDesc	desc;
+
+	if (!is_row_of_table((Expr *) row))
+		return (Expr *) copy;
+	value = makeNode(RowExpr);
+	value->row_typeid = row->vartype;
+	value->row_format = COERCE_IMPLICIT_CAST;
+	value->location = -1;
+	desc = lookup_rowtype_tupdesc(row->vartype, -1);
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(desc, i);
+
+		value->args = lappend(value->args, attribute->attisdropped ?
+							  (Node *) makeNullConst(INT4OID, -1, InvalidOid) :
+							  (Node *) makeVar(OUTER_VAR, i + 1, attribute->atttypid,
+											   attribute->atttypmod, attribute->attcollation, 0));
+	}
+	ReleaseTupleDesc(desc);
+	lfirst(list_nth_cell(copy->args, ROW_ARGUMENT)) = value;
+	return (Expr *) copy;
 }
 
 Request *
@@ -299,14 +340,6 @@ request_begin(Request *self, int rows)
 	return true;
 }
 
-void
-request_proven(Request *self)
-{
-	self->proven = true;
-	self->counts.rows++;
-	self->counts.batches++;
-}
-
 bool
 request_full(const Request *self)
 {
@@ -399,23 +432,35 @@ keep(Request *self, const Predictions *given)
 			   sizeof(double) * rows);
 }
 
+static instr_time
+start_time(const Request *self)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_ZERO(now);
+	if (self->timed)
+		INSTR_TIME_SET_CURRENT(now);
+	return now;
+}
+
+static void
+count_batch(Request *self, instr_time start)
+{
+	instr_time	now = start_time(self);
+
+	INSTR_TIME_ACCUM_DIFF(self->counts.time, now, start);
+	self->counts.batches++;
+}
+
 static void
 get_answers(Request *self, FeatureBatch *batch)
 {
 	MemoryContext old = MemoryContextSwitchTo(self->econtext->ecxt_per_tuple_memory);
+	instr_time	start = start_time(self);
 	Predictions given;
-	instr_time	start;
-	instr_time	end;
 
-	if (self->timed)
-		INSTR_TIME_SET_CURRENT(start);
 	predict_answers(self->site->model, batch, self->site->memory_budget, &self->wish, &given);
-	if (self->timed)
-	{
-		INSTR_TIME_SET_CURRENT(end);
-		INSTR_TIME_ACCUM_DIFF(self->counts.time, end, start);
-	}
-	self->counts.batches++;
+	count_batch(self, start);
 	keep(self, &given);
 	MemoryContextSwitchTo(old);
 }
@@ -463,10 +508,21 @@ request_answer(Request *self)
 	PG_END_TRY();
 }
 
-int
-request_place(const Request *self, int row)
+bool
+request_by_itself(const Request *self, int row)
 {
-	return self->places[row];
+	return self->places[row] == ROW_BY_ITSELF;
+}
+
+Datum
+request_evaluate(Request *self, ExprState *call, ExprContext *econtext, bool *isnull)
+{
+	instr_time	start = start_time(self);
+	Datum		result = ExecEvalExpr(call, econtext, isnull);
+
+	count_batch(self, start);
+	self->proven = true;
+	return result;
 }
 
 static Datum
@@ -529,12 +585,12 @@ request_pass(Request *self, int row)
 {
 	int			place = self->places[row];
 
+	self->counts.rows++;
 	if (place < 0)
 		return;
 	if (self->one_by_one)
 		answer_alone(self, place);
 	self->passed++;
-	self->counts.rows++;
 	if (self->one_by_one)
 		request_count(self);
 }

@@ -14,10 +14,6 @@
 
 #define MOST_BATCH_ROWS 1024
 
-/* Why a row has no answer in the batch. */
-#define ROW_IS_NULL (-1)
-#define ROW_BY_ITSELF (-2)		/* its calls are evaluated as they are written */
-
 /* What EXPLAIN ANALYZE shows. */
 typedef struct RequestCounts
 {
@@ -27,6 +23,9 @@ typedef struct RequestCounts
 } RequestCounts;
 
 typedef struct Request Request;
+
+/* The call as it is evaluated for a row by itself. */
+extern Expr *request_call(const FuncExpr *call);
 
 /* For calls with the same arguments as this one, over the output of the node's input. */
 extern Request *request_create(const FuncExpr *call, const BatchedFunction *function,
@@ -50,9 +49,6 @@ extern RequestCounts *request_counts(Request *self);
  */
 extern bool request_begin(Request *self, int rows);
 
-/* A row has been predicted for by itself. */
-extern void request_proven(Request *self);
-
 /* Is the batch full? */
 extern bool request_full(const Request *self);
 
@@ -65,12 +61,13 @@ extern void request_leave_out(Request *self, int row);
 /* Gets the answers to the batch, in which there are `rows` rows with an answer or not. */
 extern void request_answer(Request *self);
 
-/* The result of a call for row number `row`, whose place is not ROW_BY_ITSELF. */
-extern int	request_place(const Request *self, int row);
-extern Datum request_result(Request *self, CallResult result, TupleDesc desc, int row, bool *isnull);
-
 /* Row number `row` is passed on now. */
 extern void request_pass(Request *self, int row);
+
+/* Is it predicted for by itself?  Then request_evaluate(), else request_result(), has the result of a call. */
+extern bool request_by_itself(const Request *self, int row);
+extern Datum request_evaluate(Request *self, ExprState *call, ExprContext *econtext, bool *isnull);
+extern Datum request_result(Request *self, CallResult result, TupleDesc desc, int row, bool *isnull);
 
 /* Counts the rows that have been passed on. */
 extern void request_count(Request *self);

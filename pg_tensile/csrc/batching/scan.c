@@ -159,7 +159,7 @@ begin_calls(PredictScan *self, bool timed)
 			if ((function->result == RESULT_INTERVAL) != (intervals == 1))
 				continue;
 			call->result = function->result;
-			call->itself = ExecInitExpr((Expr *) expression, &self->css.ss.ps);
+			call->itself = ExecInitExpr(request_call(expression), &self->css.ss.ps);
 			call->request = request_of(self, expression, function, timed);
 			if (function->result == RESULT_INTERVAL)
 			{
@@ -431,19 +431,18 @@ put_answers(PredictScan *self, TupleTableSlot *slot, int row)
 	MemoryContext old = MemoryContextSwitchTo(econtext->ecxt_per_tuple_memory);
 	ListCell   *cell;
 
+	if (row == self->in_input)
+		count_passed(self);		/* it may be the row with an error */
+	econtext->ecxt_outertuple = self->packing->ecxt_outertuple;
 	foreach(cell, self->requests)
 		request_pass(lfirst(cell), row);
 	for (int i = 0; i < self->ncalls; i++)
 	{
 		Call	   *call = &self->calls[i];
 
-		if (request_place(call->request, row) == ROW_BY_ITSELF)
-		{
-			count_passed(self);
-			econtext->ecxt_outertuple = self->packing->ecxt_outertuple;
-			slot->tts_values[i] = ExecEvalExpr(call->itself, econtext, &slot->tts_isnull[i]);
-			request_proven(call->request);
-		}
+		if (request_by_itself(call->request, row))
+			slot->tts_values[i] = request_evaluate(call->request, call->itself, econtext,
+												   &slot->tts_isnull[i]);
 		else
 			slot->tts_values[i] = request_result(call->request, call->result, call->desc, row,
 												 &slot->tts_isnull[i]);
