@@ -412,7 +412,11 @@ read_ahead_input(Plan *plan, const PlannedStmt *statement)
 /* ---- errors ---- */
 
 bool
-read_ahead_error_can_wait(int sqlstate)
+read_ahead_error_can_wait(int sqlstate, bool packing)
 {
-	return ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_TO_CATEGORY(ERRCODE_DATA_EXCEPTION);
+	int			category = ERRCODE_TO_CATEGORY(sqlstate);
+
+	/* A feature that is missing or of another type is of class 42; a model is not looked up then. */
+	return category == ERRCODE_TO_CATEGORY(ERRCODE_DATA_EXCEPTION) ||
+		(packing && category == ERRCODE_TO_CATEGORY(ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION));
 }

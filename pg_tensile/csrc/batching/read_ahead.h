@@ -27,7 +27,10 @@ extern ReadAhead read_ahead_plan(Plan *plan, const PlannedStmt *statement);
  */
 extern ReadAhead read_ahead_input(Plan *plan, const PlannedStmt *statement);
 
-/* Can an error in something with READ_AHEAD_ALWAYS wait until its row is due? */
-extern bool read_ahead_error_can_wait(int sqlstate);
+/*
+ * Can an error in something with READ_AHEAD_ALWAYS wait until its row is due?
+ * `packing`: it came while features were evaluated and packed.
+ */
+extern bool read_ahead_error_can_wait(int sqlstate, bool packing);
 
 #endif

@@ -412,7 +412,8 @@ collect(PredictScan *self)
 		int			security_now;
 
 		GetUserIdAndSecContext(&user_now, &security_now);
-		if (!self->node.errors_wait || !read_ahead_error_can_wait(geterrcode()) ||
+		if (!self->node.errors_wait ||
+			!read_ahead_error_can_wait(geterrcode(), packed != NOT_PACKING) ||
 			user_now != user || security_now != security)
 			PG_RE_THROW();
 		keep_error(self, packed, context);
