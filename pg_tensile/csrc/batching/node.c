@@ -51,7 +51,14 @@ predict_node_decode(const CustomScan *scan)
 	node.functions = linitial(scan->custom_private);
 	node.columns = lsecond(scan->custom_private);
 	node.errors_wait = linitial_int(lthird(scan->custom_private)) != 0;
+	node.aggregated = lsecond_int(lthird(scan->custom_private)) != 0;
 	return node;
+}
+
+void
+predict_node_mark_aggregated(Plan *plan)
+{
+	lsecond_int(lthird(((CustomScan *) plan)->custom_private)) = 1;
 }
 
 bool
@@ -295,7 +302,7 @@ predict_node_make(Plan *input, bool projects, List *target, List *calls, List *q
 	plan->qual = (List *) translate_target((Node *) qual, &builder);
 	scan->custom_exprs = list_make2(evaluated, list_make2(limit.count, limit.offset));
 	scan->custom_private = list_make3(functions, builder.columns,
-									  list_make1_int(allowed == READ_AHEAD_ALWAYS));
+									  list_make2_int(allowed == READ_AHEAD_ALWAYS, 0));
 	scan->custom_scan_tlist = scan_target(&builder);
 	scan->methods = &predict_scan_methods;
 

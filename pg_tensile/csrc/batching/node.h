@@ -21,6 +21,7 @@ typedef struct PredictNode
 	Node	   *limit_count;	/* no more rows than these two together are asked for; or NULL */
 	Node	   *limit_offset;
 	bool		errors_wait;	/* errors of the input can wait until their row is due */
+	bool		aggregated;		/* the node above looks at a row before it evaluates calls */
 } PredictNode;
 
 extern PredictNode predict_node_decode(const CustomScan *scan);
@@ -42,6 +43,9 @@ typedef struct RowLimit
 extern Plan *predict_node_make(Plan *input, bool projects, List *target, List *calls, List *qual,
 							   RowLimit limit, ReadAhead allowed, PlannedStmt *statement,
 							   int node_id);
+
+/* Marks a node whose calls are arguments of the aggregates in the node above. */
+extern void predict_node_mark_aggregated(Plan *plan);
 
 /* The expression that stands for call number `call` of the node in its terms. */
 extern Var *predict_node_column(const FuncExpr *call, int varno, int column);

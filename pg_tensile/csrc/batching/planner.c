@@ -279,6 +279,7 @@ batch_aggregates(Walk *walk, Agg *agg, Use use)
 	plan->qual = lsecond(targets);
 	plan->lefttree = predict_node_make(input, expanded, input_target(&columns, calls, expanded), calls,
 									   NIL, use.limit, allowed, walk->statement, walk->next_id++);
+	predict_node_mark_aggregated(plan->lefttree);
 }
 
 /* ---- all nodes ---- */

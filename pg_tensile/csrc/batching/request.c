@@ -401,15 +401,29 @@ request_add(Request *self, int row)
 		self->places[row] = ROW_IS_NULL;
 }
 
-void
-request_leave_out(Request *self, int row)
+/* Takes back what was packed of the row. */
+static void
+forget_row(Request *self)
 {
-	self->places[row] = ROW_BY_ITSELF;
 	if (self->batch != NULL)
 	{
 		self->site->batch = self->single;
 		feature_batch_forget_row(self->batch);
 	}
+}
+
+void
+request_leave_out(Request *self, int row)
+{
+	forget_row(self);
+	self->places[row] = ROW_BY_ITSELF;
+}
+
+void
+request_give_up(Request *self, int row)
+{
+	forget_row(self);
+	self->places[row] = ROW_IS_NULL;
 }
 
 /* ---- answers ---- */
@@ -544,12 +558,29 @@ label_text(Request *self, int32 label)
 	return self->label_texts[label];
 }
 
-/* Answers a row of a batch that was refused; its error is raised. */
-static void
+/* Answers a row of a batch that was refused; returns its error, if it is the one. */
+static ErrorData *
 answer_alone(Request *self, int place)
 {
+	MemoryContext context = CurrentMemoryContext;
+	ErrorData  *volatile error = NULL;
+
 	feature_batch_take_row(self->single, self->batch, place);
-	get_answers(self, self->single);
+	PG_TRY();
+	{
+		get_answers(self, self->single);
+	}
+	PG_CATCH();
+	{
+		if (!refuses_the_batch(geterrcode()))
+			PG_RE_THROW();
+		MemoryContextSwitchTo(self->batch_context);
+		error = CopyErrorData();
+		FlushErrorState();
+		MemoryContextSwitchTo(context);
+	}
+	PG_END_TRY();
+	return error;
 }
 
 Datum
@@ -580,19 +611,25 @@ request_result(Request *self, CallResult result, TupleDesc desc, int row, bool *
 	pg_unreachable();
 }
 
-void
+ErrorData *
 request_pass(Request *self, int row)
 {
 	int			place = self->places[row];
+	ErrorData  *error = NULL;
 
+	if (place >= 0 && self->one_by_one)
+		error = answer_alone(self, place);
+	if (error != NULL)
+	{
+		self->places[row] = ROW_IS_NULL;
+		return error;
+	}
 	self->counts.rows++;
-	if (place < 0)
-		return;
-	if (self->one_by_one)
-		answer_alone(self, place);
-	self->passed++;
+	if (place >= 0)
+		self->passed++;
 	if (self->one_by_one)
 		request_count(self);
+	return NULL;
 }
 
 void

@@ -55,14 +55,20 @@ extern bool request_full(const Request *self);
 /* Packs the row in the context of rows as row number `row` of the node. */
 extern void request_add(Request *self, int row);
 
-/* Row number `row`, at which an error was raised or that was left out, is evaluated by itself. */
+/* Row number `row` is evaluated by itself; it may have been in the batch already. */
 extern void request_leave_out(Request *self, int row);
+
+/* Row number `row` has no answer, because of an error that is raised later. */
+extern void request_give_up(Request *self, int row);
 
 /* Gets the answers to the batch, in which there are `rows` rows with an answer or not. */
 extern void request_answer(Request *self);
 
-/* Row number `row` is passed on now. */
-extern void request_pass(Request *self, int row);
+/*
+ * Row number `row` is passed on now.  Returns the error that a row of a batch
+ * which was refused has caused, and has no answer then; else NULL.
+ */
+extern ErrorData *request_pass(Request *self, int row);
 
 /* Is it predicted for by itself?  Then request_evaluate(), else request_result(), has the result of a call. */
 extern bool request_by_itself(const Request *self, int row);

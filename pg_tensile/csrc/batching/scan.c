@@ -12,6 +12,10 @@
  * error; until then the input stays at that row.  When the input itself raises
  * an error that can wait, it is kept until the rows before have been passed on.
  *
+ * An aggregation reads the first row of a group before it returns the group
+ * before, and evaluates calls only then.  So below one an error of a call comes
+ * when the row behind is asked for; until then the row has a null.
+ *
  * Rows are counted when they have been passed on: before the next batch, at the
  * end, and whenever the executor pauses.
  *
@@ -79,7 +83,8 @@ typedef struct PredictScan
 	int			next;			/* row to be passed on */
 	int			in_input;		/* row whose tuple the input still has, or NO_ROW */
 	bool		ended;			/* the input has no more rows */
-	ErrorData  *error;			/* of the input, to be raised behind the batch */
+	ErrorData  *error;			/* to be raised behind the batch */
+	ErrorData  *due;			/* to be raised now */
 
 	bool		started;		/* since the last rescan */
 	int64		limit;			/* rows that are asked for at most, or NO_LIMIT */
@@ -363,19 +368,26 @@ collect_rows(PredictScan *self, int rows, volatile int *packed)
  * calls raise it again.
  */
 static void
-keep_error(PredictScan *self, int packed, MemoryContext context)
+keep_error(PredictScan *self, int packed)
 {
+	bool		keep = packed == NOT_PACKING || self->node.aggregated;
 	ListCell   *cell;
 
-	MemoryContextSwitchTo(context);
-	if (packed == NOT_PACKING)
+	MemoryContextSwitchTo(self->css.ss.ps.state->es_query_cxt);
+	if (keep)
 		self->error = CopyErrorData();
 	FlushErrorState();
 	if (packed == NOT_PACKING)
 		return;
 	foreach(cell, self->requests)
-		if (foreach_current_index(cell) >= packed)
+	{
+		if (foreach_current_index(cell) < packed)
+			continue;
+		if (keep)
+			request_give_up(lfirst(cell), self->rows);
+		else
 			request_leave_out(lfirst(cell), self->rows);
+	}
 	self->in_input = self->rows++;
 }
 
@@ -416,7 +428,8 @@ collect(PredictScan *self)
 			!read_ahead_error_can_wait(geterrcode(), packed != NOT_PACKING) ||
 			user_now != user || security_now != security)
 			PG_RE_THROW();
-		keep_error(self, packed, context);
+		keep_error(self, packed);
+		MemoryContextSwitchTo(context);
 	}
 	PG_END_TRY();
 	foreach(cell, self->requests)
@@ -426,17 +439,38 @@ collect(PredictScan *self)
 /* ---- passing rows on ---- */
 
 static void
+raise_error(PredictScan *self, ErrorData *error)
+{
+	count_passed(self);
+	ReThrowError(error);
+}
+
+static void
+pass(PredictScan *self, int row)
+{
+	ListCell   *cell;
+
+	foreach(cell, self->requests)
+	{
+		ErrorData  *error = request_pass(lfirst(cell), row);
+
+		if (error != NULL && !self->node.aggregated)
+			raise_error(self, error);
+		if (error != NULL)
+			self->due = error;
+	}
+}
+
+static void
 put_answers(PredictScan *self, TupleTableSlot *slot, int row)
 {
 	ExprContext *econtext = self->css.ss.ps.ps_ExprContext;
 	MemoryContext old = MemoryContextSwitchTo(econtext->ecxt_per_tuple_memory);
-	ListCell   *cell;
 
 	if (row == self->in_input)
 		count_passed(self);		/* it may be the row with an error */
 	econtext->ecxt_outertuple = self->packing->ecxt_outertuple;
-	foreach(cell, self->requests)
-		request_pass(lfirst(cell), row);
+	pass(self, row);
 	for (int i = 0; i < self->ncalls; i++)
 	{
 		Call	   *call = &self->calls[i];
@@ -479,6 +513,8 @@ next_row(PredictScan *self)
 	ExecClearTuple(slot);
 	if (!self->started)
 		start(self);
+	if (self->due != NULL)
+		raise_error(self, self->due);
 	if (self->next >= self->rows && self->error == NULL && !self->ended)
 	{
 		if (self->passed > 0)
@@ -487,9 +523,9 @@ next_row(PredictScan *self)
 	}
 	if (self->next >= self->rows)
 	{
-		count_passed(self);
 		if (self->error != NULL)
-			ReThrowError(self->error);
+			raise_error(self, self->error);
+		count_passed(self);
 		return false;
 	}
 	put_answers(self, slot, self->next);
@@ -541,6 +577,7 @@ rescan(CustomScanState *css)
 	self->in_input = NO_ROW;
 	self->ended = false;
 	self->error = NULL;
+	self->due = NULL;
 	self->started = false;
 	self->passed = 0;
 	if (outerPlanState(css)->chgParam == NULL)
