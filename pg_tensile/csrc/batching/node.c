@@ -44,21 +44,18 @@ predict_node_decode(const CustomScan *scan)
 {
 	PredictNode node;
 	List	   *limit = lsecond(scan->custom_exprs);
+	List	   *flags = lthird(scan->custom_private);
 
 	node.calls = linitial(scan->custom_exprs);
-	node.limit_count = linitial(limit);
-	node.limit_offset = lsecond(limit);
 	node.functions = linitial(scan->custom_private);
 	node.columns = lsecond(scan->custom_private);
-	node.errors_wait = linitial_int(lthird(scan->custom_private)) != 0;
-	node.aggregated = lsecond_int(lthird(scan->custom_private)) != 0;
+	node.use = (NodeUse) {
+		.limit = {linitial(limit), lsecond(limit)},
+		.errors_wait = linitial_int(flags) != 0,
+		.all_are_read = lsecond_int(flags) != 0,
+		.aggregated = lthird_int(flags) != 0
+	};
 	return node;
-}
-
-void
-predict_node_mark_aggregated(Plan *plan)
-{
-	lsecond_int(lthird(((CustomScan *) plan)->custom_private)) = 1;
 }
 
 bool
@@ -278,7 +275,7 @@ scan_target(Builder *builder)
 
 Plan *
 predict_node_make(Plan *input, bool projects, List *target, List *calls, List *qual,
-				  RowLimit limit, ReadAhead allowed, PlannedStmt *statement, int node_id)
+				  NodeUse use, const PlannedStmt *statement, int node_id)
 {
 	CustomScan *scan = makeNode(CustomScan);
 	Plan	   *plan = &scan->scan.plan;
@@ -300,9 +297,10 @@ predict_node_make(Plan *input, bool projects, List *target, List *calls, List *q
 	}
 	plan->targetlist = (List *) translate_target((Node *) target, &builder);
 	plan->qual = (List *) translate_target((Node *) qual, &builder);
-	scan->custom_exprs = list_make2(evaluated, list_make2(limit.count, limit.offset));
+	scan->custom_exprs = list_make2(evaluated, list_make2(use.limit.count, use.limit.offset));
 	scan->custom_private = list_make3(functions, builder.columns,
-									  list_make2_int(allowed == READ_AHEAD_ALWAYS, 0));
+									  list_make3_int(use.errors_wait, use.all_are_read,
+													 use.aggregated));
 	scan->custom_scan_tlist = scan_target(&builder);
 	scan->methods = &predict_scan_methods;
 

@@ -8,23 +8,7 @@
 
 #include "nodes/plannodes.h"
 
-#include "batching/read_ahead.h"
-
 #define PREDICT_NODE_NAME "Predict"
-
-/* What PredictNode has in its CustomScan, decoded. */
-typedef struct PredictNode
-{
-	List	   *calls;			/* of FuncExpr, over the columns of the input (OUTER_VAR) */
-	List	   *functions;		/* of int: numbers of batched functions, for each call */
-	List	   *columns;		/* of int: columns of the input that are passed on */
-	Node	   *limit_count;	/* no more rows than these two together are asked for; or NULL */
-	Node	   *limit_offset;
-	bool		errors_wait;	/* errors of the input can wait until their row is due */
-	bool		aggregated;		/* the node above looks at a row before it evaluates calls */
-} PredictNode;
-
-extern PredictNode predict_node_decode(const CustomScan *scan);
 
 /* The most rows that the node above asks for: LIMIT and OFFSET; NULL: no limit. */
 typedef struct RowLimit
@@ -32,6 +16,26 @@ typedef struct RowLimit
 	Node	   *count;
 	Node	   *offset;
 } RowLimit;
+
+/* How rows are read ahead and passed on. */
+typedef struct NodeUse
+{
+	RowLimit	limit;
+	bool		errors_wait;	/* errors of the input can wait until their row is due */
+	bool		all_are_read;	/* before the statement returns any row */
+	bool		aggregated;		/* the node above looks at a row before it evaluates calls */
+} NodeUse;
+
+/* What a node has in its CustomScan. */
+typedef struct PredictNode
+{
+	List	   *calls;			/* of FuncExpr, over the columns of the input (OUTER_VAR) */
+	List	   *functions;		/* of int: numbers of batched functions, for each call */
+	List	   *columns;		/* of int: columns of the input that are passed on */
+	NodeUse		use;
+} PredictNode;
+
+extern PredictNode predict_node_decode(const CustomScan *scan);
 
 /*
  * Puts a node with these calls on top of `input`, which returns the columns
@@ -41,11 +45,7 @@ typedef struct RowLimit
  * conditions in the same terms for the rows that are passed on.
  */
 extern Plan *predict_node_make(Plan *input, bool projects, List *target, List *calls, List *qual,
-							   RowLimit limit, ReadAhead allowed, PlannedStmt *statement,
-							   int node_id);
-
-/* Marks a node whose calls are arguments of the aggregates in the node above. */
-extern void predict_node_mark_aggregated(Plan *plan);
+							   NodeUse use, const PlannedStmt *statement, int node_id);
 
 /* The expression that stands for call number `call` of the node in its terms. */
 extern Var *predict_node_column(const FuncExpr *call, int varno, int column);

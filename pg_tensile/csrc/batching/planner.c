@@ -79,6 +79,16 @@ read_ahead_calls(List *calls, const PlannedStmt *statement)
 	return result;
 }
 
+static NodeUse
+use_by_node(Use use, ReadAhead allowed)
+{
+	return (NodeUse) {
+		.limit = use.limit,
+		.errors_wait = allowed == READ_AHEAD_ALWAYS,
+		.all_are_read = use.all_are_read
+	};
+}
+
 /* Batches calls in the target list, innermost ones first. */
 static Plan *
 batch_target(Walk *walk, Plan *plan, Use use)
@@ -90,8 +100,8 @@ batch_target(Walk *walk, Plan *plan, Use use)
 		   (calls = calls_in((Node *) plan->targetlist, walk->statement, least_of(use))) != NIL &&
 		   !has_subplan_of_assignments((Node *) plan->targetlist, NULL) &&
 		   (input = read_ahead_input(plan, walk->statement)) >= least_of(use))
-		plan = predict_node_make(plan, true, plan->targetlist, calls, NIL, use.limit,
-								 Min(input, read_ahead_calls(calls, walk->statement)),
+		plan = predict_node_make(plan, true, plan->targetlist, calls, NIL,
+								 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
 								 walk->statement, walk->next_id++);
 	return plan;
 }
@@ -124,12 +134,15 @@ batch_conditions(Walk *walk, Plan *plan, Use use)
 		return plan;
 	plan->qual = before;
 	input = read_ahead_input(plan, walk->statement);
-	if (input >= least_of(use))
-		return predict_node_make(plan, true, plan->targetlist, calls, behind, (RowLimit) {NULL, NULL},
-								 Min(input, read_ahead_calls(calls, walk->statement)),
-								 walk->statement, walk->next_id++);
-	plan->qual = all;
-	return plan;
+	if (input < least_of(use))
+	{
+		plan->qual = all;
+		return plan;
+	}
+	use.limit = (RowLimit) {NULL, NULL};
+	return predict_node_make(plan, true, plan->targetlist, calls, behind,
+							 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
+							 walk->statement, walk->next_id++);
 }
 
 static bool
@@ -258,6 +271,7 @@ batch_aggregates(Walk *walk, Agg *agg, Use use)
 	List	   *targets = list_make2(plan->targetlist, plan->qual);
 	List	   *calls;
 	ReadAhead	allowed;
+	NodeUse		by_node;
 	bool		expanded;
 
 	columns.calls = calls_in_aggregates((Node *) targets, walk->statement, least_of(use));
@@ -277,9 +291,10 @@ batch_aggregates(Walk *walk, Agg *agg, Use use)
 	use_groups(&columns, agg);
 	plan->targetlist = linitial(targets);
 	plan->qual = lsecond(targets);
+	by_node = use_by_node(use, allowed);
+	by_node.aggregated = true;
 	plan->lefttree = predict_node_make(input, expanded, input_target(&columns, calls, expanded), calls,
-									   NIL, use.limit, allowed, walk->statement, walk->next_id++);
-	predict_node_mark_aggregated(plan->lefttree);
+									   NIL, by_node, walk->statement, walk->next_id++);
 }
 
 /* ---- all nodes ---- */

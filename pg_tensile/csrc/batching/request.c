@@ -44,6 +44,12 @@
 
 #define FIRST_CAPACITY 64		/* rows; the next is that of a whole batch */
 
+/*
+ * The values of a row are as far from each other as the batch has room.  With a
+ * power of two, they would all fall into the same few lines of the cache.
+ */
+#define PADDING 8				/* rows */
+
 struct Request
 {
 	const FuncExpr *call;		/* the first one */
@@ -301,7 +307,7 @@ make_room(Request *self, int rows)
 	{
 		MemoryContextReset(self->batch_context);
 		old = MemoryContextSwitchTo(self->batch_context);
-		self->batch = feature_batch_create(set, capacity, self->batch_context);
+		self->batch = feature_batch_create(set, capacity + PADDING, self->batch_context);
 		self->numbers = palloc(sizeof(double) * 4 * capacity);
 		self->labels = palloc(sizeof(int32) * 2 * capacity);
 		MemoryContextSwitchTo(old);

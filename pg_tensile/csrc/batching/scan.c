@@ -2,8 +2,9 @@
  * scan.c: execution of the node that predicts for the rows of the node below.
  *
  * It collects 1, 2, 4 ... 1,024 rows, packs their features as they come, gets
- * all answers at once, and passes the rows on in their order.  It keeps of a
- * row what is passed on, not the tuple.  The first row is predicted for as if
+ * all answers at once, and passes the rows on in their order; where all rows are
+ * read in any case, it collects 1,024 at once.  It keeps of a row what is passed
+ * on, not the tuple.  The first row is predicted for as if
  * there were no batches: so a query that needs one row costs no more, and the
  * errors that have nothing to do with a row come at the first.
  *
@@ -208,8 +209,8 @@ begin(CustomScanState *css, EState *estate, int eflags)
 										 ALLOCSET_DEFAULT_SIZES);
 	begin_calls(self, (estate->es_instrument & INSTRUMENT_TIMER) != 0);
 	begin_columns(self);
-	self->limit_count = ExecInitExpr((Expr *) self->node.limit_count, state);
-	self->limit_offset = ExecInitExpr((Expr *) self->node.limit_offset, state);
+	self->limit_count = ExecInitExpr((Expr *) self->node.use.limit.count, state);
+	self->limit_offset = ExecInitExpr((Expr *) self->node.use.limit.offset, state);
 	self->target = 1;
 	self->in_input = NO_ROW;
 }
@@ -370,7 +371,7 @@ collect_rows(PredictScan *self, int rows, volatile int *packed)
 static void
 keep_error(PredictScan *self, int packed)
 {
-	bool		keep = packed == NOT_PACKING || self->node.aggregated;
+	bool		keep = packed == NOT_PACKING || self->node.use.aggregated;
 	ListCell   *cell;
 
 	MemoryContextSwitchTo(self->css.ss.ps.state->es_query_cxt);
@@ -424,7 +425,7 @@ collect(PredictScan *self)
 		int			security_now;
 
 		GetUserIdAndSecContext(&user_now, &security_now);
-		if (!self->node.errors_wait ||
+		if (!self->node.use.errors_wait ||
 			!read_ahead_error_can_wait(geterrcode(), packed != NOT_PACKING) ||
 			user_now != user || security_now != security)
 			PG_RE_THROW();
@@ -454,7 +455,7 @@ pass(PredictScan *self, int row)
 	{
 		ErrorData  *error = request_pass(lfirst(cell), row);
 
-		if (error != NULL && !self->node.aggregated)
+		if (error != NULL && !self->node.use.aggregated)
 			raise_error(self, error);
 		if (error != NULL)
 			self->due = error;
@@ -518,7 +519,8 @@ next_row(PredictScan *self)
 	if (self->next >= self->rows && self->error == NULL && !self->ended)
 	{
 		if (self->passed > 0)
-			self->target = Min(self->target * 2, MOST_BATCH_ROWS);
+			self->target = self->node.use.all_are_read ? MOST_BATCH_ROWS :
+				Min(self->target * 2, MOST_BATCH_ROWS);
 		collect(self);
 	}
 	if (self->next >= self->rows)
