@@ -15,6 +15,7 @@
 
 #include "base/guc.h"
 #include "base/reports.h"
+#include "batching/planner.h"
 #include "processes/inference.h"
 #include "processes/launcher.h"
 #include "processes/notify.h"
@@ -37,6 +38,7 @@ _PG_init(void)
 	tensile_install_images_hook();
 	tensile_install_notify_hooks();
 	tensile_install_report_hook();
+	tensile_install_batching();
 	tensile_watch_invalidations();
 	tensile_register_launcher();
 }

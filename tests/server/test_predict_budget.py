@@ -47,6 +47,7 @@ def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
 @pytest.fixture
 def conn(server: Any) -> Iterator[Connection]:
     with server.connect() as connection:
+        connection.execute("SET pg_tensile.predict_in_session = off")  # the predictor has the same bits within a budget
         yield connection
 
 

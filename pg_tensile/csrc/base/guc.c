@@ -44,6 +44,7 @@ int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 400;
+bool		tensile_predict_batching = true;
 int			tensile_executor_timeout = 300;
 int			tensile_flow_timeout = 30;
 bool		tensile_log_jobs = true;
@@ -354,6 +355,11 @@ define_job_settings(void)
 							 "Sets whether sessions evaluate small models for tables themselves.",
 							 "Otherwise the predictor answers, as it does for all other models.",
 							 &tensile_predict_in_session, true, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.predict_batching",
+							 "Sets whether the executor collects rows that a query predicts for into "
+							 "batches.",
+							 "With off, plans that are made from then on predict row by row.",
+							 &tensile_predict_batching, true, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.drift_sample_rate",
 							 "Sets the share of predicted rows that is compared with the "
 							 "training rows.",

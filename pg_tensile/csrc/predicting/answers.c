@@ -18,7 +18,7 @@
 #include "state/predictions.h"
 
 /* The member of a request's header that asks for it; NULL: none. */
-static const char *
+static char *
 wish_member(const Wish *wish)
 {
 	switch (wish->kind)
@@ -30,9 +30,20 @@ wish_member(const Wish *wish)
 		case WISH_OPTIONAL_INTERVAL:
 			return psprintf("\"coverage\":%.17g,\"optional\":true", wish->coverage);
 		case WISH_PROBABILITIES:
-			return "\"probabilities\":true";
+			return pstrdup("\"probabilities\":true");
 	}
 	pg_unreachable();
+}
+
+/* Further members of a request's header; the predictor holds what has a number. */
+static char *
+more_members(const Wish *wish, int64 held)
+{
+	char	   *member = wish_member(wish);
+
+	if (held == 0)
+		return member;
+	return psprintf("\"held\":" INT64_FORMAT "%s%s", held, member ? "," : "", member ? member : "");
 }
 
 /* Replaces a connection that broke between two requests. */
@@ -40,7 +51,9 @@ static void
 ask_predictor(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
 			  const Wish *wish, Predictions *answers)
 {
+	static int64 last_held = 0;
 	PredictClient *client = predict_session_client();
+	int64		held = batch->row > 1 ? ++last_held : 0;
 	TimestampTz deadline = predict_deadline();
 	StringInfoData header;
 	WireBuffer *buffers;
@@ -48,7 +61,8 @@ ask_predictor(const PredictModel *model, FeatureBatch *batch, int64 memory_budge
 	bool		connected_now;
 
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(batch, memory_budget, wish_member(wish), &header, &buffers);
+	nbuffers = feature_batch_frame(batch, memory_budget, more_members(wish, held), &header,
+								   &buffers);
 	do
 	{
 		connected_now = predict_client_connect(client, deadline);
@@ -58,6 +72,7 @@ ask_predictor(const PredictModel *model, FeatureBatch *batch, int64 memory_budge
 			if (answers->rows != batch->row)
 				elog(ERROR, "the predictor answered with %d rows instead of %d",
 					 answers->rows, batch->row);
+			answers->held = held;
 			return;
 		}
 		predict_client_close(client);
@@ -83,17 +98,11 @@ void
 predict_count(const PredictModel *model, const FeatureBatch *batch, const Predictions *answers,
 			  int first, int rows)
 {
-	int64		unknown = answers->unknown;
-
-	if (answers->unknown_each != NULL && rows < answers->rows)
-	{
-		unknown = 0;
-		for (int i = first; i < first + rows; i++)
-			unknown += answers->unknown_each[i];
-	}
-	tensile_count_predictions(model->version, rows, unknown);
+	tensile_count_predictions(model->version, rows, predict_unknown(answers, first, rows));
 	if (answers->in_session)
 		session_model_count(model, batch, answers, first, rows);
+	else if (answers->held != 0)
+		predict_client_passed(predict_session_client(), answers->held, first, rows);
 }
 
 void

@@ -27,7 +27,8 @@ typedef struct Wish
 
 /*
  * Gets the answers to all rows of a batch, valid until the next call in this
- * session.  Counts nothing.
+ * session.  Counts nothing; the predictor counts a single row, which is passed
+ * on at once.
  */
 extern void predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
 							const Wish *wish, Predictions *answers);

@@ -93,7 +93,8 @@ put_answer(RowsReceiver *receiver, const Predictions *answer)
 	if (answer->rows != receiver->pending)
 		elog(ERROR, "the predictor answered with %d rows instead of %d",
 			 answer->rows, receiver->pending);
-	tensile_count_predictions(receiver->model->version, answer->rows, answer->unknown);
+	tensile_count_predictions(receiver->model->version, answer->rows,
+							  predict_unknown(answer, 0, answer->rows));
 	put_results(receiver, answer);
 	receiver->pending = 0;
 }

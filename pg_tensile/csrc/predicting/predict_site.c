@@ -31,16 +31,11 @@
 /* ---- call sites ---- */
 
 static CallSite *
-new_call_site(FmgrInfo *function, const char *name, int name_length)
+new_call_site(const char *name, int name_length, MemoryContext parent)
 {
-	CallSite   *old = function->fn_extra;
 	ModelsView	view = tensile_models_view();
 	MemoryContext context;
 	CallSite   *site;
-
-	function->fn_extra = NULL;
-	if (old != NULL)
-		MemoryContextDelete(old->context);
 
 	/*
 	 * The context is a child of the current one until the call site is
@@ -56,8 +51,7 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	site->name_length = name_length;
 	site->model = predict_model_get(site->name, context);
 	site->batch = feature_batch_create(&site->model->features, 1, context);
-	MemoryContextSetParent(context, function->fn_mcxt);
-	function->fn_extra = site;
+	MemoryContextSetParent(context, parent);
 	return site;
 }
 
@@ -81,22 +75,51 @@ parsed_budget(CallSite *site, text *budget)
 	return site->budget_bytes;
 }
 
+bool
+predict_site_is_current(const CallSite *site, text *name)
+{
+	return tensile_same_view(site->view, tensile_models_view()) &&
+		site->name_length == VARSIZE_ANY_EXHDR(name) &&
+		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0;
+}
+
+void
+predict_site_close(CallSite *site)
+{
+	MemoryContextDelete(site->context);
+}
+
+CallSite *
+predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent)
+{
+	CallSite   *site = old;
+
+	if (site != NULL && predict_site_is_current(site, name))
+		predict_model_check_privilege(site->model);
+	else
+	{
+		if (site != NULL)
+			predict_site_close(site);
+		site = new_call_site(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), parent);
+	}
+	site->memory_budget = budget == NULL ? site->model->memory_budget :
+		parsed_budget(site, budget);
+	feature_batch_clear(site->batch);
+	return site;
+}
+
 CallSite *
 predict_site_get(FunctionCallInfo fcinfo, int budget_argument)
 {
-	CallSite   *site = fcinfo->flinfo->fn_extra;
-	text	   *name = PG_GETARG_TEXT_PP(0);
+	FmgrInfo   *function = fcinfo->flinfo;
+	CallSite   *old = function->fn_extra;
 
-	if (site != NULL && tensile_same_view(site->view, tensile_models_view()) &&
-		site->name_length == VARSIZE_ANY_EXHDR(name) &&
-		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0)
-		predict_model_check_privilege(site->model);
-	else
-		site = new_call_site(fcinfo->flinfo, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
-	site->memory_budget = PG_ARGISNULL(budget_argument) ? site->model->memory_budget :
-		parsed_budget(site, PG_GETARG_TEXT_PP(budget_argument));
-	feature_batch_clear(site->batch);
-	return site;
+	function->fn_extra = NULL;	/* a failure leaves no site */
+	function->fn_extra = predict_site_open(old, PG_GETARG_TEXT_PP(0),
+										   PG_ARGISNULL(budget_argument) ? NULL :
+										   PG_GETARG_TEXT_PP(budget_argument),
+										   function->fn_mcxt);
+	return function->fn_extra;
 }
 
 CallSite *

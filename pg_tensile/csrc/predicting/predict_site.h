@@ -49,6 +49,18 @@ extern CallSite *predict_site_get(FunctionCallInfo fcinfo, int budget_argument);
 /* The same for a function of classifiers: 42804 for a regression. */
 extern CallSite *predict_site_of_classifier(FunctionCallInfo fcinfo, int budget_argument);
 
+/*
+ * The same without a call, in a context that is a child of `parent`: `old` if
+ * it is the site of this model as it is now, else a new one instead of it.
+ * `budget`: the argument memory_budget; NULL: none.
+ */
+extern CallSite *predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent);
+
+/* Is it the site of this model as it is now? */
+extern bool predict_site_is_current(const CallSite *site, text *name);
+
+extern void predict_site_close(CallSite *site);
+
 /* Packs the row of the call. */
 extern void predict_site_pack_record(CallSite *site, HeapTupleHeader record);
 extern void predict_site_pack_object(CallSite *site, Jsonb *object);

@@ -170,11 +170,9 @@ fill_answers(Evaluator *evaluator, const PredictModel *model, const FeatureBatch
 		array_mismatch(batch->set, &mismatch);
 	evaluator_answers(evaluator, outputs, rows, prediction, probability, label);
 	*answers = (Predictions) {
-		.rows = rows,.in_session = true,.unknown_each = unknown,.prediction = prediction,
+		.rows = rows,.in_session = true,.unknown = unknown,.prediction = prediction,
 			.probability = probability,.label = label
 	};
-	for (int i = 0; i < rows; i++)
-		answers->unknown += unknown[i];
 	grant_wish(evaluator, model, outputs, wish, answers);
 }
 

@@ -12,7 +12,9 @@
  * belongs to the calling query and is not kept.
  *
  * Memory: each model has a context of its own; those of models that are kept
- * are children of the cache's context.
+ * are children of the cache's context.  A call holds its model by a callback of
+ * its context, because the model may be forgotten in the middle of the call's
+ * statement.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -46,7 +48,7 @@ static ModelsView cached_view;
 #define MODEL_COLUMNS \
 	"SELECT m.id, v.id, v.task, v.preprocessing, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
-	"tensile_worker._base_number(m.id, m.architecture), v.weight_bytes, v.architecture, v.created_at, " \
+	"tensile_worker._base_number(m.id, m.architecture), v.weight_bytes, v.architecture, v.created_at, v.version, " \
 	"v.architecture->>'type' IN ('mlp', 'tabular', 'linear', 'boosted', 'ensemble') " \
 
 #define MODEL_QUERY \
@@ -96,7 +98,7 @@ read_version(PredictModel *model, SPITupleTable *table)
 	int64		created_at = DatumGetInt64(spi_value(table, 0, 9, NULL));
 
 	model_features_read(model, SPI_getvalue(table->vals[0], table->tupdesc, 3), preprocessing);
-	model->evaluated = DatumGetBool(spi_value(table, 0, 10, NULL)) && !model->features.has_vectors;
+	model->evaluated = DatumGetBool(spi_value(table, 0, 11, NULL)) && !model->features.has_vectors;
 	model->weight_bytes = DatumGetInt64(spi_value(table, 0, 7, NULL));
 	model->identity = hash_bytes_extended((unsigned char *) preprocessing, VARSIZE(preprocessing),
 										  created_at + model->weight_bytes);
@@ -134,6 +136,7 @@ read_model(PredictModel *model, int32 version, int64 version_id)
 		read_version(model, table);
 	model->pretrained = DatumGetBool(spi_value(table, 0, 5, NULL));
 	model->base = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	model->number = DatumGetInt32(spi_value(table, 0, 10, NULL));
 }
 
 /* Fills in the owner and the grants. */
@@ -286,14 +289,46 @@ cached_model(const char *name)
 	return NULL;
 }
 
+/* A callback of the context of a call. */
+static void
+release_model(void *argument)
+{
+	PredictModel *model = argument;
+
+	if (--model->users == 0 && model->forgotten)
+		MemoryContextDelete(model->context);
+}
+
+/* Keeps a model of the cache for a call, until its context ends. */
+static void
+hold_model(PredictModel *model, MemoryContext call_context)
+{
+	MemoryContextCallback *release = MemoryContextAllocZero(call_context,
+															sizeof(MemoryContextCallback));
+
+	release->func = release_model;
+	release->arg = model;
+	model->users++;
+	MemoryContextRegisterResetCallback(call_context, release);
+}
+
 static void
 forget_models(ModelsView view)
 {
-	if (cache_context != NULL)
-		MemoryContextReset(cache_context);
-	else
+	ListCell   *cell;
+
+	if (cache_context == NULL)
 		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models",
 											  ALLOCSET_SMALL_SIZES);
+	foreach(cell, cached_models)
+	{
+		PredictModel *model = lfirst(cell);
+
+		model->forgotten = true;
+		if (model->users > 0)
+			MemoryContextSetParent(model->context, TopMemoryContext);
+	}
+	MemoryContextReset(cache_context);
 	cached_models = NIL;
 	cached_view = view;
 }
@@ -312,6 +347,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 	if (model != NULL)
 	{
 		predict_model_check_privilege(model);
+		hold_model(model, call_context);
 		return model;
 	}
 	model = load_model(name, 0, call_context);
@@ -321,6 +357,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 		old = MemoryContextSwitchTo(cache_context);
 		cached_models = lappend(cached_models, model);
 		MemoryContextSwitchTo(old);
+		hold_model(model, call_context);
 	}
 	return model;
 }

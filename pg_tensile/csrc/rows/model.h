@@ -39,14 +39,16 @@ typedef struct PredictModel
 	const char **labels;		/* in the server's encoding */
 	FeatureSet	features;
 	int64		memory_budget;	/* set by its owner; 0: none */
+	int32		number;			/* of the version, that users know; 0: none */
+	int			users;			/* contexts of calls that it is kept for */
+	bool		forgotten;		/* it goes with its last user */
 	MemoryContext context;
 } PredictModel;
 
 /*
  * The model as the active snapshot shows it, kept for the session.  The result
- * is valid until tensile_models_view() changes or `call_context` ends.  Raises
- * 42704, 42501 or 55000 if the model does not exist, is not granted or has no
- * version.
+ * is valid until `call_context` ends.  Raises 42704, 42501 or 55000 if the
+ * model does not exist, is not granted or has no version.
  */
 extern PredictModel *predict_model_get(const char *name, MemoryContext call_context);
 

@@ -85,6 +85,7 @@ typedef struct FeatureBatch
 	const FeatureSet *set;
 	int			capacity;		/* rows */
 	int			row;			/* the current one, behind the complete ones */
+	bool		compact;		/* a frame has been made of it */
 	double	   *scalars;		/* [nscalars][capacity] */
 	int32	   *codes;			/* [ncategories][capacity] */
 	Dictionary *dictionaries;	/* [ncategories] */
@@ -102,6 +103,15 @@ extern int	feature_batch_capacity(const FeatureSet *set);
 extern bool feature_batch_full(const FeatureBatch *batch);
 
 extern void feature_batch_clear(FeatureBatch *batch);
+
+/* Forgets the current row, after an error in it. */
+extern void feature_batch_forget_row(FeatureBatch *batch);
+
+/*
+ * Makes a batch for one row of the same features hold this row of another one,
+ * of which a frame may have been made.
+ */
+extern void feature_batch_take_row(FeatureBatch *batch, const FeatureBatch *from, int row);
 
 /*
  * Makes every feature of the current row null.  Inlined, like the next, because
