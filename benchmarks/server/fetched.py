@@ -1,8 +1,9 @@
 """Boosted trees of two libraries over rows that a client fetches from the server, beside predictions inside it.
 
 scikit-learn's HistGradientBoostingRegressor and LightGBM are trained on the same rows as the model, with as many trees.
-The client fetches the table by ADBC and makes a matrix of it, with codes in place of categories, which is what both
-take; that counts once for each, and so does predicting, on all cores, as is their default, and on one thread.
+The client fetches rows by ADBC and makes a matrix of them, with codes in place of categories, which is what both take;
+that counts for each of them, and so does predicting, on all cores, as is their default, or on one thread. They take
+so long that fewer rows are fetched than are predicted inside.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def trees_of(conn: psycopg.Connection[Any], model: str) -> int:
     module, _ = stored_model(conn, model)
     if not isinstance(module, Boosted):
         raise TypeError(f"{model} is not a model of trees")
-    return len(module.node_root)
+    return len(module.get_buffer("node_root"))
 
 
 def encoded(rows: pa.Table, categories: Sequence[pa.Array]) -> Matrix:
@@ -56,8 +57,8 @@ def encoded(rows: pa.Table, categories: Sequence[pa.Array]) -> Matrix:
 class Libraries:
     """Both libraries' models, and the seconds of all rounds by library, threads and step."""
 
-    def __init__(self, cluster: Cluster, trees: int) -> None:
-        self._cluster, self.trees = cluster, trees
+    def __init__(self, cluster: Cluster, trees: int, count: int) -> None:
+        self._cluster, self._trees, self._count = cluster, trees, count
         with adbc.connect(cluster.dsn()) as conn, conn.cursor() as cursor:
             cursor.execute(f"SELECT {COLUMNS}, amount FROM train")
             rows = cursor.fetch_arrow_table()
@@ -83,10 +84,10 @@ class Libraries:
         self._predicting: dict[tuple[str, str], list[float]] = {way: [] for way in self._ways}
 
     def measure(self) -> None:
-        """Measure a round: fetch all rows, and predict in each way."""
+        """Measure a round: fetch the rows, and predict in each way."""
         began = time.perf_counter()
         with adbc.connect(self._cluster.dsn()) as conn, conn.cursor() as cursor:
-            cursor.execute(f"SELECT {COLUMNS} FROM rows")
+            cursor.execute(f"SELECT {COLUMNS} FROM rows LIMIT {self._count}")
             rows = cursor.fetch_arrow_table()
         fetched = time.perf_counter()
         matrix = encoded(rows, self._categories)
@@ -98,19 +99,20 @@ class Libraries:
             self._predicting[way].append(time.perf_counter() - began)
 
     def rows(self, inside: Row) -> Iterator[Row]:
-        """Yield the medians of each way, and its time as a multiple of that of SELECT (`inside`), on as many cores."""
+        """Yield the medians of each way, and how many times as fast SELECT is (row `inside`), on as many cores."""
         fetching, encoding = statistics.median(self._fetching), statistics.median(self._encoding)
-        for (library, threads), predicting in self._predicting.items():
-            seconds = fetching + encoding + statistics.median(predicting)
-            own = inside["rows"] / inside["serial_per_s" if threads == "one" else "parallel_per_s"]
+        for (library, threads), seconds in self._predicting.items():
+            predicting = statistics.median(seconds)
+            rate = self._count / (fetching + encoding + predicting)
             yield {
                 "table": "libraries",
                 "library": library,
                 "threads": threads,
-                "trees": self.trees,
+                "trees": self._trees,
+                "rows": self._count,
                 "fetching_s": fetching,
                 "encoding_s": encoding,
-                "predicting_s": statistics.median(predicting),
-                "own_s": own,
-                "times_as_fast": seconds / own,
+                "predicting_s": predicting,
+                "per_s": round(rate),
+                "times_as_fast": inside["serial_per_s" if threads == "one" else "parallel_per_s"] / rate,
             }

@@ -11,8 +11,6 @@ import statistics
 import time
 from collections.abc import Iterator
 
-import psycopg
-
 from benchmarks.command import Row
 from benchmarks.server.predict import measure_latencies, p50_p99
 from benchmarks.server.serving import Server, Work, measure_sessions, percentile
@@ -20,7 +18,7 @@ from benchmarks.server.table_rates import TARGET, Connection
 from scripts.cluster import Cluster
 
 CALLS = 20_000
-TRAINED = "beside"
+TRAINED, ARCHITECTURE = "beside", '{"type": "tabular"}'
 STEPS = 50  # of the job, before anything is measured beside it
 LOOK_S = 0.1
 
@@ -28,6 +26,8 @@ LOOK_S = 0.1
 @contextlib.contextmanager
 def training(conn: Connection) -> Iterator[None]:
     """Have a job train a network while the block runs."""
+    if conn.execute("SELECT FROM tensile.models WHERE model = %s", (TRAINED,)).fetchone() is None:
+        conn.execute("SELECT register_model(%s, %s)", (TRAINED, ARCHITECTURE))
     call = "SELECT train_model(%s, 'SELECT * FROM train', %s, epochs => 100000, batch_size => 512, options => %s)"
     (job,) = conn.execute(call, (TRAINED, TARGET, '{"early_stopping": {"patience": 1000}}')).fetchone() or (None,)
     try:
@@ -43,7 +43,7 @@ def training(conn: Connection) -> Iterator[None]:
         conn.execute("SELECT wait_for_job(%s)", (job,))
 
 
-def measure_row(cluster: Cluster, conn: psycopg.Connection, model: str, work: Work, calls: int = CALLS) -> Row:
+def measure_row(cluster: Cluster, conn: Connection, model: str, work: Work, calls: int = CALLS) -> Row:
     """Return the times of a prediction, alone and beside others, in microseconds, and rates of one and of sessions."""
     server = Server(cluster, model)
     p50, p99 = p50_p99(measure_latencies(conn, model, calls))

@@ -14,7 +14,6 @@ epochs, because speed does not depend on the weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from benchmarks.checks import Check, Goal
 from benchmarks.command import Row
@@ -31,7 +30,7 @@ from scripts.cluster import Cluster
 NETWORKS = ("mlp", "tabular")
 SCENARIOS = (*ARCHITECTURES, *FOR_PREDICTOR, "row", "cold")
 COLD = ("mlp", "ensemble")
-SETTINGS = {"shared_buffers": "512MB", "pg_tensile.predict_timeout": "60s"}
+SETTINGS = {"shared_buffers": "1GB", "pg_tensile.predict_timeout": "60s"}
 ROW_WORK, QUICK_ROW_WORK = Work(rounds=3, seconds=3.0, rows=0), Work(rounds=1, seconds=0.5, rows=0)
 QUICK_CALLS = 500
 
@@ -64,12 +63,12 @@ def measure(cluster: Cluster, conn: Connection, name: str, sizes: Sizes, quick: 
     elif name == "boosted":
         from benchmarks.server import fetched  # LightGBM, which the other scenarios do without
 
-        libraries = fetched.Libraries(cluster, fetched.trees_of(conn, name))
-        inside = table_rates.measure_table(conn, name, sizes, libraries.measure)
+        libraries = fetched.Libraries(cluster, fetched.trees_of(conn, name), sizes.fetched)
+        inside = table_rates.measure_table(conn, name, sizes, sizes.rounds_of_trees, libraries.measure)
         yield inside
         yield from libraries.rows(inside)
     elif name in ARCHITECTURES:
-        yield table_rates.measure_table(conn, name, sizes)
+        yield table_rates.measure_table(conn, name, sizes, sizes.rounds_of_trees)
     elif name in FOR_PREDICTOR:
         yield table_rates.measure_for_predictor(conn, name, sizes)
     elif name == "row":
@@ -138,11 +137,12 @@ TABLES: dict[str, Sequence[tuple[str, str, str]]] = {  # heading, key and format
     "libraries": (
         ("threads", "threads", ""),
         ("trees", "trees", ","),
+        ("rows", "rows", ","),
         ("fetching, s", "fetching_s", ".2f"),
         ("encoding, s", "encoding_s", ".2f"),
         ("predicting, s", "predicting_s", ".2f"),
-        ("SELECT, s", "own_s", ".2f"),
-        ("times as fast", "times_as_fast", ".2f"),
+        ("rows/s", "per_s", ","),
+        ("SELECT, times as fast", "times_as_fast", ".2f"),
     ),
     "predictor": (
         ("rows", "rows", ","),
@@ -161,7 +161,10 @@ TABLES: dict[str, Sequence[tuple[str, str, str]]] = {  # heading, key and format
     "server": (("first prediction after a start, ms", "first_ms", ",.1f"), ("second", "second_ms", ",.2f")),
     "session": (("connecting, ms", "connecting_ms", ".1f"), ("first prediction", "first_ms", ".1f")),
     "evaluation": (("rows", "rows", ","), ("evaluate_model, ms", "ms", ",.0f")),
-    "explanation": (("first explain_prediction after a start, ms", "first_ms", ",.1f"), ("second", "second_ms", ",.1f")),
+    "explanation": (
+        ("first explain_prediction after a start, ms", "first_ms", ",.1f"),
+        ("second", "second_ms", ",.1f"),
+    ),
 }
 
 

@@ -52,13 +52,15 @@ class Sizes(NamedTuple):
 
     rows: int = 1_000_000
     trained: int = 40_000
+    fetched: int = 50_000
     images: int = 10_000
-    texts: int = 2_000
+    texts: int = 10_000
     rounds: int = 3
+    rounds_of_trees: int = 2
     seconds: float = 2.0
 
 
-QUICK = Sizes(rows=500, trained=4_000, images=500, texts=200, rounds=1, seconds=0.5)
+QUICK = Sizes(500, 2_000, 500, 500, 200, 1, 1, 0.5)
 
 
 class Source(NamedTuple):
@@ -116,6 +118,11 @@ def selecting(model: str, table: str, condition: str = "") -> sql.Composed:
     return sql.SQL(text).format(sql.Literal(model))
 
 
+def predict_one(conn: Connection, model: str, table: str) -> None:
+    """Have the model loaded, wherever it is evaluated."""
+    conn.execute(sql.SQL(f"SELECT predict({{}}, t) FROM {table} t LIMIT 1").format(sql.Literal(model)))
+
+
 def select_all(conn: Connection, model: str, table: str = "rows", workers: int = 0) -> Pass:
     """Predict all rows of a table within a SELECT, with parallel workers of that number."""
     conn.execute(f"SET max_parallel_workers_per_gather = {workers}".encode())
@@ -159,9 +166,10 @@ def take_turns(
 
 
 def measure_table(
-    conn: Connection, model: str, sizes: Sizes, beside: Callable[[], object] = lambda: None
+    conn: Connection, model: str, sizes: Sizes, rounds: int, beside: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
     """Return the rates of a model for the table of numbers and categories."""
+    predict_one(conn, model, "rows")
     with_workers(conn, model)
 
     def by_predict_rows() -> Pass:
@@ -173,7 +181,7 @@ def measure_table(
         "parallel": lambda: select_all(conn, model, workers=WORKERS),
         "predict_rows": by_predict_rows,
     }
-    seconds = take_turns(ways, sizes.rounds, beside)
+    seconds = take_turns(ways, rounds, beside)
     return {
         "table": "rates",
         "model": model,
@@ -189,7 +197,7 @@ def measure_beside_products(conn: Connection, model: str, sizes: Sizes) -> Row:
     """Return the rates of a model and of its matrix products."""
     layers = matrices(stored_model(conn, model)[0])
     alone: list[float] = []
-    row = measure_table(conn, model, sizes, lambda: alone.append(rate_alone(layers, sizes.seconds)))
+    row = measure_table(conn, model, sizes, sizes.rounds, lambda: alone.append(rate_alone(layers, sizes.seconds)))
     rate = statistics.median(alone)
     products = {"products_per_s": round(rate), "gflops": rate * operations(layers) / 1e9}
     return row | products | {"of_products": row["serial_per_s"] / rate}
@@ -202,6 +210,7 @@ def measure_for_predictor(conn: Connection, name: str, sizes: Sizes) -> Row:
     conn.execute(source.made.format(rows=rows).encode())
     conn.execute(f"VACUUM ANALYZE {source.table}".encode())
     train(conn, name, source.architecture, query, source.target)
+    predict_one(conn, name, source.table)
     ways = {
         "serial": lambda: select_all(conn, name, source.table),
         "predict_rows": lambda: predict_all(conn, name, query),
