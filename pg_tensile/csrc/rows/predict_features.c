@@ -128,7 +128,7 @@ feature_batch_take_row(FeatureBatch *batch, const FeatureBatch *from, int row)
 			continue;
 		string = dictionary_string(&from->dictionaries[i], code, &length);
 		batch->codes[i * batch->capacity] =
-			dictionary_code(&batch->dictionaries[i], string, length, bytes_hash(string, length));
+			dictionary_code_of(&batch->dictionaries[i], string, length);
 	}
 	for (int i = 0; i < set->narrays; i++)
 	{
@@ -152,7 +152,7 @@ feature_set_string(FeatureBatch *batch, int feature, const char *utf8, int lengt
 	if (batch->set->features[feature].is_text)
 		length = tensile_text_prefix(utf8, length);
 	batch->codes[index * batch->capacity + batch->row] =
-		dictionary_code(&batch->dictionaries[index], utf8, length, bytes_hash(utf8, length));
+		dictionary_code_of(&batch->dictionaries[index], utf8, length);
 }
 
 double *
