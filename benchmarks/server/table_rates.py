@@ -173,7 +173,7 @@ def measure_table(
     with_workers(conn, model)
 
     def by_predict_rows() -> Pass:
-        conn.execute("RESET max_parallel_workers_per_gather")
+        conn.execute("SET max_parallel_workers_per_gather = 0")
         return predict_all(conn, model, "SELECT * FROM rows")
 
     ways = {
