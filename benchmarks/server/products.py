@@ -47,7 +47,7 @@ def operations(layers: Mapping[str, Tensor]) -> int:
 
 
 def rate_alone(layers: Mapping[str, Tensor], seconds: float) -> float:
-    """Return the rows per second of a process that multiplies for so many seconds."""
+    """Return the rows per second of a process of its own that multiplies for `seconds`."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(to_bytes(layers))
         command = [sys.executable, "-m", "benchmarks.server.products", file.name, str(seconds)]
@@ -57,8 +57,7 @@ def rate_alone(layers: Mapping[str, Tensor], seconds: float) -> float:
 
 @torch.inference_mode()
 def rate(layers: Mapping[str, Tensor], seconds: float) -> float:
-    """Return the rows per second of the products in this process, on one thread."""
-    torch.set_num_threads(1)
+    """Return the rows per second of the products in this process."""
     stacks = [layers[name] for name in sorted(layers)]
     products = [
         (torch.randn(PART, matrix.shape[0]), matrix, torch.empty(PART, matrix.shape[1]))
@@ -81,4 +80,5 @@ def rate(layers: Mapping[str, Tensor], seconds: float) -> float:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     print(rate(from_bytes(Path(sys.argv[1]).read_bytes()), float(sys.argv[2])))

@@ -48,7 +48,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class Sizes(NamedTuple):
-    """Numbers of rows and rounds, and seconds of a measurement that takes as long as one likes."""
+    """Numbers of rows and of rounds, and seconds of a measurement of products."""
 
     rows: int = 1_000_000
     trained: int = 40_000
@@ -64,7 +64,7 @@ QUICK = Sizes(500, 2_000, 500, 500, 200, 1, 1, 0.5)
 
 
 class Source(NamedTuple):
-    """Rows of which the predictor answers for: a table, how it is made, and the architecture."""
+    """Rows that the predictor answers for: a table, the SQL that makes it, its target, and the model's architecture."""
 
     table: str
     made: str
@@ -124,7 +124,7 @@ def predict_one(conn: Connection, model: str, table: str) -> None:
 
 
 def select_all(conn: Connection, model: str, table: str = "rows", workers: int = 0) -> Pass:
-    """Predict all rows of a table within a SELECT, with parallel workers of that number."""
+    """Predict all rows of a table within a SELECT, by the session and `workers` parallel workers."""
     conn.execute(f"SET max_parallel_workers_per_gather = {workers}".encode())
     started = time.perf_counter()
     rows, total = conn.execute(selecting(model, table)).fetchone() or (0, 0.0)
@@ -173,7 +173,7 @@ def measure_table(
     with_workers(conn, model)
 
     def by_predict_rows() -> Pass:
-        conn.execute("RESET max_parallel_workers_per_gather")
+        conn.execute("SET max_parallel_workers_per_gather = 0")
         return predict_all(conn, model, "SELECT * FROM rows")
 
     ways = {

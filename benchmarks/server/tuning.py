@@ -106,7 +106,8 @@ def by_script(dsn: str, size: Size, seed: int, *, runs: int = 1, halving: Mappin
         }
         began = time.perf_counter()
         for run in range(runs):
-            command = [child_python(), str(SCRIPT), json.dumps(asked | {"seed": seed * runs + run})]
+            # -P: select.py in the script's folder is not Python's module of that name
+            command = [child_python(), "-P", str(SCRIPT), json.dumps(asked | {"seed": seed * runs + run})]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         seconds = time.perf_counter() - began
     result = json.loads(done.stdout.splitlines()[-1])
