@@ -30,6 +30,7 @@
 #include "batching/node.h"
 #include "batching/planner.h"
 #include "batching/read_ahead.h"
+#include "batching/scan.h"
 
 /* What the nodes above do with the rows of a node. */
 typedef struct Use

@@ -28,7 +28,6 @@
 #include "utils/typcache.h"
 
 #include "base/compat.h"
-#include "batching/calls.h"
 #include "batching/functions.h"
 #include "batching/request.h"
 #include "predicting/answers.h"

@@ -42,6 +42,7 @@
 #include "batching/node.h"
 #include "batching/read_ahead.h"
 #include "batching/request.h"
+#include "batching/scan.h"
 
 #define NO_ROW (-1)
 #define NO_LIMIT INT64CONST(-1)
@@ -102,7 +103,7 @@ static void rescan(CustomScanState *css);
 static void pause_scan(CustomScanState *css);
 static void explain(CustomScanState *css, List *ancestors, struct ExplainState *state);
 
-const struct CustomScanMethods predict_scan_methods = {
+const CustomScanMethods predict_scan_methods = {
 	.CustomName = PREDICT_NODE_NAME,
 	.CreateCustomScanState = create_state,
 };
