@@ -344,7 +344,9 @@ def test_inserts_and_updates(conn: Connection) -> None:
     assert dict(conn.execute("SELECT id, p FROM own").fetchall()) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_row_that_has_changed_meanwhile_is_predicted_for_again(conn: Connection, server: Any, wait_until: Wait) -> None:
+def test_a_row_that_has_changed_meanwhile_is_predicted_for_again(
+    conn: Connection, server: Any, wait_until: Wait
+) -> None:
     conn.execute("CREATE TABLE IF NOT EXISTS moving AS SELECT *, NULL::float8 AS p FROM points WHERE id <= 20")
     sql = "UPDATE moving SET p = predict('verdict', ARRAY[hour, wind])"
     locking = "SELECT id, hour, predict('verdict', ARRAY[hour, wind]) FROM moving ORDER BY id FOR UPDATE"
@@ -387,7 +389,9 @@ def test_rows_are_locked_as_they_are_returned(conn: Connection, server: Any) -> 
 
 def test_prepared_statements(conn: Connection) -> None:
     conn.execute("SET plan_cache_mode = force_generic_plan")
-    conn.execute("PREPARE p(text, int, int) AS SELECT id, predict($1, t) FROM points t WHERE id <= $2 ORDER BY id LIMIT $3")
+    conn.execute(
+        "PREPARE p(text, int, int) AS SELECT id, predict($1, t) FROM points t WHERE id <= $2 ORDER BY id LIMIT $3"
+    )
     assert batched(conn, "EXECUTE p('delay', 10, 3)")
     for model in ("delay", "verdict", "delay"):
         rows = conn.execute(f"EXECUTE p('{model}', 40, 25)").fetchall()
@@ -478,9 +482,13 @@ def test_privileges_are_those_of_the_function(conn: Connection) -> None:
 
 def test_another_function_of_the_same_name_is_left_alone(conn: Connection) -> None:
     with conn.transaction(force_rollback=True):
-        conn.execute("CREATE FUNCTION predict(text, points) RETURNS float8 LANGUAGE sql IMMUTABLE AS 'SELECT 1.0::float8'")
+        conn.execute(
+            "CREATE FUNCTION predict(text, points) RETURNS float8 LANGUAGE sql IMMUTABLE AS 'SELECT 1.0::float8'"
+        )
         assert not batched(conn, "SELECT predict('delay', t) FROM points t")
-        conn.execute("CREATE FUNCTION foretold(points) RETURNS float8 LANGUAGE sql STABLE AS 'SELECT public.predict(''delay'', $1::record)'")
+        conn.execute(
+            "CREATE FUNCTION foretold(points) RETURNS float8 LANGUAGE sql STABLE AS 'SELECT public.predict(''delay'', $1::record)'"
+        )
         assert batched(conn, "SELECT avg(foretold(t)) FROM points t")
 
 

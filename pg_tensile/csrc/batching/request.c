@@ -496,7 +496,7 @@ refuses_the_batch(int sqlstate)
 	return !predict_session_client()->busy &&
 		(category == ERRCODE_TO_CATEGORY(ERRCODE_DATA_EXCEPTION) ||
 		 category == ERRCODE_TO_CATEGORY(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION) ||
-		 category == ERRCODE_TO_CATEGORY(ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION));
+		 category == ERRCODE_TO_CATEGORY(ERRCODE_UNDEFINED_COLUMN));
 }
 
 void
