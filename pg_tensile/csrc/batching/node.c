@@ -51,7 +51,8 @@ predict_node_decode(const CustomScan *scan)
 		.limit = {linitial(limit), lsecond(limit)},
 		.errors_wait = linitial_int(flags) != 0,
 		.all_are_read = lsecond_int(flags) != 0,
-		.aggregated = lthird_int(flags) != 0
+		.aggregated = lthird_int(flags) != 0,
+		.in_workers = scan->scan.plan.parallel_aware
 	};
 	return node;
 }
@@ -300,6 +301,7 @@ predict_node_make(Plan *input, bool projects, List *target, List *calls, List *q
 	plan->total_cost = input->total_cost;
 	plan->plan_rows = input->plan_rows;
 	plan->plan_width = input->plan_width;
+	plan->parallel_aware = use.in_workers;
 	plan->parallel_safe = input->parallel_safe;
 	plan->plan_node_id = node_id;
 	plan->lefttree = input;

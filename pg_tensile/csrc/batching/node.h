@@ -25,6 +25,7 @@ typedef struct NodeUse
 	bool		errors_wait;	/* errors of the input can wait until their row is due */
 	bool		all_are_read;	/* before the statement returns any row */
 	bool		aggregated;		/* the node above looks at a row before it evaluates calls */
+	bool		in_workers;		/* of a parallel query */
 } NodeUse;
 
 /* Is it such a node? */

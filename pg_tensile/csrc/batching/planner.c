@@ -37,6 +37,7 @@ typedef struct Use
 {
 	bool		all_are_read;	/* before the statement returns any */
 	bool		marks;			/* they may go back to an earlier row */
+	bool		in_workers;		/* of a parallel query */
 	RowLimit	limit;
 } Use;
 
@@ -86,7 +87,8 @@ use_by_node(Use use, ReadAhead allowed)
 	return (NodeUse) {
 		.limit = use.limit,
 		.errors_wait = allowed == READ_AHEAD_ALWAYS,
-		.all_are_read = use.all_are_read
+		.all_are_read = use.all_are_read,
+		.in_workers = use.in_workers
 	};
 }
 
@@ -336,6 +338,7 @@ use_of_input(const Plan *plan, Use use)
 		case T_Gather:
 		case T_GatherMerge:
 			input.limit = use.limit;
+			input.in_workers = true;
 			break;
 		case T_Result:
 		case T_SubqueryScan:

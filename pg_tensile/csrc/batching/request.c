@@ -22,6 +22,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
+#include "portability/instr_time.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
@@ -214,12 +215,6 @@ request_model(const Request *self)
 		return self->site->name;
 	return IsA(model, Const) && !((Const *) model)->constisnull ?
 		TextDatumGetCString(((Const *) model)->constvalue) : NULL;
-}
-
-int
-request_version(const Request *self)
-{
-	return self->site != NULL ? self->site->model->number : 0;
 }
 
 RequestCounts *
@@ -467,8 +462,11 @@ count_batch(Request *self, instr_time start)
 {
 	instr_time	now = start_time(self);
 
-	INSTR_TIME_ACCUM_DIFF(self->counts.time, now, start);
+	INSTR_TIME_SUBTRACT(now, start);
+	self->counts.microseconds += INSTR_TIME_GET_MICROSEC(now);
 	self->counts.batches++;
+	if (self->site != NULL)
+		self->counts.version = self->site->model->number;
 }
 
 static void

@@ -26,6 +26,7 @@
  */
 #include "postgres.h"
 
+#include "access/parallel.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -93,6 +94,9 @@ typedef struct PredictScan
 	int64		passed;			/* rows, since the last rescan */
 	ExprState  *limit_count;
 	ExprState  *limit_offset;
+
+	SharedCounts *shared;		/* one for each request; NULL: no parallel query */
+	RequestCounts *of_workers;	/* copied from there by the leader */
 } PredictScan;
 
 static Node *create_state(CustomScan *scan);
@@ -102,6 +106,9 @@ static void end(CustomScanState *css);
 static void rescan(CustomScanState *css);
 static void pause_scan(CustomScanState *css);
 static void explain(CustomScanState *css, List *ancestors, struct ExplainState *state);
+static Size shared_size(CustomScanState *css, ParallelContext *context);
+static void begin_shared(CustomScanState *css, ParallelContext *context, void *memory);
+static void begin_worker(CustomScanState *css, shm_toc *contents, void *memory);
 
 const CustomScanMethods predict_scan_methods = {
 	.CustomName = PREDICT_NODE_NAME,
@@ -114,6 +121,9 @@ static const CustomExecMethods exec_methods = {
 	.ExecCustomScan = execute,
 	.EndCustomScan = end,
 	.ReScanCustomScan = rescan,
+	.EstimateDSMCustomScan = shared_size,
+	.InitializeDSMCustomScan = begin_shared,
+	.InitializeWorkerCustomScan = begin_worker,
 	.ShutdownCustomScan = pause_scan,
 	.ExplainCustomScan = explain,
 };
@@ -561,10 +571,25 @@ execute(CustomScanState *css)
 
 /* ---- the rest of a node's life ---- */
 
+/* In a worker, this comes before the end of its rows. */
 static void
 pause_scan(CustomScanState *css)
 {
-	count_passed((PredictScan *) css);
+	PredictScan *self = (PredictScan *) css;
+	ListCell   *cell;
+
+	count_passed(self);
+	if (self->shared == NULL)
+		return;
+	foreach(cell, self->requests)
+	{
+		SharedCounts *shared = &self->shared[foreach_current_index(cell)];
+
+		if (IsParallelWorker())
+			shared_counts_add(shared, request_counts(lfirst(cell)));
+		else
+			self->of_workers[foreach_current_index(cell)] = shared_counts_read(shared);
+	}
 }
 
 /* Begins again with as many rows as were asked for the last time. */
@@ -594,7 +619,53 @@ end(CustomScanState *css)
 	ExecEndNode(outerPlanState(css));
 }
 
+/* ---- parallel queries ---- */
+
+static Size
+shared_size(CustomScanState *css, ParallelContext *context)
+{
+	return sizeof(SharedCounts) * list_length(((PredictScan *) css)->requests);
+}
+
+static void
+begin_shared(CustomScanState *css, ParallelContext *context, void *memory)
+{
+	PredictScan *self = (PredictScan *) css;
+	int			count = list_length(self->requests);
+
+	self->shared = memory;
+	for (int i = 0; i < count; i++)
+		shared_counts_init(&self->shared[i]);
+	self->of_workers = MemoryContextAllocZero(css->ss.ps.state->es_query_cxt,
+											  sizeof(RequestCounts) * count);
+}
+
+static void
+begin_worker(CustomScanState *css, shm_toc *contents, void *memory)
+{
+	((PredictScan *) css)->shared = memory;
+}
+
 /* ---- EXPLAIN ---- */
+
+/* What this process and its workers have counted. */
+static RequestCounts
+all_counts(PredictScan *self, int request)
+{
+	RequestCounts counts = *request_counts(list_nth(self->requests, request));
+
+	if (self->of_workers != NULL)
+	{
+		const RequestCounts *of_workers = &self->of_workers[request];
+
+		counts.rows += of_workers->rows;
+		counts.batches += of_workers->batches;
+		counts.microseconds += of_workers->microseconds;
+		if (counts.version == 0)
+			counts.version = of_workers->version;
+	}
+	return counts;
+}
 
 static void
 explain(CustomScanState *css, List *ancestors, struct ExplainState *state)
@@ -607,20 +678,20 @@ explain(CustomScanState *css, List *ancestors, struct ExplainState *state)
 	{
 		Request    *request = lfirst(cell);
 		const char *model = request_model(request);
-		RequestCounts *counts = request_counts(request);
+		RequestCounts counts = all_counts(self, foreach_current_index(cell));
 
 		ExplainOpenGroup("Prediction", NULL, true, state);
 		if (model != NULL)
 			ExplainPropertyText("Model", model, state);
 		if (state->analyze)
 		{
-			if (request_version(request) != 0)
-				ExplainPropertyInteger("Version", NULL, request_version(request), state);
-			ExplainPropertyInteger("Rows", NULL, counts->rows, state);
-			ExplainPropertyInteger("Batches", NULL, counts->batches, state);
+			if (counts.version != 0)
+				ExplainPropertyInteger("Version", NULL, counts.version, state);
+			ExplainPropertyInteger("Rows", NULL, counts.rows, state);
+			ExplainPropertyInteger("Batches", NULL, counts.batches, state);
 			if (state->timing)
-				ExplainPropertyFloat("Prediction Time", "ms",
-									 INSTR_TIME_GET_MILLISEC(counts->time), 3, state);
+				ExplainPropertyFloat("Prediction Time", "ms", counts.microseconds / 1000.0, 3,
+									 state);
 		}
 		ExplainCloseGroup("Prediction", NULL, true, state);
 	}
