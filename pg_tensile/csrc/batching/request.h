@@ -16,9 +16,6 @@
 
 typedef struct Request Request;
 
-/* The call as it is evaluated for a row by itself. */
-extern Expr *request_call(const FuncExpr *call);
-
 /* For calls with the same arguments as this one, over the output of the node's input. */
 extern Request *request_create(const FuncExpr *call, const BatchedFunction *function,
 							   PlanState *node, ExprContext *rows, bool timed);
