@@ -19,6 +19,7 @@
 
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "nodes/nodeFuncs.h"
 #include "utils/datum.h"
 #include "utils/memutils.h"
 
@@ -42,6 +43,7 @@ typedef struct Column
 struct RowsAhead
 {
 	PlanState  *input;
+	bool		has_workers;	/* the input, whose errors come at any time */
 	NodeUse		use;
 	ExprContext *econtext;		/* of the row that is read */
 	List	   *requests;		/* of Request */
@@ -79,12 +81,20 @@ begin_columns(RowsAhead *self, const List *numbers)
 	}
 }
 
+static bool
+has_workers(PlanState *node, void *context)
+{
+	return IsA(node, GatherState) || IsA(node, GatherMergeState) ||
+		planstate_tree_walker(node, has_workers, context);
+}
+
 RowsAhead *
 rows_ahead_create(PlanState *input, const PredictNode *node, ExprContext *econtext)
 {
 	RowsAhead  *self = palloc0(sizeof(RowsAhead));
 
 	self->input = input;
+	self->has_workers = has_workers(input, NULL);
 	self->use = node->use;
 	self->econtext = econtext;
 	self->context = CurrentMemoryContext;
@@ -291,7 +301,7 @@ rows_ahead_collect(RowsAhead *self, int rows)
 		int			security_now;
 
 		GetUserIdAndSecContext(&user_now, &security_now);
-		if (!self->use.errors_wait ||
+		if (!self->use.errors_wait || (self->has_workers && packed == NOT_PACKING) ||
 			!read_ahead_error_can_wait(geterrcode(), packed != NOT_PACKING) ||
 			user_now != user || security_now != security)
 			PG_RE_THROW();
