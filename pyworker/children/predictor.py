@@ -66,7 +66,9 @@ class Session:
         self.waits = False  # the first request is being computed, or waits for its model
         self.blocked = False  # it does not read its answers, and is not read from until it does
         self.closed = False
-        self.held: dict[int, tuple[Frame, Reply, Model]] = {}  # replies whose rows may not be passed on, by their numbers
+        self.held: dict[
+            int, tuple[Frame, Reply, Model]
+        ] = {}  # replies whose rows may not be passed on, by their numbers
 
 
 class Predictor:

@@ -116,6 +116,15 @@ def test_single_rows_in_all_forms_count(conn: Connection, wait_until: Wait) -> N
     assert {row["drifted"] for row in columns(conn).values()} == {None}  # too few
 
 
+def test_rows_that_are_read_ahead_count_when_they_are_passed_on(conn: Connection, wait_until: Wait) -> None:
+    with conn.transaction(), conn.cursor("c") as cursor:
+        cursor.execute("SELECT predict('delivery', o) FROM orders o")
+        assert len(cursor.fetchmany(40)) == 40  # 63 have been read
+    wait_until(lambda: value(conn, ROWS, "delivery") == 40)
+    conn.execute("SELECT avg(predict('delivery', o)) FROM orders o")
+    wait_until(lambda: value(conn, ROWS, "delivery") == 1040)
+
+
 def test_the_sample_rate(server: Any, conn: Connection, wait_until: Wait) -> None:
     rate = "SELECT tensile_internal._drift_rate()"
     conn.execute("ALTER SYSTEM SET pg_tensile.drift_sample_rate = 0.1")

@@ -26,12 +26,6 @@ typedef struct Search
 	List	   *calls;
 } Search;
 
-Expr *
-row_of_call(const FuncExpr *call)
-{
-	return list_nth(call->args, ROW_ARGUMENT);
-}
-
 static bool
 has_column(Node *node, void *context)
 {

@@ -19,7 +19,4 @@ extern List *calls_in(Node *expression, const PlannedStmt *statement, ReadAhead 
 /* The same in the arguments of aggregates, which are evaluated for every input row. */
 extern List *calls_in_aggregates(Node *expression, const PlannedStmt *statement, ReadAhead least);
 
-/* The row that the call predicts for. */
-extern Expr *row_of_call(const FuncExpr *call);
-
 #endif

@@ -94,3 +94,9 @@ batched_function(int number)
 {
 	return &functions[number];
 }
+
+Expr *
+row_of_call(const FuncExpr *call)
+{
+	return list_nth(call->args, ROW_ARGUMENT);
+}

@@ -41,4 +41,7 @@ extern bool batched_functions_possible(const PlannedStmt *statement);
 extern int	batched_function_number(Oid function);
 extern const BatchedFunction *batched_function(int number);
 
+/* The row that a call predicts for. */
+extern Expr *row_of_call(const FuncExpr *call);
+
 #endif

@@ -17,13 +17,11 @@
 
 #include "access/table.h"
 #include "catalog/pg_type.h"
-#include "nodes/extensible.h"
 #include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "parser/parsetree.h"
 #include "utils/rel.h"
 
-#include "batching/calls.h"
 #include "batching/functions.h"
 #include "batching/node.h"
 
@@ -53,15 +51,10 @@ predict_node_decode(const CustomScan *scan)
 		.limit = {linitial(limit), lsecond(limit)},
 		.errors_wait = linitial_int(flags) != 0,
 		.all_are_read = lsecond_int(flags) != 0,
-		.aggregated = lthird_int(flags) != 0
+		.aggregated = lthird_int(flags) != 0,
+		.in_workers = scan->scan.plan.parallel_aware
 	};
 	return node;
-}
-
-bool
-is_predict_node(const Plan *plan)
-{
-	return IsA(plan, CustomScan) && ((const CustomScan *) plan)->methods == &predict_scan_methods;
 }
 
 /* ---- columns ---- */
@@ -302,12 +295,13 @@ predict_node_make(Plan *input, bool projects, List *target, List *calls, List *q
 									  list_make3_int(use.errors_wait, use.all_are_read,
 													 use.aggregated));
 	scan->custom_scan_tlist = scan_target(&builder);
-	scan->methods = &predict_scan_methods;
+	scan->methods = GetCustomScanMethods(PREDICT_NODE_NAME, false);
 
 	plan->startup_cost = input->startup_cost;
 	plan->total_cost = input->total_cost;
 	plan->plan_rows = input->plan_rows;
 	plan->plan_width = input->plan_width;
+	plan->parallel_aware = use.in_workers;
 	plan->parallel_safe = input->parallel_safe;
 	plan->plan_node_id = node_id;
 	plan->lefttree = input;

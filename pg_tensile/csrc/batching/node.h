@@ -6,6 +6,7 @@
 #ifndef TENSILE_BATCHING_NODE_H
 #define TENSILE_BATCHING_NODE_H
 
+#include "nodes/extensible.h"
 #include "nodes/plannodes.h"
 
 #define PREDICT_NODE_NAME "Predict"
@@ -24,7 +25,16 @@ typedef struct NodeUse
 	bool		errors_wait;	/* errors of the input can wait until their row is due */
 	bool		all_are_read;	/* before the statement returns any row */
 	bool		aggregated;		/* the node above looks at a row before it evaluates calls */
+	bool		in_workers;		/* of a parallel query */
 } NodeUse;
+
+/* Is it such a node? */
+static inline bool
+is_predict_node(const Plan *plan)
+{
+	return IsA(plan, CustomScan) &&
+		strcmp(((const CustomScan *) plan)->methods->CustomName, PREDICT_NODE_NAME) == 0;
+}
 
 /* What a node has in its CustomScan. */
 typedef struct PredictNode
@@ -52,10 +62,5 @@ extern Var *predict_node_column(const FuncExpr *call, int varno, int column);
 
 /* Can the node compute expressions of its input's columns? */
 extern bool predict_node_fits(const Plan *input);
-
-extern bool is_predict_node(const Plan *plan);
-
-/* In the postmaster: makes the node known to all processes. */
-extern const struct CustomScanMethods predict_scan_methods;
 
 #endif

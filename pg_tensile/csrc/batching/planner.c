@@ -2,14 +2,8 @@
  * planner.c: batches of predictions in plans.
  *
  * A hook takes the finished plan, because no earlier hook sees the target lists
- * of scans and joins.  Where a node computes calls of predict, a node that
- * collects rows (node.c) is put
- *
- * - on top of a node whose target list has them,
- * - on top of a scan whose last conditions have them: these become conditions of
- *   the new node, so that their order, and with it the levels of security,
- *   stays as it was, and
- * - between a node that aggregates them and its input.
+ * of scans and joins.  Where a node computes calls of predict, one that
+ * collects rows is put above or below it (placement.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -17,285 +11,19 @@
 
 #include "miscadmin.h"
 #include "nodes/extensible.h"
-#include "nodes/makefuncs.h"
-#include "nodes/nodeFuncs.h"
 #include "nodes/parsenodes.h"
-#include "optimizer/clauses.h"
 #include "optimizer/planner.h"
 
 #include "base/compat.h"
 #include "base/guc.h"
-#include "batching/calls.h"
 #include "batching/functions.h"
-#include "batching/node.h"
+#include "batching/placement.h"
 #include "batching/planner.h"
-#include "batching/read_ahead.h"
-
-/* What the nodes above do with the rows of a node. */
-typedef struct Use
-{
-	bool		all_are_read;	/* before the statement returns any */
-	bool		marks;			/* they may go back to an earlier row */
-	RowLimit	limit;
-} Use;
-
-typedef struct Walk
-{
-	PlannedStmt *statement;
-	int			next_id;		/* of a plan node */
-} Walk;
+#include "batching/scan.h"
 
 static planner_hook_type previous_planner = NULL;
 
-static Plan *visit(Walk *walk, Plan *plan, Use use);
-
-/* ---- one node ---- */
-
-/* How harmless the rows of calls have to be. */
-static ReadAhead
-least_of(Use use)
-{
-	return use.all_are_read ? READ_AHEAD_IF_ALL_ARE_READ : READ_AHEAD_ALWAYS;
-}
-
-static bool
-has_subplan_of_assignments(Node *node, void *context)
-{
-	if (node == NULL)
-		return false;
-	if (IsA(node, SubPlan) && ((SubPlan *) node)->subLinkType == MULTIEXPR_SUBLINK)
-		return true;
-	return expression_tree_walker(node, has_subplan_of_assignments, context);
-}
-
-static ReadAhead
-read_ahead_calls(List *calls, const PlannedStmt *statement)
-{
-	ReadAhead	result = READ_AHEAD_ALWAYS;
-	ListCell   *cell;
-
-	foreach(cell, calls)
-		result = Min(result, read_ahead_expression((Node *) row_of_call(lfirst(cell)), statement));
-	return result;
-}
-
-static NodeUse
-use_by_node(Use use, ReadAhead allowed)
-{
-	return (NodeUse) {
-		.limit = use.limit,
-		.errors_wait = allowed == READ_AHEAD_ALWAYS,
-		.all_are_read = use.all_are_read
-	};
-}
-
-/* Batches calls in the target list, innermost ones first. */
-static Plan *
-batch_target(Walk *walk, Plan *plan, Use use)
-{
-	ReadAhead	input;
-	List	   *calls;
-
-	while (predict_node_fits(plan) &&
-		   (calls = calls_in((Node *) plan->targetlist, walk->statement, least_of(use))) != NIL &&
-		   !has_subplan_of_assignments((Node *) plan->targetlist, NULL) &&
-		   (input = read_ahead_input(plan, walk->statement)) >= least_of(use))
-		plan = predict_node_make(plan, true, plan->targetlist, calls, NIL,
-								 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
-								 walk->statement, walk->next_id++);
-	return plan;
-}
-
-/*
- * Batches calls in the first condition that has any, if it and those behind it
- * can be evaluated by a node above: no row is predicted for that the conditions
- * before it have removed.
- */
-static Plan *
-batch_conditions(Walk *walk, Plan *plan, Use use)
-{
-	List	   *before = NIL;
-	List	   *behind = NIL;
-	List	   *calls = NIL;
-	List	   *all = plan->qual;
-	ReadAhead	input;
-	ListCell   *cell;
-
-	foreach(cell, all)
-	{
-		if (calls == NIL)
-			calls = calls_in(lfirst(cell), walk->statement, least_of(use));
-		if (calls == NIL)
-			before = lappend(before, lfirst(cell));
-		else
-			behind = lappend(behind, lfirst(cell));
-	}
-	if (calls == NIL)
-		return plan;
-	plan->qual = before;
-	input = read_ahead_input(plan, walk->statement);
-	if (input < least_of(use))
-	{
-		plan->qual = all;
-		return plan;
-	}
-	use.limit = (RowLimit) {NULL, NULL};
-	return predict_node_make(plan, true, plan->targetlist, calls, behind,
-							 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
-							 walk->statement, walk->next_id++);
-}
-
-static bool
-is_scan(const Plan *plan)
-{
-	switch (nodeTag(plan))
-	{
-		case T_SeqScan:
-		case T_SampleScan:
-		case T_IndexScan:
-		case T_IndexOnlyScan:
-		case T_BitmapHeapScan:
-		case T_TidScan:
-		case T_TidRangeScan:
-		case T_SubqueryScan:
-		case T_FunctionScan:
-		case T_ValuesScan:
-		case T_CteScan:
-			return true;
-		default:
-			return false;
-	}
-}
-
-/* ---- the input of aggregates ---- */
-
-typedef struct Columns
-{
-	List	   *input;			/* target list of the input */
-	Bitmapset  *used;			/* columns of the input */
-	List	   *calls;			/* that become columns behind them */
-} Columns;
-
-/* Replaces columns of the input by what they are made of. */
-static Node *
-expand_columns(Node *node, Columns *columns)
-{
-	if (node == NULL)
-		return NULL;
-	if (IsA(node, Var) && ((Var *) node)->varno == OUTER_VAR)
-		return copyObject((Node *) ((TargetEntry *) list_nth(columns->input,
-															 ((Var *) node)->varattno - 1))->expr);
-	return expression_tree_mutator(node, expand_columns, columns);
-}
-
-/* Replaces calls by columns. */
-static Node *
-use_columns(Node *node, Columns *columns)
-{
-	ListCell   *cell;
-
-	if (node == NULL)
-		return NULL;
-	if (IsA(node, FuncExpr))
-		foreach(cell, columns->calls)
-			if (equal(lfirst(cell), node))
-				return (Node *) predict_node_column(lfirst(cell), OUTER_VAR,
-													list_length(columns->input) +
-													foreach_current_index(cell) + 1);
-	if (IsA(node, Var) && ((Var *) node)->varno == OUTER_VAR)
-		columns->used = bms_add_member(columns->used, ((Var *) node)->varattno);
-	return expression_tree_mutator(node, use_columns, columns);
-}
-
-static void
-use_numbers(Columns *columns, const AttrNumber *numbers, int count)
-{
-	for (int i = 0; i < count; i++)
-		columns->used = bms_add_member(columns->used, numbers[i]);
-}
-
-/* Columns that an aggregation groups or sorts by. */
-static void
-use_groups(Columns *columns, const Agg *agg)
-{
-	ListCell   *cell;
-
-	use_numbers(columns, agg->grpColIdx, agg->numCols);
-	foreach(cell, agg->chain)
-	{
-		const Agg  *next = lfirst_node(Agg, cell);
-		const Plan *sort = next->plan.lefttree;
-
-		use_numbers(columns, next->grpColIdx, next->numCols);
-		if (sort != NULL)
-			use_numbers(columns, ((const Sort *) sort)->sortColIdx, ((const Sort *) sort)->numCols);
-	}
-}
-
-/* What an aggregation needs of its input: columns as they were, and calls behind them. */
-static List *
-input_target(const Columns *columns, List *calls, bool expanded)
-{
-	List	   *target = NIL;
-	ListCell   *cell;
-
-	foreach(cell, columns->input)
-	{
-		TargetEntry *entry = copyObject(lfirst_node(TargetEntry, cell));
-		Node	   *column = (Node *) entry->expr;
-
-		if (!bms_is_member(entry->resno, columns->used))
-			entry->expr = (Expr *) makeNullConst(exprType(column), exprTypmod(column),
-												 exprCollation(column));
-		else if (!expanded)
-			entry->expr = (Expr *) makeVar(OUTER_VAR, entry->resno, exprType(column),
-										   exprTypmod(column), exprCollation(column), 0);
-		target = lappend(target, entry);
-	}
-	foreach(cell, calls)
-		target = lappend(target, makeTargetEntry(copyObject(lfirst(cell)), list_length(target) + 1,
-												 NULL, false));
-	return target;
-}
-
-/*
- * Batches calls in the arguments of aggregates.  The columns of a table are
- * expanded, so that no whole rows have to be made of them.
- */
-static void
-batch_aggregates(Walk *walk, Agg *agg, Use use)
-{
-	Plan	   *plan = &agg->plan;
-	Plan	   *input = plan->lefttree;
-	Columns		columns = {.input = input->targetlist};
-	List	   *targets = list_make2(plan->targetlist, plan->qual);
-	List	   *calls;
-	ReadAhead	allowed;
-	NodeUse		by_node;
-	bool		expanded;
-
-	columns.calls = calls_in_aggregates((Node *) targets, walk->statement, least_of(use));
-	if (columns.calls == NIL)
-		return;
-	calls = (List *) expand_columns((Node *) columns.calls, &columns);
-	expanded = predict_node_fits(input) && !contain_subplans((Node *) input->targetlist) &&
-		read_ahead_calls(calls, walk->statement) >= least_of(use);
-	if (!expanded)
-		calls = columns.calls;
-	allowed = Min(read_ahead_calls(calls, walk->statement),
-				  expanded ? read_ahead_input(input, walk->statement) :
-				  read_ahead_plan(input, walk->statement));
-	if (allowed < least_of(use))
-		return;
-	targets = (List *) use_columns((Node *) targets, &columns);
-	use_groups(&columns, agg);
-	plan->targetlist = linitial(targets);
-	plan->qual = lsecond(targets);
-	by_node = use_by_node(use, allowed);
-	by_node.aggregated = true;
-	plan->lefttree = predict_node_make(input, expanded, input_target(&columns, calls, expanded), calls,
-									   NIL, by_node, walk->statement, walk->next_id++);
-}
+static Plan *visit(PlanWalk *walk, Plan *plan, RowUse use);
 
 /* ---- all nodes ---- */
 
@@ -317,10 +45,10 @@ limit_of(const Limit *limit)
 }
 
 /* How a node with this use uses the rows of its first input. */
-static Use
-use_of_input(const Plan *plan, Use use)
+static RowUse
+use_of_input(const Plan *plan, RowUse use)
 {
-	Use			input = use;
+	RowUse		input = use;
 
 	input.limit = (RowLimit) {NULL, NULL};
 	switch (nodeTag(plan))
@@ -335,6 +63,7 @@ use_of_input(const Plan *plan, Use use)
 		case T_Gather:
 		case T_GatherMerge:
 			input.limit = use.limit;
+			input.in_workers = true;
 			break;
 		case T_Result:
 		case T_SubqueryScan:
@@ -367,10 +96,10 @@ use_of_input(const Plan *plan, Use use)
 	return input;
 }
 
-static Use
-use_of_inner(const Plan *plan, Use use)
+static RowUse
+use_of_inner(const Plan *plan, RowUse use)
 {
-	Use			inner = use_of_input(plan, use);
+	RowUse		inner = use_of_input(plan, use);
 	const Join *join = (const Join *) plan;
 
 	if (IsA(plan, MergeJoin))
@@ -381,7 +110,7 @@ use_of_inner(const Plan *plan, Use use)
 }
 
 static void
-visit_all(Walk *walk, List *plans, Use use)
+visit_all(PlanWalk *walk, List *plans, RowUse use)
 {
 	ListCell   *cell;
 
@@ -391,9 +120,9 @@ visit_all(Walk *walk, List *plans, Use use)
 }
 
 static void
-visit_inputs(Walk *walk, Plan *plan, Use use)
+visit_inputs(PlanWalk *walk, Plan *plan, RowUse use)
 {
-	Use			input = use_of_input(plan, use);
+	RowUse		input = use_of_input(plan, use);
 
 	if (IsA(plan, ForeignScan) || IsA(plan, CustomScan) || IsA(plan, BitmapHeapScan))
 		return;
@@ -413,7 +142,7 @@ visit_inputs(Walk *walk, Plan *plan, Use use)
 
 /* Returns what takes the place of the plan. */
 static Plan *
-visit(Walk *walk, Plan *plan, Use use)
+visit(PlanWalk *walk, Plan *plan, RowUse use)
 {
 	check_stack_depth();
 	if (IsA(plan, RecursiveUnion))
@@ -421,8 +150,7 @@ visit(Walk *walk, Plan *plan, Use use)
 	visit_inputs(walk, plan, use);
 	if (use.marks)
 		return plan;
-	if (is_scan(plan))
-		plan = batch_conditions(walk, plan, use);
+	plan = batch_conditions(walk, plan, use);
 	return batch_target(walk, plan, use);
 }
 
@@ -482,8 +210,8 @@ last_id(const Plan *plan, const PlannedStmt *statement)
 static void
 batch_predictions(PlannedStmt *statement)
 {
-	Walk		walk = {.statement = statement};
-	const Use	use = {false};
+	PlanWalk	walk = {.statement = statement};
+	const RowUse use = {false};
 	ListCell   *cell;
 
 	walk.next_id = 1 + Max(last_id(statement->planTree, statement),

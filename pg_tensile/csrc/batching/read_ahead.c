@@ -418,5 +418,5 @@ read_ahead_error_can_wait(int sqlstate, bool packing)
 
 	/* A feature that is missing or of another type is of class 42; a model is not looked up then. */
 	return category == ERRCODE_TO_CATEGORY(ERRCODE_DATA_EXCEPTION) ||
-		(packing && category == ERRCODE_TO_CATEGORY(ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION));
+		(packing && category == ERRCODE_TO_CATEGORY(ERRCODE_UNDEFINED_COLUMN));
 }

@@ -2,10 +2,6 @@
  * request.c: predictions that a node requests together: those of one model
  * for one row of features.
  *
- * Features come from the columns of a tuple where a call has a whole row of a
- * table or a row expression: then no composite value is made.  Any other row
- * is evaluated to a value, and read as predict does.
- *
  * If the predictor refuses a batch, its rows are answered one by one, when they
  * are due, so that the error comes at the row that causes it.
  *
@@ -17,26 +13,22 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "nodes/makefuncs.h"
+#include "portability/instr_time.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
 #include "utils/memutils.h"
-#include "utils/typcache.h"
 
 #include "base/compat.h"
-#include "batching/calls.h"
 #include "batching/functions.h"
 #include "batching/request.h"
+#include "batching/row_source.h"
 #include "predicting/answers.h"
 #include "predicting/predict_client.h"
 #include "predicting/predict_site.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
-#include "rows/predict_features_tuple.h"
 
 /* Places of rows that have no answer in the batch. */
 #define ROW_IS_NULL (-1)
@@ -55,18 +47,11 @@ struct Request
 	const FuncExpr *call;		/* the first one */
 	const BatchedFunction *function;
 	ExprContext *econtext;		/* of rows that are packed */
-	PlanState  *node;
 
 	ExprState  *model;
 	ExprState  *budget;
 	ExprState  *coverage;		/* NULL: no interval */
-	ExprState  *row;			/* NULL: of columns */
-
-	/* Columns: of a table, in the slot of the input, or of a row expression. */
-	TupleDesc	desc;			/* NULL: the row is a value */
-	ProjectionInfo *fields;		/* of a row expression; NULL: of a table */
-	FeatureSource *sources;		/* in the site's context */
-	int			last_column;	/* that the features come from */
+	RowSource  *row;
 
 	CallSite   *site;			/* NULL: none yet */
 	bool		proven;			/* a row has been answered by itself */
@@ -116,74 +101,6 @@ request_covers(const Request *self, const FuncExpr *call, const BatchedFunction 
 		(other == NULL || equal(mine, other));
 }
 
-/* Is it the row of all columns of a table, which the input returns first? */
-static bool
-is_row_of_table(const Expr *row)
-{
-	return IsA(row, Var) && ((const Var *) row)->varno == OUTER_VAR &&
-		((const Var *) row)->varattno == InvalidAttrNumber;
-}
-
-/* The columns of a row that is not a value; sets how they are computed. */
-static void
-create_columns(Request *self, Expr *row)
-{
-	if (is_row_of_table(row))
-	{
-		TupleDesc	desc = lookup_rowtype_tupdesc(((Var *) row)->vartype, -1);
-
-		self->desc = CreateTupleDescCopy(desc);
-		ReleaseTupleDesc(desc);
-	}
-	else if (IsA(row, RowExpr) && ((RowExpr *) row)->row_typeid == RECORDOID)
-	{
-		RowExpr    *expression = (RowExpr *) row;
-		List	   *target = NIL;
-		ListCell   *cell;
-
-		self->desc = ExecTypeFromExprList(expression->args);
-		ExecTypeSetColNames(self->desc, expression->colnames);
-		foreach(cell, expression->args)
-			target = lappend(target, makeTargetEntry(lfirst(cell), list_length(target) + 1, NULL,
-													 false));
-		self->fields = ExecBuildProjectionInfo(target, self->econtext,
-											   MakeSingleTupleTableSlot(self->desc, &TTSOpsVirtual),
-											   self->node, NULL);
-	}
-	else
-		self->row = ExecInitExpr(row, self->node);
-}
-
-/* A row of a table becomes a composite value of its columns. */
-Expr *
-request_call(const FuncExpr *call)
-{
-	FuncExpr   *copy = copyObject((FuncExpr *) call);
-	Var		   *row = (Var *) row_of_call(call);
-	RowExpr    *value;
-	TupleDesc	desc;
-
-	if (!is_row_of_table((Expr *) row))
-		return (Expr *) copy;
-	value = makeNode(RowExpr);
-	value->row_typeid = row->vartype;
-	value->row_format = COERCE_IMPLICIT_CAST;
-	value->location = -1;
-	desc = lookup_rowtype_tupdesc(row->vartype, -1);
-	for (int i = 0; i < desc->natts; i++)
-	{
-		Form_pg_attribute attribute = TupleDescAttr(desc, i);
-
-		value->args = lappend(value->args, attribute->attisdropped ?
-							  (Node *) makeNullConst(INT4OID, -1, InvalidOid) :
-							  (Node *) makeVar(OUTER_VAR, i + 1, attribute->atttypid,
-											   attribute->atttypmod, attribute->attcollation, 0));
-	}
-	ReleaseTupleDesc(desc);
-	lfirst(list_nth_cell(copy->args, ROW_ARGUMENT)) = value;
-	return (Expr *) copy;
-}
-
 Request *
 request_create(const FuncExpr *call, const BatchedFunction *function, PlanState *node,
 			   ExprContext *rows, bool timed)
@@ -193,14 +110,13 @@ request_create(const FuncExpr *call, const BatchedFunction *function, PlanState 
 
 	self->call = call;
 	self->function = function;
-	self->node = node;
 	self->econtext = rows;
 	self->timed = timed;
 	self->model = ExecInitExpr(list_nth(call->args, MODEL_ARGUMENT), node);
 	self->budget = ExecInitExpr(list_nth(call->args, budget_argument(function)), node);
 	if (coverage != NULL)
 		self->coverage = ExecInitExpr((Expr *) coverage, node);
-	create_columns(self, row_of_call(call));
+	self->row = row_source_create(call, function->row, node, rows);
 	self->batch_context = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile batch",
 												ALLOCSET_DEFAULT_SIZES);
 	return self;
@@ -215,12 +131,6 @@ request_model(const Request *self)
 		return self->site->name;
 	return IsA(model, Const) && !((Const *) model)->constisnull ?
 		TextDatumGetCString(((Const *) model)->constvalue) : NULL;
-}
-
-int
-request_version(const Request *self)
-{
-	return self->site != NULL ? self->site->model->number : 0;
 }
 
 RequestCounts *
@@ -243,17 +153,6 @@ text_argument(Request *self, ExprState *state)
 	return DatumGetTextPP(value);
 }
 
-static void
-find_sources(Request *self)
-{
-	const FeatureSet *set = &self->site->model->features;
-
-	self->sources = feature_sources_create(set, self->desc, self->site->context);
-	self->last_column = 0;
-	for (int i = 0; i < set->count; i++)
-		self->last_column = Max(self->last_column, self->sources[i].attribute + 1);
-}
-
 /* Prepares what depends on the model. */
 static void
 open_site(Request *self, text *model, text *budget)
@@ -266,8 +165,7 @@ open_site(Request *self, text *model, text *budget)
 	self->batch = NULL;
 	MemoryContextReset(self->batch_context);
 	self->label_texts = NULL;
-	if (self->desc != NULL)
-		find_sources(self);
+	row_source_open(self->row, self->site);
 }
 
 /* Sets what to ask for; false: the coverage is null. */
@@ -352,59 +250,14 @@ request_full(const Request *self)
 	return feature_batch_full(self->batch);
 }
 
-/* Packs the columns of a tuple. */
-static void
-add_columns(Request *self)
-{
-	TupleTableSlot *slot;
-
-	if (self->fields != NULL)
-		slot = ExecProject(self->fields);
-	else
-	{
-		slot = self->econtext->ecxt_outertuple;
-		slot_getsomeattrs(slot, self->last_column);
-	}
-	feature_batch_add_tuple(self->batch, self->sources, slot->tts_values, slot->tts_isnull);
-}
-
-/* Packs a value; false: it is null. */
-static bool
-add_value(Request *self)
-{
-	bool		isnull;
-	Datum		value = ExecEvalExprSwitchContext(self->row, self->econtext, &isnull);
-	MemoryContext old;
-
-	if (isnull)
-		return false;
-	old = MemoryContextSwitchTo(self->econtext->ecxt_per_tuple_memory);
-	self->site->batch = self->batch;
-	switch (self->function->row)
-	{
-		case ROW_RECORD:
-			predict_site_pack_record(self->site, DatumGetHeapTupleHeader(value));
-			break;
-		case ROW_NUMBERS:
-			predict_site_pack_numbers(self->site, DatumGetArrayTypeP(value));
-			break;
-		case ROW_OBJECT:
-			predict_site_pack_object(self->site, DatumGetJsonbP(value));
-			break;
-	}
-	self->site->batch = self->single;
-	MemoryContextSwitchTo(old);
-	return true;
-}
-
 void
 request_add(Request *self, int row)
 {
 	self->places[row] = self->batch->row;
-	if (self->desc != NULL)
-		add_columns(self);
-	else if (!add_value(self))
+	self->site->batch = self->batch;
+	if (!row_source_pack(self->row, self->site))
 		self->places[row] = ROW_IS_NULL;
+	self->site->batch = self->single;
 }
 
 /* Takes back what was packed of the row. */
@@ -468,8 +321,11 @@ count_batch(Request *self, instr_time start)
 {
 	instr_time	now = start_time(self);
 
-	INSTR_TIME_ACCUM_DIFF(self->counts.time, now, start);
+	INSTR_TIME_SUBTRACT(now, start);
+	self->counts.microseconds += INSTR_TIME_GET_MICROSEC(now);
 	self->counts.batches++;
+	if (self->site != NULL)
+		self->counts.version = self->site->model->number;
 }
 
 static void
@@ -497,7 +353,7 @@ refuses_the_batch(int sqlstate)
 	return !predict_session_client()->busy &&
 		(category == ERRCODE_TO_CATEGORY(ERRCODE_DATA_EXCEPTION) ||
 		 category == ERRCODE_TO_CATEGORY(ERRCODE_EXTERNAL_ROUTINE_EXCEPTION) ||
-		 category == ERRCODE_TO_CATEGORY(ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION));
+		 category == ERRCODE_TO_CATEGORY(ERRCODE_UNDEFINED_COLUMN));
 }
 
 void

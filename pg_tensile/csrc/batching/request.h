@@ -8,24 +8,13 @@
 #define TENSILE_BATCHING_REQUEST_H
 
 #include "nodes/execnodes.h"
-#include "portability/instr_time.h"
 
 #include "batching/functions.h"
+#include "batching/shared_counts.h"
 
 #define MOST_BATCH_ROWS 1024
 
-/* What EXPLAIN ANALYZE shows. */
-typedef struct RequestCounts
-{
-	int64		rows;
-	int64		batches;
-	instr_time	time;			/* until the answers came */
-} RequestCounts;
-
 typedef struct Request Request;
-
-/* The call as it is evaluated for a row by itself. */
-extern Expr *request_call(const FuncExpr *call);
 
 /* For calls with the same arguments as this one, over the output of the node's input. */
 extern Request *request_create(const FuncExpr *call, const BatchedFunction *function,
@@ -38,8 +27,6 @@ extern bool request_covers(const Request *self, const FuncExpr *call,
 /* The model as EXPLAIN shows it; NULL: it is not known yet. */
 extern const char *request_model(const Request *self);
 
-/* The number of the version that has answered; 0: none. */
-extern int	request_version(const Request *self);
 extern RequestCounts *request_counts(Request *self);
 
 /*

@@ -55,7 +55,7 @@ def request(numbers: list[float], **header: Any) -> Frame:
 def see(counts: DriftCounts, version: LoadedModel, *frames: Frame) -> None:
     """Have the version answer the frames together, as the predictor's loop does."""
     for frame, reply in zip(frames, replies(version, *frames), strict=True):
-        counts.see(frame, reply, version)
+        counts.see(frame, reply, version, range(frame.header["rows"]))
 
 
 def replies(version: LoadedModel, *frames: Frame) -> list[Reply]:
@@ -91,6 +91,20 @@ def test_all_rows_or_none(version: LoadedModel, supervisor: tuple[DriftCounts, C
     assert reported(counts, connection) == (0, [])
 
 
+def test_some_rows_of_a_frame(version: LoadedModel, supervisor: tuple[DriftCounts, Connection]) -> None:
+    counts, connection = supervisor
+    counts.set_rate(1.0)
+    frame = request([float(i) for i in range(ROWS)])
+    (reply,) = replies(version, frame)
+    counts.see(frame, reply, version, range(2))
+    counts.see(frame, reply, version, range(2, 3))
+    counts.see(frame, reply, version, range(5, 5))
+    alone = request([0.0, 1.0, 2.0])
+    rows, bins = reported(counts, connection)
+    see(counts, version, alone)
+    assert (rows, bins) == reported(counts, connection)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 500])
 def test_each_row_counts_with_the_same_probability(
     version: LoadedModel, supervisor: tuple[DriftCounts, Connection], monkeypatch: pytest.MonkeyPatch, rows: int
@@ -100,7 +114,7 @@ def test_each_row_counts_with_the_same_probability(
     counts.set_rate(0.05)
     (reply,) = replies(version, request([float(i % ROWS) for i in range(rows)]))
     for _ in range(20_000 // rows):
-        counts.see(request([0.0] * rows), reply, version)
+        counts.see(request([0.0] * rows), reply, version, range(rows))
     total, bins = reported(counts, connection)
     assert total == pytest.approx(1000, rel=0.15) and sum(bins) == 2 * total
     if rows == 500:

@@ -182,7 +182,7 @@ def answer(frame: Frame) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
     assert frame.type == FrameType.PREDICTION, frame.header
     unknown, prediction, probability, label = frame.buffers
     return (
-        int.from_bytes(unknown, "little"),
+        int(np.frombuffer(unknown, np.int32).sum()),
         np.frombuffer(prediction, np.float64),
         np.frombuffer(probability, np.float64),
         np.frombuffer(label, np.int32),
@@ -248,6 +248,24 @@ def test_strings_never_seen_are_unknown_and_counted(predictor: Process, connect:
     assert answer(predictor.receive(session))[1] == pytest.approx(prediction[3])
     ask(session, number, ({"rows": 0, "dict": [[], []]}, [b"", b""]))
     assert [len(part) for part in answer(predictor.receive(session))[1:]] == [0, 0, 0]
+
+
+def test_a_session_says_which_rows_it_has_passed_on(
+    predictor: Process, connect: Callable[[], Connection], simple: Version
+) -> None:
+    session, number = connect(), next(NUMBERS)
+    header, buffers = simple.request([1, 2, 3])
+    ask(session, number, ({**header, "held": 7}, buffers))
+    predictor.give(number, simple)
+    answer(predictor.receive(session))
+    for held in (7, 7, 8):  # the last two are not held any more
+        session.send(FrameType.PASSED, held, 0, {"first": 1, "rows": 9})
+    for held in range(100):
+        ask(session, number, ({**header, "held": held}, buffers))
+        answer(predictor.receive(session))
+    session.send(FrameType.PASSED, 7, 0, {"first": -1, "rows": 1})
+    with pytest.raises(EOFError):
+        session.recv(timeout=20)
 
 
 @pytest.fixture
