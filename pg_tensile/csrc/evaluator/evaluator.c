@@ -240,6 +240,14 @@ evaluator_close(Evaluator *self)
 	pfree(self);
 }
 
+void
+evaluator_features(const Evaluator *self, int *scalars, int *categories, int *arrays)
+{
+	*scalars = self->features.numbers.count;
+	*categories = self->features.categories.count;
+	*arrays = self->features.arrays.count;
+}
+
 int
 evaluator_outputs_per_row(const Evaluator *self)
 {
@@ -255,7 +263,14 @@ evaluator_labels(const Evaluator *self)
 int32
 evaluator_code(const Evaluator *self, int category, const char *utf8, int length, bool *unknown)
 {
-	return category_code(&self->features.categories.items[category], utf8, length, unknown);
+	const Categories *categories = &self->features.categories;
+
+	if (category < 0 || category >= categories->count)
+	{
+		*unknown = true;
+		return 0;
+	}
+	return category_code(&categories->items[category], utf8, length, unknown);
 }
 
 bool
