@@ -20,8 +20,8 @@ PLANS = (
     *("rounds", "allocator", "memory-flow", "parallel"),
 )
 SERVER = (
-    *("db", "feed", "predict", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left", "tuning"),
-    "soak",
+    *("db", "feed", "predict", "select", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left"),
+    *("tuning", "soak"),
 )
 ANSWERS = ("answers", "other-tables", "small-tables", "tables", "digits", "series", "texts")
 COMMANDS = {"plans": PLANS, "server": SERVER, "answers": ANSWERS}

@@ -75,6 +75,7 @@ class FrameType(IntEnum):
     QUERY = 36
     ARCHITECTURE = 37
     LACKING = 38
+    PASSED = 39
 
 
 class Frame(NamedTuple):

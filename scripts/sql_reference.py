@@ -111,7 +111,8 @@ ARGUMENTS = {
     "job": "number of the job, as returned by `train_model`",
     "keep_versions": "number of versions, 1 or more; null: all",
     "key": "columns of the query that identify a row; null: the table's primary key",
-    "label": "most probable class, null for a regression; of `evaluate_model`: the target of a row of `confusion`",
+    "label": "most probable class, null for a regression; of `predict_probabilities`: a class; of `evaluate_model`: the"
+    " target of a row of `confusion`",
     "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
     "max_time": "longest time of training; of `tune_model`: time after which no trial begins or continues; null: no"
     " limit",

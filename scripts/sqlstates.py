@@ -51,6 +51,10 @@ ERRORS = {
         "`predict` got an array with more or fewer elements than the model has features.",
         "The hint has the features in their order.",
     ),
+    "22P02": (
+        "A row that was given to a function as text or `json` is not a JSON object.",
+        "Pass an object with a key for each feature, or cast an array of numbers to `float8[]`.",
+    ),
     "22P03": (
         "`import_model` got something that is not a model file, a damaged one, or one whose model cannot be trained.",
         "Transfer the file again, in binary, or export the model again.",

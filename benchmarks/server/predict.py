@@ -54,24 +54,33 @@ LATENCIES = """
 """
 
 
+def stored_model(conn: Connection, model: str) -> tuple[torch.nn.Module, Preprocessing]:
+    """Return the deployed version of a model, for evaluation, and its preprocessing."""
+    row = conn.execute(
+        """
+        SELECT v.version_id, v.architecture, v.preprocessing FROM tensile.model_versions v
+        JOIN tensile.models m ON m.model_id = v.model_id AND m.deployed_version = v.version
+        WHERE m.model = %s
+        """,
+        (model,),
+    ).fetchone()
+    assert row is not None
+    version, architecture, preprocessing = row
+    fitted = Preprocessing.from_json(preprocessing)
+    module = models.build(models.parse(architecture), fitted.model_inputs, fitted.outputs).eval()
+    read = "SELECT data FROM tensile_internal.model_weights WHERE version = %s ORDER BY seq"
+    chunks = conn.execute(read, (version,)).fetchall()
+    checkpoint.load_model(module, checkpoint.from_bytes(b"".join(chunk for (chunk,) in chunks)))
+    return module, fitted
+
+
 class Client:
     """A program outside the server with the same model: psycopg, numpy and PyTorch."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
-        row = conn.execute("""
-            SELECT v.version_id, v.architecture, v.preprocessing FROM tensile.model_versions v
-            JOIN tensile.models m ON m.model_id = v.model_id AND m.deployed_version = v.version
-            WHERE m.model = 'late_arrival'
-        """).fetchone()
-        assert row is not None
-        version, architecture, preprocessing = row
-        self._preprocessing = Preprocessing.from_json(preprocessing)
+        self._module, self._preprocessing = stored_model(conn, MODEL)
         fitted = self._preprocessing
-        self._module = models.build(models.parse(architecture), fitted.model_inputs, fitted.outputs).eval()
-        read = "SELECT data FROM tensile_internal.model_weights WHERE version = %s ORDER BY seq"
-        chunks = conn.execute(read, (version,)).fetchall()
-        checkpoint.load_model(self._module, checkpoint.from_bytes(b"".join(chunk for (chunk,) in chunks)))
         # The server converts times to numbers, because numpy does not accept Python's datetime
         expressions = [
             f"(extract(epoch FROM {f.name}) - 946684800)::float8 * 1e6" if f.kind == Kind.TIMESTAMP else f.name

@@ -89,10 +89,10 @@ QUICK = Work(rounds=2, seconds=1.0, rows=50_000)
 
 
 class Server:
-    """A server with the models, to be measured."""
+    """A server with the models, to be measured with predictions of one of them."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, model: str = MODEL) -> None:
+        self.cluster, self.model = cluster, model
 
     def prepare(self) -> None:
         with self.cluster.connect() as conn:
@@ -115,10 +115,10 @@ class Server:
         with self.cluster.connect() as conn:
             if not polls:
                 conn.execute("SET pg_tensile.predict_spin = 0")
-            conn.execute("SELECT count(*) FROM timed(%s, 0.1)", (MODEL,))
+            conn.execute("SELECT count(*) FROM timed(%s, 0.1)", (self.model,))
             if begin is not None:
                 begin.wait()
-            return [Call(*row) for row in conn.execute("SELECT at, us FROM timed(%s, %s)", (MODEL, seconds))]
+            return [Call(*row) for row in conn.execute("SELECT at, us FROM timed(%s, %s)", (self.model, seconds))]
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Return the CPU time of the sessions that there are, and of the predictor."""

@@ -93,11 +93,11 @@ JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
 
 ARGUMENTS = {
     **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy", "by", "metric"), TEXT),
-    **dict.fromkeys(("architecture", "options", "space", "halving"), JSON),
+    **dict.fromkeys(("architecture", "options", "space", "halving", "features"), JSON),
     **dict.fromkeys(("epochs", "batch_size", "priority", "version", "seconds", "repeats"), INT4),
     **dict.fromkeys(("trials", "parallel"), INT4),
     **dict.fromkeys(("seed", "job", "rows", "tuning"), INT8),
-    **dict.fromkeys(("learning_rate", "validation", "timeout", "drift"), FLOAT8),
+    **dict.fromkeys(("learning_rate", "validation", "timeout", "drift", "coverage"), FLOAT8),
     **dict.fromkeys(("split_by", "validation_query", "reason"), TEXT),
     **dict.fromkeys(("max_time", "every"), INTERVAL),
     "source": TABLE,

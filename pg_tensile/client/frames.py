@@ -53,6 +53,7 @@ RANKS = Shape(
     | {"device_bytes": OPTIONAL},
 )
 PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
+PROBABILITIES = Shape(("label",), {"label": TEXT, "probability": REAL})
 EVALUATION = Shape(
     ("metric",),
     {"metric": TEXT, "group_value": TEXT, "label": TEXT, "predicted": TEXT, "quantile": REAL, "value": REAL}

@@ -15,9 +15,11 @@
 
 #include "base/guc.h"
 #include "base/reports.h"
+#include "batching/planner.h"
 #include "processes/inference.h"
 #include "processes/launcher.h"
 #include "processes/notify.h"
+#include "state/images.h"
 #include "state/models_generation.h"
 #include "state/shmem.h"
 
@@ -33,8 +35,10 @@ _PG_init(void)
 		return;
 	tensile_install_shmem_hooks();
 	tensile_install_inference_hook();
+	tensile_install_images_hook();
 	tensile_install_notify_hooks();
 	tensile_install_report_hook();
+	tensile_install_batching();
 	tensile_watch_invalidations();
 	tensile_register_launcher();
 }

@@ -59,19 +59,18 @@ class DriftCounts:
         self._rate = rate
         self._gap = self._next_gap()
 
-    def see(self, frame: Frame, reply: Reply, model: Model) -> None:
-        """Take a PREDICT frame and its answers; some of its rows may count."""
-        rows = len(reply.answers.label)
-        if self._gap < rows:
+    def see(self, frame: Frame, reply: Reply, model: Model, rows: range) -> None:
+        """Take these rows of a PREDICT frame and its answers; some of them may count."""
+        if self._gap < len(rows):
             self._take(frame, reply, model, rows)
-        self._gap -= rows
+        self._gap -= len(rows)
 
-    def _take(self, frame: Frame, reply: Reply, model: Model, rows: int) -> None:
+    def _take(self, frame: Frame, reply: Reply, model: Model, rows: range) -> None:
         chosen = []
-        while self._gap < rows:
-            chosen.append(int(self._gap))
+        while self._gap < len(rows):
+            chosen.append(rows[int(self._gap)])
             self._gap += 1 + self._next_gap()
-        if isinstance(model, Version) and model.reference is not None and not frame.header.get("explain"):
+        if isinstance(model, Version) and model.reference is not None:
             self._keep(frame.job, model, model.reference, reply, chosen)
 
     def _keep(self, version: int, model: Version, reference: Reference, reply: Reply, chosen: list[int]) -> None:

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, explained, interval
-from pg_tensile.execution.data.attributions import attributions
+from pg_tensile.execution.data.answers import FEW_ROWS, Answers, answers, interval, probabilities
 from pg_tensile.execution.data.drift import Reference
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pg_tensile.execution.global_state import shared
@@ -44,9 +43,9 @@ Part = Callable[[], NDArray[Any]]
 class Reply(NamedTuple):
     """Contents of a PREDICTION frame; docs/internals.md, "Features (PREDICT)"."""
 
-    unknown: int  # categories never seen in training
+    unknown: NDArray[np.int32]  # categories never seen in training [rows]
     answers: Answers
-    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows], or attributions [features]
+    extras: tuple[NDArray[np.float64], ...] = ()  # what the request wishes for more
     inputs: Inputs | None = None  # the features, among those of other requests
     first: int = 0  # place of the first row in `inputs`
 
@@ -77,11 +76,11 @@ class Version:
     def at_once(self, frame: Frame) -> bool:
         """Return whether a PREDICT frame is to be answered by the predictor's loop, with `replies`."""
         header = frame.header
-        return self.quick and header.get("rows") in _FEW and not header.get("explain")
+        return self.quick and header.get("rows") in _FEW
 
     def replies(self, frames: Sequence[Frame]) -> list[Reply | Exception]:
         """Return the reply to each of several PREDICT frames, or its error: the bits of each by itself."""
-        single = [frame for frame in frames if frame.header.get("rows") == 1 and "coverage" not in frame.header]
+        single = [frame for frame in frames if frame.header.get("rows") == 1 and not frame.header.keys() & _WISHES]
         found: dict[int, Reply] = {}
         for start in range(0, len(single), FEW_ROWS):
             together = single[start : start + FEW_ROWS]
@@ -102,15 +101,15 @@ class Version:
         prediction, probability, label = answers(self.outputs(inputs), self._preprocessing)
         return [
             Reply(
-                count,
+                unknown[row : row + 1],
                 Answers(prediction[row : row + 1], probability[row : row + 1], label[row : row + 1]),
                 inputs=inputs,
                 first=row,
             )
-            for row, count in enumerate(unknown)
+            for row in range(len(frames))
         ]
 
-    def _joined_inputs(self, frames: Sequence[Frame]) -> tuple[Inputs, list[int]]:
+    def _joined_inputs(self, frames: Sequence[Frame]) -> tuple[Inputs, NDArray[np.int32]]:
         """Return the features in frames of one row each, and how many of each row's categories are unknown."""
         numeric = _joined_buffers(frames, 0, np.float64, self._numbers)
         codes = _joined_buffers(frames, 1, np.int32, self._categories)
@@ -118,7 +117,7 @@ class Version:
         fit = codes.min(initial=0) >= -1 and {self._categories}.issuperset(map(len, dictionaries))
         if not fit or not {2 + 2 * self._arrays}.issuperset(len(frame.buffers) for frame in frames):
             raise Malformed("a request does not fit the model")
-        categories, unknown = [], [0] * len(frames)
+        categories, unknown = [], np.zeros(len(frames), np.int32)
         for number, column in enumerate(codes.tolist()):
             strings = [lists[number][code] for lists, code in zip(dictionaries, column, strict=True) if code >= 0]
             places = [row for row, code in enumerate(column) if code >= 0]
@@ -126,8 +125,7 @@ class Version:
             indices = np.full(len(frames), -1)
             indices[places] = np.arange(len(places))
             categories.append(CategoryInput(indices, np.array([*known_codes, 0], np.int64)))
-            for row, is_unknown in zip(places, self._preprocessing.unknown(number, known_codes), strict=True):
-                unknown[row] += is_unknown
+            unknown[places] += self._preprocessing.unknown(number, known_codes)
         arrays = []
         for index in range(self._arrays):
             parts = [self._array_input(1, *frame.buffers[2 + 2 * index : 4 + 2 * index]) for frame in frames]
@@ -154,12 +152,25 @@ class Version:
             parts.append(part())
         outputs = _whole(parts)
         reply = Reply(unknown, answers(outputs, self._preprocessing), inputs=inputs)
-        coverage = frame.header.get("coverage")
+        return reply._replace(extras=self._extras(frame.header, outputs))
+
+    def _extras(self, header: dict[str, Any], outputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Return what a request wishes for besides answers. Raises DataError."""
+        coverage = header.get("coverage")
         if coverage is not None:
-            return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
-        if frame.header.get("explain"):
-            return reply._replace(extras=(self._attributions(inputs, int(reply.answers.label[0])),))
-        return reply
+            return self._bounds(outputs, coverage, bool(header.get("optional")))
+        if header.get("probabilities"):
+            return (probabilities(outputs, self._preprocessing),)
+        return ()
+
+    def _bounds(self, outputs: NDArray[np.float64], coverage: float, optional: bool) -> tuple[NDArray[np.float64], ...]:
+        """Return the lower and upper bounds [rows]; nothing if they are optional and the model has none."""
+        try:
+            return interval(outputs, self._preprocessing, coverage)
+        except DataError:
+            if optional:
+                return ()
+            raise
 
     def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
         """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
@@ -167,10 +178,6 @@ class Version:
 
     def _parts(self, inputs: Inputs) -> list[Part]:
         return self._execute(self._preprocessing.apply(inputs), inputs.rows)
-
-    def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
-        preprocessing = self._preprocessing
-        return attributions(preprocessing, inputs, lambda mixed: explained(self.outputs(mixed), preprocessing, label))
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -189,8 +196,8 @@ class Version:
     def close(self) -> None:
         """Release resources that are not memory."""
 
-    def inputs(self, frame: Frame) -> tuple[Inputs, int]:
-        """Return the features in a PREDICT frame, and the number of categories never seen in training.
+    def inputs(self, frame: Frame) -> tuple[Inputs, NDArray[np.int32]]:
+        """Return the features in a PREDICT frame, and the number of categories never seen in training in each row.
 
         Raises Malformed."""
         rows, buffers = frame.header.get("rows"), frame.buffers
@@ -201,45 +208,49 @@ class Version:
             codes = np.frombuffer(buffers[1], np.int32).reshape(self._categories, rows)
         except ValueError:
             raise Malformed(f"a request's buffers do not fit {rows} rows") from None
-        categories, unknown = self._category_inputs(codes, frame.header.get("dict") or [])
+        categories, unknown = self._category_inputs(rows, codes, frame.header.get("dict") or [])
         arrays = [self._array_input(rows, *buffers[2 + 2 * i : 4 + 2 * i]) for i in range(self._arrays)]
         return Inputs(rows, numeric, categories, arrays), unknown
 
-    def _category_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
-        """Return the categories, and the number of values whose strings were never seen in training."""
+    def _category_inputs(
+        self, rows: int, codes: NDArray[np.int32], dictionaries: list[Any]
+    ) -> tuple[list[CategoryInput], NDArray[np.int32]]:
+        """Return the categories, and the number of values in each row whose strings were never seen in training."""
+        unknown = np.zeros(rows, np.int32)
         if len(dictionaries) != self._categories:
             raise Malformed(f"a request has {len(dictionaries)} dictionaries for {self._categories} categories")
         if not self._categories:
-            return [], 0
+            return [], unknown
         limits = [len(strings) for strings in dictionaries]
         lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
         if lowest < -1 or any(map(operator.ge, highest, limits)):
             raise Malformed("a request's category codes exceed their dictionary")
         if self._has_texts:
-            return self._text_inputs(codes, dictionaries)
+            return self._text_inputs(codes, dictionaries, unknown)
         codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
-        unknown = end = 0
+        end = 0
         for number, (indices, limit, known_codes) in enumerate(zip(codes, limits, codes_of_strings, strict=True)):
             start, end = end, end + limit + 1
             unknown_strings = self._preprocessing.unknown(number, known_codes)
             if True in unknown_strings:
-                unknown += int(np.array([*unknown_strings, False])[indices].sum())
+                unknown += np.array([*unknown_strings, False])[indices]
             categories.append(CategoryInput(indices, tables[start:end]))
         return categories, unknown
 
-    def _text_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
+    def _text_inputs(
+        self, codes: NDArray[np.int32], dictionaries: list[Any], unknown: NDArray[np.int32]
+    ) -> tuple[list[CategoryInput], NDArray[np.int32]]:
         """Return the categories of a version with text features, as `_category_inputs`."""
         categories = [
             CategoryInput(indices, self._preprocessing.table(number, strings, self._padded))
             for number, (indices, strings) in enumerate(zip(codes, dictionaries, strict=True))
         ]
-        unknown = 0
         for number, (indices, table) in enumerate(categories):
             if not self._preprocessing.categories[number].is_text:
                 unknown_strings = self._preprocessing.unknown(number, table[:-1].tolist())
-                unknown += int(np.array([*unknown_strings, False])[indices].sum())
+                unknown += np.array([*unknown_strings, False])[indices]
         return categories, unknown
 
     @staticmethod
@@ -318,6 +329,7 @@ class BudgetedModel(Version):
 
 
 _FEW = range(1, FEW_ROWS + 1)
+_WISHES = {"coverage", "explain", "probabilities"}  # keys of a request's header for more than predictions
 
 
 def _whole(parts: list[NDArray[Any]]) -> NDArray[np.float64]:

@@ -11,7 +11,8 @@ Within a memory budget a version predicts on the device that the supervisor says
 measured for it before (DEVICE). If an accelerator fails, nothing works on it in this process any more: the predictor
 answers the request with the cause and ends, and the supervisor starts another one.
 
-A share of the rows is counted into histograms, after they have been answered (drift_counts.py).
+A share of the rows is counted into histograms, after they have been answered (drift_counts.py), or, if the session
+reads ahead of what it returns, after it has said that it has passed them on.
 
 A session cannot disturb others: a request that is wrong is answered with ERROR, a stream that is not frames is closed,
 and a session that does not read its answers is not read from. Work that does not depend on a row is done when a model
@@ -27,7 +28,6 @@ import os
 import resource
 import select
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -52,8 +52,8 @@ SPIN_NS = 150_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
 DEFAULT_CACHE = 1 << 30
 MOST_AT_ONCE = 64  # requests that the loop answers before it looks for others
+MOST_HELD = 16  # replies of a session whose rows are counted later
 TURN_BYTES = 1 << 20  # of a request that are received before other sessions are served
-_INT64 = struct.Struct("<q")
 
 
 class Session:
@@ -66,6 +66,7 @@ class Session:
         self.waits = False  # the first request is being computed, or waits for its model
         self.blocked = False  # it does not read its answers, and is not read from until it does
         self.closed = False
+        self.held: dict[int, tuple[Frame, Reply, Model]] = {}  # replies whose rows may not be passed on, by their numbers
 
 
 class Predictor:
@@ -191,6 +192,9 @@ class Predictor:
             if frame.type == FrameType.HELLO and not session.greeted:
                 self._greet(session, frame)
                 session.requests.popleft()
+            elif frame.type == FrameType.PASSED and session.greeted:
+                self._count_passed(session, frame)
+                session.requests.popleft()
             elif frame.type not in (FrameType.PREDICT, FrameType.EMBED) or not session.greeted:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
             else:
@@ -242,15 +246,37 @@ class Predictor:
             if isinstance(reply, Exception):
                 self._send(session, *answer)
             elif isinstance(reply, Reply):
-                buffers = (_INT64.pack(reply.unknown), *reply.answers, *reply.extras)
+                buffers = (reply.unknown, *reply.answers, *reply.extras)
                 self._send(session, FrameType.PREDICTION, frame.job, None, buffers)
-                self._drift.see(frame, reply, model)
+                self._count(session, frame, reply, model)
             else:
                 self._send(session, FrameType.EMBEDDING, frame.job, None, reply)
             session.requests.popleft()
             self._continue(session)
         except (ProtocolError, OSError):
             self._close(session)
+
+    def _count(self, session: Session, frame: Frame, reply: Reply, model: Model) -> None:
+        """Count the rows of a reply, or hold it until the session says which of them it has passed on."""
+        number = frame.header.get("held")
+        if number is None:
+            self._drift.see(frame, reply, model, range(len(reply.answers.label)))
+            return
+        session.held[number] = frame, reply, model
+        while len(session.held) > MOST_HELD:
+            del session.held[next(iter(session.held))]
+
+    def _count_passed(self, session: Session, passed: Frame) -> None:
+        first, rows = passed.header.get("first"), passed.header.get("rows")
+        if not isinstance(first, int) or not isinstance(rows, int) or min(first, rows) < 0:
+            raise ProtocolError("a PASSED frame without numbers of rows")
+        held = session.held.get(passed.job)
+        if held is None:
+            return  # it was too old, or the session has had another connection
+        total = len(held[1].answers.label)
+        self._drift.see(*held, range(first, min(first + rows, total)))
+        if first + rows >= total:
+            del session.held[passed.job]
 
     def _continue(self, session: Session) -> None:
         session.waits = False

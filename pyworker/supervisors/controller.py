@@ -4,7 +4,8 @@ It sleeps on its latch, which every change of a job's state sets at commit, and 
 wait for their time. A turn has three phases: reap (jobs that should have a worker and have none), submit the jobs of
 schedules that are due and advance tunings (tunings.py), then launch in the order of the queue while slots are free; the
 fork server of their processes is started with the first (fork_server.py). Between them, it begins and stops automatic
-calibrations (auto_calibration.py). From time to time, ended jobs are deleted (pg_tensile.job_retention). All its state
+calibrations (auto_calibration.py), and stores the counts of rows that sessions have predicted (session_counts.py). From
+time to time, ended jobs are deleted (pg_tensile.job_retention). All its state
 is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
 controller (Server.loop).
 
@@ -21,6 +22,7 @@ from pyworker.supervisors.auto_calibration import AutoCalibration
 from pyworker.supervisors.fork_server import ForkServer
 from pyworker.supervisors.job.end import TERMINATED
 from pyworker.supervisors.server import Server
+from pyworker.supervisors.session_counts import SessionCounts
 from pyworker.supervisors.tunings import Tunings
 
 BUSY = 1.0  # seconds between turns while jobs run
@@ -56,6 +58,7 @@ class Controller:
         self._calibration = AutoCalibration(server)
         self._fork_server = ForkServer(server)
         self._tunings = Tunings(server)
+        self._counts = SessionCounts(server)
 
     async def run(self) -> None:
         set_config = "pg_catalog.set_config(text,text,bool)"
@@ -76,7 +79,7 @@ class Controller:
         await self._tunings.turn()
         self._launch()
         self._delete_expired()
-        return min(pause, self._pause())
+        return min(pause, self._counts.turn(), self._pause())
 
     # -- reaping ------------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,11 @@ BASE_QUERY = (
     " WHERE tensile_worker._base_number(id, architecture) = $1"
 )
 NOT_COMMITTED = ("55000", "this model is registered by an open transaction", "Commit it, then embed texts.")
-DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
+DELETED = (
+    "55000",
+    "the version that this transaction sees does not exist any more",
+    "Begin another transaction, which sees the deployed one.",
+)
 
 
 async def run(plpy: Any) -> None:

@@ -48,6 +48,12 @@ AS $$
     SELECT clock_timestamp() - current_setting('pg_tensile.drift_window')::interval
 $$;
 
+-- Whether sessions have counted rows, and what they have counted since the last call, for the controller
+CREATE FUNCTION tensile_internal._counts_pending() RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_counts_pending';
+CREATE FUNCTION tensile_internal._take_counts() RETURNS TABLE (version bigint, rows bigint, counts bigint[])
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_take_counts';
+
 -- Sum of numbers of rows, bin by bin
 CREATE FUNCTION tensile_worker._add_counts(counts bigint[], others bigint[]) RETURNS bigint[]
     LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
@@ -113,6 +119,13 @@ BEGIN
             counts = tensile_worker._add_counts(d.counts, EXCLUDED.counts);
     PERFORM tensile_internal._check_drift(v.id);
 END $$;
+
+-- Store what sessions have counted. What cannot be stored is lost.
+CREATE FUNCTION tensile_internal._store_counts() RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile_internal._count_drift(c.version, c.rows, c.counts) FROM tensile_internal._take_counts() c
+$$;
 
 -- Keep the alarm of a version, if it is deployed, and wake the controller if a training is due.
 CREATE FUNCTION tensile_internal._check_drift(version bigint) RETURNS void

@@ -128,6 +128,8 @@ CREATE POLICY owner ON tensile_internal.model_weights FOR SELECT USING (
 
 CREATE FUNCTION tensile_internal._models_changed() RETURNS trigger
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_models_changed';
+CREATE FUNCTION tensile_internal._version_deleted() RETURNS trigger
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_version_deleted';
 
 CREATE FUNCTION tensile_internal._resolve_grant() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -163,6 +165,10 @@ CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON te
     FOR EACH STATEMENT EXECUTE FUNCTION tensile_internal._models_changed();
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile_internal.model_grants
     FOR EACH STATEMENT EXECUTE FUNCTION tensile_internal._models_changed();
+
+-- Sessions share images of versions, which go with them.
+CREATE TRIGGER version_deleted AFTER DELETE ON tensile_internal.model_versions
+    FOR EACH ROW EXECUTE FUNCTION tensile_internal._version_deleted();
 
 -- A dump contains complete models, schedules, tunings and ended jobs; it contains no checkpoints.
 SELECT pg_catalog.pg_extension_config_dump('tensile_internal.models', '');

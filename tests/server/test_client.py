@@ -238,6 +238,13 @@ def test_predictions_are_those_of_sql(client: Client, trained: int) -> None:
     assert client.predict(MODEL, query, memory_budget="1GB").equals(answer)
     with pytest.raises(ServerError, match="memory_budget"):
         client.predict(MODEL, query, memory_budget="a lot")
+    one = {"100%": 0.5, "it's": 0.25, "c": "c1"}
+    probabilities = client.predict_probabilities(MODEL, one, memory_budget="1GB")["probability"]
+    assert sorted(probabilities.index) == ["no", "yes"] and probabilities.sum() == pytest.approx(1)
+    everything = client.predict_all(MODEL, json.dumps(one), memory_budget=10**9)
+    assert everything["label"] == probabilities.index[0] and everything["probabilities"] == dict(probabilities)
+    with pytest.raises(ArgumentError):
+        client.predict_all(MODEL, {"100%": float("nan")})
 
 
 def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:

@@ -44,11 +44,14 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
     cluster = new_cluster()
     with cluster.connect() as conn:
         conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")
-        conn.execute("CREATE ROLE dumper LOGIN BYPASSRLS IN ROLE pg_read_all_data")
+        conn.execute(
+            "CREATE ROLE dumper LOGIN BYPASSRLS IN ROLE pg_read_all_data; GRANT CREATE ON SCHEMA public TO alice"
+        )
     with cluster.connect(user="alice") as conn:
         conn.execute("SELECT register_model('wave', %s, 'a sine')", (Jsonb({"type": "mlp", "hidden": [4]}),))
         train(conn)
         conn.execute("SELECT grant_model('wave', 'bob', 'train'), grant_model('wave', 'public')")
+        conn.execute(f"CREATE MATERIALIZED VIEW waves AS {PREDICTIONS}")
         conn.execute(TRAIN.replace("train_model(", "schedule_training(").removesuffix(")") + ", every => '1 year')")
     with cluster.connect() as conn:
         conn.execute(
@@ -128,6 +131,12 @@ def test_a_restored_model_predicts_the_same_numbers(source: Any, restored: Resto
         assert conn.execute(PREDICTIONS).fetchall() == restored.predictions
 
 
+def test_a_restored_materialized_view_has_its_predictions(restored: Restored) -> None:
+    """Its refresh is the last step, when the models are there."""
+    with restored.cluster.connect() as conn:
+        assert conn.execute("TABLE waves").fetchall() == restored.predictions
+
+
 def test_restoring_starts_no_job(restored: Restored) -> None:
     with restored.cluster.connect() as conn:
         assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
@@ -192,5 +201,7 @@ def test_a_dump_and_a_restore_by_several_processes(
             conn.execute("CREATE ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user; CREATE ROLE bob")
         tool(cluster, "pg_restore", "--jobs=4", "--exit-on-error", folder)
         assert catalogue(cluster) == catalogue(source)
+        with source.connect() as old, cluster.connect() as new:
+            assert old.execute("TABLE waves").fetchall() == new.execute("TABLE waves").fetchall() != []
     finally:
         cluster.end()

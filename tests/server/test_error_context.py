@@ -30,8 +30,10 @@ CALLS = {
     "import_model": "SELECT import_model('\\x00', 'm')",
     "materialize_predictions": "SELECT materialize_predictions('absent', 'SELECT 1', 't')",
     "predict": "SELECT predict('absent', {})",
+    "predict_all": "SELECT predict_all('absent', {})",
     "predict_class": "SELECT predict_class('absent', {})",
     "predict_interval": "SELECT predict_interval('absent', {})",
+    "predict_probabilities": "SELECT predict_probabilities('absent', {})",
     "predict_rows": "SELECT predict_rows('absent', 'SELECT 1')",
     "predict_table": "SELECT predict_table('absent')",
     "register_model": "SELECT register_model('')",
@@ -61,7 +63,8 @@ OF_SUPERUSERS = {"calibrate_device"}
 OF_DATABASES = {"release_database", "resume_database"}  # refused by PostgreSQL itself
 CHANGES_NOTHING = {
     *("embed", "embed_rows", "evaluate_model", "explain_prediction", "explain_training", "export_model"),
-    *("feature_importance", "predict", "predict_class", "predict_interval", "predict_rows", "predict_table"),
+    *("feature_importance", "predict", "predict_all", "predict_class", "predict_interval", "predict_probabilities"),
+    *("predict_rows", "predict_table"),
     *("wait_for_first_version", "wait_for_job", "await_job", "wait_for_job_procedure", "wait_for_tuning"),
 }
 ROUTINES = """
@@ -81,6 +84,8 @@ def overloads(db: Connection, name: str) -> list[str]:
         "record": "ROW(1)",
         "double precision[]": "'{1}'::float8[]",
         "jsonb": "'{}'::jsonb",
+        "json": "'{}'::json",
+        "text": "'{}'",
     }
     assert len(types) > 1
     return [CALLS[name].replace("{}", samples[type]) for (type,) in types]

@@ -55,6 +55,7 @@ def server(shared_server: SharedServer) -> SharedServer:
 @pytest.fixture
 def conn(server: Any) -> Iterator[Connection]:
     with server.connect() as connection:
+        connection.execute("SET pg_tensile.predict_in_session = off")  # the predictor has the bits of an evaluation
         yield connection
 
 

@@ -54,6 +54,7 @@ def test_a_waiting_job_takes_the_memory_of_idle_models_and_predictions_load_them
     conn: Connection, wait_until: Wait
 ) -> None:
     fill(conn, wait_until)
+    conn.execute("SET pg_tensile.predict_in_session = off")
     expected = [value(conn, ASK, f"m{k}", None) for k in range(MODELS)]
     value(conn, ASK, "m0", BUDGET)  # was used last
     job = submit(conn, "lasting", **LASTING)

@@ -230,6 +230,7 @@ def test_the_command_line_predicts_what_predict_rows_does(
     with source.connect() as conn, conn.cursor().copy(f"COPY ({rows}) TO STDOUT (FORMAT csv, HEADER)") as copied:
         (tmp_path / "rows.csv").write_bytes(b"".join(copied))
     with source.connect() as conn:
+        conn.execute("SET pg_tensile.predict_in_session = off")  # the predictor has the bits of the library
         query = "SELECT row_number, prediction, label, probability FROM predict_rows(%s, %s) ORDER BY 1"
         expected = conn.execute(query, (name, rows)).fetchall()
     (tmp_path / "model").write_bytes(files[name])

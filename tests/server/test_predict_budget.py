@@ -29,9 +29,12 @@ BUDGET = "700kB"  # the weights take 0.5 and 1.1 MB
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
+def server(shared_server: SharedServer, wait_until: Wait) -> Iterator[SharedServer]:
     """The worker's cluster with trained models, and a predictor that has loaded none."""
     with shared_server.connect() as conn:
+        # The predictor, asked for one row after the other, has the same bits within a budget and without.
+        conn.execute("ALTER ROLE postgres SET pg_tensile.predict_in_session = off")
+        conn.execute("ALTER ROLE postgres SET pg_tensile.predict_batching = off")
         conn.execute(ROWS)
         conn.execute("GRANT SELECT ON points TO PUBLIC")
         jobs = [
@@ -41,7 +44,8 @@ def server(shared_server: SharedServer, wait_until: Wait) -> SharedServer:
         for job in jobs:
             assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
         unload(conn, wait_until)
-    return shared_server
+        yield shared_server
+        conn.execute("ALTER ROLE postgres RESET ALL")
 
 
 @pytest.fixture

@@ -157,9 +157,7 @@ def test_what_has_no_interval_is_refused(conn: Connection) -> None:
     assert "at most 0." in hint
     _, message, hint = refusal(conn, trip, "unvalidated", 0.9)
     assert "without validation rows" in message and "validation" in hint
-    assert refusal(conn, trip, "missed", 0.9)[::2] == (
-        "42804", "Use predict_rows, which returns the probability of the label."
-    )  # fmt: skip
+    assert refusal(conn, trip, "missed", 0.9)[::2] == ("42804", "Use predict_probabilities.")
     assert refusal(conn, trip, "fewer", 0.9)[0] == "42704"
     assert refusal(conn, "SELECT predict_interval('few', '{\"far\": 1}'::jsonb)")[0] == "42703"
     assert conn.execute("SELECT (predict_interval('few', '{0.1, 0.2}'::float8[], 0.5)).prediction").fetchone()

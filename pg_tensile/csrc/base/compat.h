@@ -50,6 +50,35 @@
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL)
 #endif
 
+/* The state of transaction numbers, and the number of this process's transaction. */
+#if PG_VERSION_NUM >= 170000
+#define tensile_transaction_state TransamVariables
+#define tensile_local_transaction (MyProc->vxid.lxid)
+#else
+#define tensile_transaction_state ShmemVariableCache
+#define tensile_local_transaction (MyProc->lxid)
+#endif
+
+/* The same of the planner and its hook. */
+#if PG_VERSION_NUM >= 190000
+#define TENSILE_PLANNER_PARAMS \
+	Query *query, const char *source, int options, ParamListInfo params, struct ExplainState *explain
+#define TENSILE_PLANNER_ARGUMENTS query, source, options, params, explain
+#else
+#define TENSILE_PLANNER_PARAMS \
+	Query *query, const char *source, int options, ParamListInfo params
+#define TENSILE_PLANNER_ARGUMENTS query, source, options, params
+#endif
+
+/* What prints properties in EXPLAIN has headers of its own from 18 on. */
+#if PG_VERSION_NUM >= 180000
+#define TENSILE_EXPLAIN_FORMAT_H "commands/explain_format.h"
+#define TENSILE_EXPLAIN_STATE_H "commands/explain_state.h"
+#else
+#define TENSILE_EXPLAIN_FORMAT_H "commands/explain.h"
+#define TENSILE_EXPLAIN_STATE_H "commands/explain.h"
+#endif
+
 /* random() has overloads from 17 on. */
 #if PG_VERSION_NUM >= 170000
 #define TENSILE_F_RANDOM F_RANDOM_

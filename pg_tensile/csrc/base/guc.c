@@ -44,6 +44,7 @@ int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 400;
+bool		tensile_predict_batching = true;
 int			tensile_executor_timeout = 300;
 int			tensile_flow_timeout = 30;
 bool		tensile_log_jobs = true;
@@ -64,14 +65,15 @@ static int	tensile_job_retention = 0;
 static int	tensile_max_retries = 2;
 static int	tensile_threads = 0;
 static int	tensile_ageing = 300;
-static int	tensile_model_cache = 1024;
+int			tensile_model_cache = 1024;
 static int	tensile_model_idle = 10;
 static double tensile_update_threshold = 0.2;
 static double tensile_latency_weight = 0.2;
 static int	tensile_host_memory = 0;
 static int	tensile_search_time = 30;
 static int	tensile_search_processes = 0;
-static double tensile_drift_sample_rate = 0.01;
+double		tensile_drift_sample_rate = 0.01;
+bool		tensile_predict_in_session = true;
 static int	tensile_drift_window = 7 * 86400;
 static int	tensile_nice = 10;
 static int	tensile_child_memory = 0;
@@ -235,7 +237,8 @@ define_resource_settings(void)
 							&tensile_dataset_cache, 1024, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
 							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.model_cache",
-							"Sets how much memory the predictor uses for models.",
+							"Sets how much memory the predictor uses for models, and how much "
+							"those take that sessions evaluate.",
 							"The least recently used models are dropped, and loaded again when "
 							"needed.",
 							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
@@ -348,6 +351,15 @@ define_job_settings(void)
 							"predictor's answer before it sleeps.",
 							"It polls only while answers come that fast. 0 means never.",
 							&tensile_predict_spin, 400, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.predict_in_session",
+							 "Sets whether sessions evaluate small models for tables themselves.",
+							 "Otherwise the predictor answers, as it does for all other models.",
+							 &tensile_predict_in_session, true, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.predict_batching",
+							 "Sets whether the executor collects rows that a query predicts for into "
+							 "batches.",
+							 "With off, plans that are made from then on predict row by row.",
+							 &tensile_predict_batching, true, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.drift_sample_rate",
 							 "Sets the share of predicted rows that is compared with the "
 							 "training rows.",

@@ -14,6 +14,10 @@ extern int	tensile_max_jobs;
 extern int	tensile_plan_events;
 extern int	tensile_predict_timeout;	/* ms */
 extern int	tensile_predict_spin;	/* us; 0 = never */
+extern bool tensile_predict_in_session;
+extern bool tensile_predict_batching;
+extern int	tensile_model_cache;	/* MB */
+extern double tensile_drift_sample_rate;
 extern int	tensile_executor_timeout;	/* s; 0 = never */
 extern int	tensile_flow_timeout;	/* s; 0 = never */
 extern bool tensile_log_jobs;

@@ -29,10 +29,11 @@ static const char *const public_functions[] = {
 	"await_job", "cancel_job", "cancel_tuning", "deploy_model", "drop_model",
 	"drop_model_version", "embed", "embed_rows", "evaluate_model", "explain_prediction",
 	"explain_training", "export_model", "feature_importance", "grant_model", "import_model",
-	"materialize_predictions", "models_of_table", "predict", "predict_class", "predict_interval",
-	"predict_rows", "predict_table", "register_model", "revoke_model", "rollback_model",
-	"schedule_evaluation", "schedule_training", "set_job_priority", "set_model_memory_budget",
-	"set_model_owner", "set_model_retention", "train_model", "tune_model", "unschedule_evaluation",
+	"materialize_predictions", "models_of_table", "predict", "predict_all", "predict_class",
+	"predict_interval", "predict_probabilities", "predict_rows", "predict_table",
+	"register_model", "revoke_model", "rollback_model", "schedule_evaluation",
+	"schedule_training", "set_job_priority", "set_model_memory_budget", "set_model_owner",
+	"set_model_retention", "train_model", "tune_model", "unschedule_evaluation",
 	"unschedule_training", "wait_for_first_version", "wait_for_job",
 	"wait_for_job_procedure", "wait_for_tuning"
 };

@@ -19,7 +19,7 @@ answers_open(Answers *self, ImageReader *reader)
 	Size		count;
 
 	memset(self, 0, sizeof(*self));
-	self->task = (Task) image_whole(reader, TASK_REGRESSION, TASK_MULTICLASS);
+	self->task = (ModelTask) image_whole(reader, TASK_REGRESSION, TASK_MULTICLASS);
 	self->outputs = (int) image_whole(reader, 1, ANSWERS_MOST_OUTPUTS);
 	self->labels = (int) image_whole(reader, 0, ANSWERS_MOST_OUTPUTS);
 	if (self->labels != (self->task == TASK_REGRESSION ? 0 : self->task == TASK_BINARY ? 2 : self->outputs))

@@ -4,21 +4,15 @@
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_ANSWERS_H
-#define TENSILE_ANSWERS_H
+#ifndef TENSILE_EVALUATOR_ANSWERS_H
+#define TENSILE_EVALUATOR_ANSWERS_H
 
 #include "evaluator/image.h"
 #include "evaluator/interface.h"
+#include "evaluator/task.h"
 
 #define ANSWERS_MOST_OUTPUTS 65536		/* of a model */
 #define ANSWERS_MOST_ROWS (INT64CONST(1) << 31)	/* of validation */
-
-typedef enum Task
-{
-	TASK_REGRESSION,
-	TASK_BINARY,
-	TASK_MULTICLASS
-} Task;
 
 typedef enum TargetTransform
 {
@@ -29,7 +23,7 @@ typedef enum TargetTransform
 
 typedef struct Answers
 {
-	Task		task;
+	ModelTask	task;
 	int			outputs;		/* of the model */
 	int			labels;			/* 0: a regression */
 	double		mean;			/* of the transformed target */

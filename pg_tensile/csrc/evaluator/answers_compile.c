@@ -85,7 +85,7 @@ compile_task(ImageWriter *writer, const JsonNode *preprocessing)
 	const JsonNode *quantiles = json_member(preprocessing, "quantiles");
 	int			count = labels == NULL ? 0 : json_array(compilation, labels)->count;
 	int			outputs = 1 + (quantiles == NULL ? 0 : json_array(compilation, quantiles)->count);
-	Task		task = TASK_REGRESSION;
+	ModelTask		task = TASK_REGRESSION;
 
 	if (json_equals(name, "binary"))
 		task = TASK_BINARY;

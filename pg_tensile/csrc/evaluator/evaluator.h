@@ -100,10 +100,7 @@ extern EvaluatorInterval evaluator_interval(const Evaluator *self, const double 
  */
 extern int	evaluator_bins(const Evaluator *self);
 
-/*
- * The bin of each histogram that a row belongs to, among all bins; returns the
- * number of histograms.  `bins` has room for evaluator_histograms().
- */
+/* The bin of each histogram that a row belongs to, among all bins: [histograms]. */
 extern int	evaluator_histograms(const Evaluator *self);
 extern void evaluator_row_bins(const Evaluator *self, const EvaluatorRows *rows, int row,
 							   double prediction, int32 label, int *bins);

@@ -15,8 +15,8 @@ typedef enum WishKind
 {
 	WISH_NOTHING,
 	WISH_INTERVAL,				/* of a regression: lower, upper [rows] */
-	WISH_PROBABILITIES,			/* of a classifier: [rows][labels] */
-	WISH_ATTRIBUTIONS			/* to one row: [features] */
+	WISH_OPTIONAL_INTERVAL,		/* the same, without extras if the model has none */
+	WISH_PROBABILITIES			/* of a classifier: [rows][labels] */
 } WishKind;
 
 typedef struct Wish
@@ -27,7 +27,8 @@ typedef struct Wish
 
 /*
  * Gets the answers to all rows of a batch, valid until the next call in this
- * session.  Counts nothing.
+ * session.  Counts nothing; the predictor counts a single row, which is passed
+ * on at once.
  */
 extern void predict_answers(const PredictModel *model, FeatureBatch *batch, int64 memory_budget,
 							const Wish *wish, Predictions *answers);
@@ -35,5 +36,8 @@ extern void predict_answers(const PredictModel *model, FeatureBatch *batch, int6
 /* Counts rows of the batch, those from `first` on, once they have been passed on. */
 extern void predict_count(const PredictModel *model, const FeatureBatch *batch,
 						  const Predictions *answers, int first, int rows);
+
+/* Raises 22023 unless intervals can have this coverage. */
+extern void predict_check_coverage(double coverage);
 
 #endif

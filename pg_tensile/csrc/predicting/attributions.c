@@ -6,30 +6,58 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "funcapi.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/tuplestore.h"
 
 #include "base/error_context.h"
-#include "predicting/predict_client.h"
 #include "predicting/predict_site.h"
+#include "predicting/shapley.h"
 #include "rows/model.h"
+#include "rows/predict_features_jsonb.h"
 
-/* A feature's value as text; NULL: none. */
-static text *
-record_value(CallSite *site, int feature)
+/* The values of the row's features as texts; NULL: none. */
+static text **
+record_values(CallSite *site)
 {
-	int			attribute = site->sources[feature].attribute;
-	Oid			output;
-	bool		variable;
+	int			count = site->model->features.count;
+	text	  **values = palloc0(sizeof(text *) * count);
 
-	if (site->nulls[attribute])
-		return NULL;
-	getTypeOutputInfo(TupleDescAttr(site->desc, attribute)->atttypid, &output, &variable);
-	return cstring_to_text(OidOutputFunctionCall(output, site->values[attribute]));
+	for (int i = 0; i < count; i++)
+	{
+		int			attribute = site->sources[i].attribute;
+		Oid			output;
+		bool		variable;
+
+		if (site->nulls[attribute])
+			continue;
+		getTypeOutputInfo(TupleDescAttr(site->desc, attribute)->atttypid, &output, &variable);
+		values[i] = cstring_to_text(OidOutputFunctionCall(output, site->values[attribute]));
+	}
+	return values;
+}
+
+static text **
+array_values(ArrayType *array)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	int			count;
+	text	  **values;
+
+	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE,
+					  &elements, &nulls, &count);
+	values = palloc0(sizeof(text *) * count);
+	for (int i = 0; i < count; i++)
+		if (!nulls[i])
+			values[i] = cstring_to_text(OidOutputFunctionCall(F_FLOAT8OUT, elements[i]));
+	return values;
 }
 
 static text *
@@ -47,20 +75,15 @@ object_value(Jsonb *object, const char *feature)
 	return call->isnull ? NULL : DatumGetTextPP(value);
 }
 
-/*
- * The label whose probability is explained: the second of two, or the
- * predicted one of more; NULL for a regression.
- */
-static const char *
-explained_label(const PredictModel *model, const Predictions *answer)
+static text **
+object_values(CallSite *site, Jsonb *object)
 {
-	int			label = model->task == TASK_BINARY ? 1 : answer->label[0];
+	const FeatureSet *set = &site->model->features;
+	text	  **values = palloc(sizeof(text *) * set->count);
 
-	if (model->task == TASK_REGRESSION)
-		return NULL;
-	if (label < 0 || label >= model->nlabels)
-		elog(ERROR, "the predictor answered with label %d of %d", label, model->nlabels);
-	return model->labels[label];
+	for (int i = 0; i < set->count; i++)
+		values[i] = object_value(object, set->names[i]);
+	return values;
 }
 
 static void
@@ -76,57 +99,50 @@ put_attribution(ReturnSetInfo *result, const char *feature, text *value, double 
 }
 
 /*
- * Adds a row for each feature of the call site's row, and one for what
- * remains of the prediction.  `object`: the row, or NULL if it is a record.
+ * Adds a row for each feature of the call site's row, which has these values,
+ * and one for what remains of the prediction.
  */
 static void
-explain_prediction(CallSite *site, Jsonb *object, ReturnSetInfo *result)
+put_attributions(CallSite *site, text **values, ReturnSetInfo *result)
 {
 	const PredictModel *model = site->model;
 	const FeatureSet *set = &model->features;
-	const double *attributions;
-	const char *label;
-	Predictions answer;
-	double		rest;
+	Attributions attributions = shapley_attributions(model, site->batch, site->memory_budget);
+	text	   *label = NULL;
 
-	predict_site_request(site, &(Wish) {WISH_ATTRIBUTIONS}, &answer);
-	attributions = predict_extra_numbers(&answer, 0, set->count);
-	label = explained_label(model, &answer);
-	rest = model->task == TASK_MULTICLASS ? answer.probability[0] : answer.prediction[0];
 	for (int i = 0; i < set->count; i++)
-	{
-		text	   *value = object ? object_value(object, set->names[i]) : record_value(site, i);
-
-		put_attribution(result, set->names[i], value, attributions[i]);
-		rest -= attributions[i];
-	}
-	put_attribution(result, NULL, label ? cstring_to_text(label) : NULL, rest);
+		put_attribution(result, set->names[i], values[i], attributions.features[i]);
+	if (attributions.label >= 0)
+		label = cstring_to_text(predict_site_label(site, attributions.label));
+	put_attribution(result, NULL, label, attributions.average);
 }
 
-TENSILE_PUBLIC_FUNCTION(tensile_explain_prediction_record)
-{
-	CallSite   *site;
-
-	InitMaterializedSRF(fcinfo, 0);
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
-		return (Datum) 0;
-	site = predict_site_get(fcinfo, 2);
-	predict_site_pack_record(site, PG_GETARG_HEAPTUPLEHEADER(1));
-	explain_prediction(site, NULL, (ReturnSetInfo *) fcinfo->resultinfo);
-	return (Datum) 0;
+/*
+ * No rows for null arguments, except for memory_budget, the last one.
+ * `values` is an expression of `site` and `row`.
+ */
+#define EXPLAIN_FUNCTION(name, type, given, pack, values) \
+TENSILE_PUBLIC_FUNCTION(name) \
+{ \
+	CallSite   *site; \
+	type		row; \
+\
+	InitMaterializedSRF(fcinfo, 0); \
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1)) \
+		return (Datum) 0; \
+	site = predict_site_get(fcinfo, 2); \
+	row = given; \
+	pack(site, row); \
+	put_attributions(site, values, (ReturnSetInfo *) fcinfo->resultinfo); \
+	return (Datum) 0; \
 }
 
-TENSILE_PUBLIC_FUNCTION(tensile_explain_prediction_jsonb)
-{
-	Jsonb	   *object;
-	CallSite   *site;
-
-	InitMaterializedSRF(fcinfo, 0);
-	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
-		return (Datum) 0;
-	object = PG_GETARG_JSONB_P(1);
-	site = predict_site_get(fcinfo, 2);
-	predict_site_pack_object(site, object);
-	explain_prediction(site, object, (ReturnSetInfo *) fcinfo->resultinfo);
-	return (Datum) 0;
-}
+EXPLAIN_FUNCTION(tensile_explain_prediction_record, HeapTupleHeader, PG_GETARG_HEAPTUPLEHEADER(1),
+				 predict_site_pack_record, record_values(site))
+EXPLAIN_FUNCTION(tensile_explain_prediction_array, ArrayType *, PG_GETARG_ARRAYTYPE_P(1),
+				 predict_site_pack_numbers, array_values(row))
+EXPLAIN_FUNCTION(tensile_explain_prediction_jsonb, Jsonb *, PG_GETARG_JSONB_P(1),
+				 predict_site_pack_object, object_values(site, row))
+EXPLAIN_FUNCTION(tensile_explain_prediction_text, Jsonb *,
+				 feature_object(&site->model->features, PG_GETARG_TEXT_PP(1)),
+				 predict_site_pack_object, object_values(site, row))

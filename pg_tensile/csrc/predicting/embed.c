@@ -52,7 +52,7 @@ typedef struct TextChunk
 /* What one call of embed() in a query remembers; in fn_extra. */
 typedef struct EmbedSite
 {
-	uint64		generation;		/* of the models, when this was filled in */
+	ModelsView	view;			/* under which this was filled in */
 	text	   *name;
 	const PredictModel *model;
 	TextConverter converter;
@@ -161,7 +161,7 @@ static EmbedSite *
 new_site(FmgrInfo *function, text *name)
 {
 	EmbedSite  *old = function->fn_extra;
-	uint64		generation = tensile_models_generation();
+	ModelsView	view = tensile_models_view();
 	MemoryContext context;
 	EmbedSite  *site;
 
@@ -173,7 +173,7 @@ new_site(FmgrInfo *function, text *name)
 									ALLOCSET_SMALL_SIZES);
 	site = MemoryContextAllocZero(context, sizeof(EmbedSite));
 	site->context = context;
-	site->generation = generation;
+	site->view = view;
 	site->name = MemoryContextAlloc(context, VARSIZE_ANY(name));
 	memcpy(site->name, name, VARSIZE_ANY(name));
 	site->model = pretrained_model(text_to_cstring(name), context);
@@ -190,7 +190,7 @@ embed_site(FmgrInfo *function, text *name)
 {
 	EmbedSite  *site = function->fn_extra;
 
-	if (site == NULL || site->generation != tensile_models_generation() ||
+	if (site == NULL || !tensile_same_view(site->view, tensile_models_view()) ||
 		VARSIZE_ANY_EXHDR(site->name) != VARSIZE_ANY_EXHDR(name) ||
 		memcmp(VARDATA_ANY(site->name), VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name)) != 0)
 		return new_site(function, name);

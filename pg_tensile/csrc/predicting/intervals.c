@@ -24,7 +24,7 @@ interval_site(FunctionCallInfo fcinfo)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
 				 errmsg("model \"%s\" predicts labels, which have no interval", site->name),
-				 errhint("Use predict_rows, which returns the probability of the label.")));
+				 errhint("Use predict_probabilities.")));
 	return site;
 }
 
@@ -38,11 +38,7 @@ predict_interval(FunctionCallInfo fcinfo, CallSite *site)
 	Datum		values[3];
 	bool		nulls[3] = {false, false, false};
 
-	if (!(coverage > 0 && coverage < 1))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("coverage must be between 0 and 1, not %g", coverage),
-				 errhint("0.9 means that nine of ten targets lie in their intervals.")));
+	predict_check_coverage(coverage);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "predict_interval returns a row");
 	predict_site_request(site, &(Wish) {WISH_INTERVAL, coverage}, &answer);
@@ -71,3 +67,4 @@ INTERVAL_FUNCTION(tensile_predict_interval_array, predict_site_pack_numbers,
 				  PG_GETARG_ARRAYTYPE_P)
 INTERVAL_FUNCTION(tensile_predict_interval_jsonb, predict_site_pack_object,
 				  PG_GETARG_JSONB_P)
+INTERVAL_FUNCTION(tensile_predict_interval_text, predict_site_pack_text, PG_GETARG_TEXT_PP)

@@ -27,10 +27,7 @@ predict_label(FunctionCallInfo fcinfo, CallSite *site)
 	Predictions answer;
 
 	predict_site_request(site, NULL, &answer);
-	if (answer.label[0] < 0 || answer.label[0] >= site->model->nlabels)
-		elog(ERROR, "the predictor answered with label %d of %d",
-			 answer.label[0], site->model->nlabels);
-	PG_RETURN_TEXT_P(cstring_to_text(site->model->labels[answer.label[0]]));
+	PG_RETURN_TEXT_P(cstring_to_text(predict_site_label(site, answer.label[0])));
 }
 
 /* The call site of predict, which is for models that predict numbers. */
@@ -47,18 +44,10 @@ number_site(FunctionCallInfo fcinfo)
 	return site;
 }
 
-/* The call site of predict_class, which is for classifiers. */
 static CallSite *
 label_site(FunctionCallInfo fcinfo)
 {
-	CallSite   *site = predict_site_get(fcinfo, 2);
-
-	if (site->model->task == TASK_REGRESSION)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("model \"%s\" is a regression and has no classes", site->name),
-				 errhint("Use predict.")));
-	return site;
+	return predict_site_of_classifier(fcinfo, 2);
 }
 
 /* The functions are strict except in memory_budget, the last argument. */
@@ -80,9 +69,13 @@ PREDICT_FUNCTION(tensile_predict_array, number_site, predict_site_pack_numbers,
 				 PG_GETARG_ARRAYTYPE_P, predict_number)
 PREDICT_FUNCTION(tensile_predict_jsonb, number_site, predict_site_pack_object,
 				 PG_GETARG_JSONB_P, predict_number)
+PREDICT_FUNCTION(tensile_predict_text, number_site, predict_site_pack_text,
+				 PG_GETARG_TEXT_PP, predict_number)
 PREDICT_FUNCTION(tensile_predict_class_record, label_site, predict_site_pack_record,
 				 PG_GETARG_HEAPTUPLEHEADER, predict_label)
 PREDICT_FUNCTION(tensile_predict_class_array, label_site, predict_site_pack_numbers,
 				 PG_GETARG_ARRAYTYPE_P, predict_label)
 PREDICT_FUNCTION(tensile_predict_class_jsonb, label_site, predict_site_pack_object,
 				 PG_GETARG_JSONB_P, predict_label)
+PREDICT_FUNCTION(tensile_predict_class_text, label_site, predict_site_pack_text,
+				 PG_GETARG_TEXT_PP, predict_label)

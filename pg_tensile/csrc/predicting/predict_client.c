@@ -1,6 +1,7 @@
 /*
  * predict_client.c: a session's requests to the predictor
- * (docs/internals.md, "Frames": PREDICT, PREDICTION, EMBED, EMBEDDING).
+ * (docs/internals.md, "Frames": PREDICT, PREDICTION, PASSED, EMBED,
+ * EMBEDDING).
  *
  * Answers come in the order of the requests and carry no number, so a
  * connection must not be used while an older answer may still come.  It is
@@ -175,11 +176,13 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 	const WireBuffer *buffers = frame->buffers;
 
 	if (frame->type != FRAME_PREDICTION || frame->nbuffers < 4 ||
-		buffers[0].length != sizeof(int64) || buffers[1].length != buffers[2].length ||
+		buffers[0].length != buffers[3].length || buffers[1].length != buffers[2].length ||
 		buffers[1].length != 2 * buffers[3].length)
 		predict_client_went_away(client, "Its answer is not a prediction.");
-	memcpy(&answer->unknown, buffers[0].data, sizeof(int64));
+	answer->in_session = false;
 	answer->rows = buffers[3].length / sizeof(int32);
+	answer->unknown = buffers[0].data;
+	answer->held = 0;
 	answer->prediction = buffers[1].data;
 	answer->probability = buffers[2].data;
 	answer->label = buffers[3].data;
@@ -223,6 +226,29 @@ predict_client_exchange(PredictClient *client, int64 version, const StringInfo h
 	if (answer != NULL)
 		read_predictions(client, frame, answer);
 	return true;
+}
+
+void
+predict_client_passed(PredictClient *client, int64 held, int first, int rows)
+{
+	char		header[64];
+
+	if (client->busy || client->socket.fd < 0)
+		return;
+	snprintf(header, sizeof(header), "{\"first\":%d,\"rows\":%d}", first, rows);
+	frame_writer_begin(&client->writer, FRAME_PASSED, held, header, strlen(header), NULL, 0);
+	/* A connection in the middle of a frame is replaced. */
+	client->busy = frame_writer_some(&client->writer, client->socket.fd) != IO_DONE;
+}
+
+int64
+predict_unknown(const Predictions *answer, int first, int rows)
+{
+	int64		unknown = 0;
+
+	for (int i = first; i < first + rows; i++)
+		unknown += answer->unknown[i];
+	return unknown;
 }
 
 const double *

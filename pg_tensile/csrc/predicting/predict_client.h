@@ -21,13 +21,16 @@ typedef struct PredictClient
 } PredictClient;
 
 /*
- * The answer to a PREDICT frame, in the reader's memory until the next
- * exchange.
+ * Answers to rows: of a PREDICT frame, in the reader's memory until the next
+ * exchange, or of the session itself (session_answers.c).
  */
 typedef struct Predictions
 {
 	int			rows;
-	int64		unknown;		/* categories never seen in training */
+	bool		in_session;		/* computed by this session */
+	const int32 *unknown;		/* [rows]: categories never seen in training */
+	int64		held;			/* the predictor's number of it until its rows have been passed
+								 * on; 0: it has counted them */
 	const double *prediction;
 	const double *probability;
 	const int32 *label;
@@ -65,6 +68,15 @@ extern bool predict_client_connect(PredictClient *client, TimestampTz deadline);
 extern bool predict_client_exchange(PredictClient *client, int64 version, const StringInfo header,
 									const WireBuffer *buffers, int nbuffers, Predictions *answer,
 									TimestampTz deadline);
+
+/*
+ * Says that rows of an answer that is held have been passed on.  Does not wait:
+ * if the predictor cannot take it now, it goes without.
+ */
+extern void predict_client_passed(PredictClient *client, int64 held, int first, int rows);
+
+/* The number of categories never seen in training in some of the rows. */
+extern int64 predict_unknown(const Predictions *answer, int first, int rows);
 
 /* A further buffer of the answer, `count` numbers. */
 extern const double *predict_extra_numbers(const Predictions *answer, int number, int count);

@@ -3,9 +3,11 @@
  *
  * The query runs read only, as the caller, with a DestReceiver that packs its
  * rows (predict_features.c).  A query that is not given is derived from the
- * training query (prediction_query.c), and runs with the settings of that.  A full chunk is sent while the predictor computes the
- * one before, so at most two are under way.  Sending also receives
- * (predict_client_exchange), so that neither side blocks the other.
+ * training query (prediction_query.c), and runs with the settings of that.  Each
+ * chunk is answered by this session if the model can be (session_models.c).
+ * Else a full chunk is sent while the predictor computes the one before, so at
+ * most two are under way; sending also receives (predict_client_exchange), so
+ * that neither side blocks the other.
  *
  * The call has a connection of its own, because the query may call predict,
  * and closes it even after an error.
@@ -30,9 +32,11 @@
 #include "base/error_context.h"
 #include "base/owner.h"
 #include "base/query.h"
+#include "predicting/answers.h"
 #include "predicting/predict_client.h"
 #include "predicting/predict_socket.h"
 #include "predicting/prediction_query.h"
+#include "predicting/session_models.h"
 #include "rows/model.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
@@ -50,6 +54,7 @@ typedef struct RowsReceiver
 	PredictClient client;
 	FeatureBatch *batch;
 	FeatureSource *sources;
+	bool		in_session;		/* this session computes the answers */
 	int			pending;		/* rows of the chunk sent and not answered; 0: none */
 	int64		rows;			/* answered */
 	Datum	   *labels;			/* as text */
@@ -65,10 +70,6 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 	const PredictModel *model = receiver->model;
 	bool		classifier = model->task != TASK_REGRESSION;
 
-	if (answer->rows != receiver->pending)
-		elog(ERROR, "the predictor answered with %d rows instead of %d",
-			 answer->rows, receiver->pending);
-	tensile_count_predictions(model->version, answer->rows, answer->unknown);
 	for (int i = 0; i < answer->rows; i++)
 	{
 		int32		label = answer->label[i];
@@ -83,7 +84,31 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 
 		tuplestore_putvalues(receiver->results, receiver->results_desc, values, nulls);
 	}
+}
+
+/* The same of an answer of the predictor, which counts for drift itself. */
+static void
+put_answer(RowsReceiver *receiver, const Predictions *answer)
+{
+	if (answer->rows != receiver->pending)
+		elog(ERROR, "the predictor answered with %d rows instead of %d",
+			 answer->rows, receiver->pending);
+	tensile_count_predictions(receiver->model->version, answer->rows,
+							  predict_unknown(answer, 0, answer->rows));
+	put_results(receiver, answer);
 	receiver->pending = 0;
+}
+
+/* Answers the chunk in this session. */
+static void
+evaluate_chunk(RowsReceiver *receiver)
+{
+	Predictions answer;
+
+	predict_answers(receiver->model, receiver->batch, 0, &(Wish) {WISH_NOTHING}, &answer);
+	predict_count(receiver->model, receiver->batch, &answer, 0, answer.rows);
+	put_results(receiver, &answer);
+	feature_batch_clear(receiver->batch);
 }
 
 /* Sends the chunk, and receives the answer to the one before. */
@@ -105,11 +130,20 @@ send_chunk(RowsReceiver *receiver)
 								 buffers, nbuffers, answer_due ? &answer : NULL, deadline))
 		predict_client_went_away(&receiver->client, NULL);
 	if (answer_due)
-		put_results(receiver, &answer);
+		put_answer(receiver, &answer);
 	receiver->pending = receiver->batch->row;
 	feature_batch_clear(receiver->batch);
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(receiver->scratch);
+}
+
+static void
+answer_chunk(RowsReceiver *receiver)
+{
+	if (receiver->in_session)
+		evaluate_chunk(receiver);
+	else
+		send_chunk(receiver);
 }
 
 static void
@@ -118,12 +152,12 @@ finish(RowsReceiver *receiver)
 	Predictions answer;
 
 	if (receiver->batch->row > 0)
-		send_chunk(receiver);
+		answer_chunk(receiver);
 	if (receiver->pending > 0)
 	{
 		(void) predict_client_exchange(&receiver->client, receiver->model->version, NULL,
 									   NULL, 0, &answer, predict_deadline());
-		put_results(receiver, &answer);
+		put_answer(receiver, &answer);
 	}
 }
 
@@ -143,7 +177,7 @@ rows_receive(TupleTableSlot *slot, DestReceiver *self)
 	slot_getallattrs(slot);
 	feature_batch_add_tuple(receiver->batch, receiver->sources, slot->tts_values, slot->tts_isnull);
 	if (feature_batch_full(receiver->batch))
-		send_chunk(receiver);
+		answer_chunk(receiver);
 	return true;
 }
 
@@ -169,7 +203,9 @@ predict_query(RowsReceiver *receiver, const char *query, Oid source)
 		analyzed = tensile_analyze_prediction_query(&prediction, receiver->model);
 		tensile_apply_settings_of_values(prediction.settings);
 	}
-	(void) predict_client_connect(&receiver->client, predict_deadline());
+	receiver->in_session = receiver->memory_budget == 0 && session_model(receiver->model) != NULL;
+	if (!receiver->in_session)
+		(void) predict_client_connect(&receiver->client, predict_deadline());
 	tensile_run_select(analyzed, prediction.sql, &receiver->pub);
 	finish(receiver);
 	AtEOXact_GUC(false, nest_level);

@@ -3,7 +3,7 @@
  *
  * A call site (one call in a query) remembers its model, the source of each
  * feature in the row type, and the memory for one row.  So the usual call
- * reads no catalogue: it checks the generation of models and the privilege,
+ * reads no catalogue: it checks the view of models and the privilege,
  * packs the row, and gets its answer (answers.c).
  *
  * predict_rows, whose query may call predict, has a connection of its own.
@@ -27,21 +27,15 @@
 #include "rows/model.h"
 #include "rows/predict_features_jsonb.h"
 #include "rows/predict_features_tuple.h"
-#include "state/models_generation.h"
 
 /* ---- call sites ---- */
 
 static CallSite *
-new_call_site(FmgrInfo *function, const char *name, int name_length)
+new_call_site(const char *name, int name_length, MemoryContext parent)
 {
-	CallSite   *old = function->fn_extra;
-	uint64		generation = tensile_models_generation();
+	ModelsView	view = tensile_models_view();
 	MemoryContext context;
 	CallSite   *site;
-
-	function->fn_extra = NULL;
-	if (old != NULL)
-		MemoryContextDelete(old->context);
 
 	/*
 	 * The context is a child of the current one until the call site is
@@ -52,13 +46,12 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	site = MemoryContextAllocZero(context, sizeof(CallSite));
 	site->context = context;
 	site->row_context = AllocSetContextCreate(context, "pg_tensile row type", ALLOCSET_SMALL_SIZES);
-	site->generation = generation;
+	site->view = view;
 	site->name = MemoryContextStrdup(context, pnstrdup(name, name_length));
 	site->name_length = name_length;
 	site->model = predict_model_get(site->name, context);
 	site->batch = feature_batch_create(&site->model->features, 1, context);
-	MemoryContextSetParent(context, function->fn_mcxt);
-	function->fn_extra = site;
+	MemoryContextSetParent(context, parent);
 	return site;
 }
 
@@ -82,21 +75,63 @@ parsed_budget(CallSite *site, text *budget)
 	return site->budget_bytes;
 }
 
+bool
+predict_site_is_current(const CallSite *site, text *name)
+{
+	return tensile_same_view(site->view, tensile_models_view()) &&
+		site->name_length == VARSIZE_ANY_EXHDR(name) &&
+		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0;
+}
+
+void
+predict_site_close(CallSite *site)
+{
+	MemoryContextDelete(site->context);
+}
+
+CallSite *
+predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent)
+{
+	CallSite   *site = old;
+
+	if (site != NULL && predict_site_is_current(site, name))
+		predict_model_check_privilege(site->model);
+	else
+	{
+		if (site != NULL)
+			predict_site_close(site);
+		site = new_call_site(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), parent);
+	}
+	site->memory_budget = budget == NULL ? site->model->memory_budget :
+		parsed_budget(site, budget);
+	feature_batch_clear(site->batch);
+	return site;
+}
+
 CallSite *
 predict_site_get(FunctionCallInfo fcinfo, int budget_argument)
 {
-	CallSite   *site = fcinfo->flinfo->fn_extra;
-	text	   *name = PG_GETARG_TEXT_PP(0);
+	FmgrInfo   *function = fcinfo->flinfo;
+	CallSite   *old = function->fn_extra;
 
-	if (site != NULL && site->generation == tensile_models_generation() &&
-		site->name_length == VARSIZE_ANY_EXHDR(name) &&
-		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0)
-		predict_model_check_privilege(site->model);
-	else
-		site = new_call_site(fcinfo->flinfo, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
-	site->memory_budget = PG_ARGISNULL(budget_argument) ? site->model->memory_budget :
-		parsed_budget(site, PG_GETARG_TEXT_PP(budget_argument));
-	feature_batch_clear(site->batch);
+	function->fn_extra = NULL;	/* a failure leaves no site */
+	function->fn_extra = predict_site_open(old, PG_GETARG_TEXT_PP(0),
+										   PG_ARGISNULL(budget_argument) ? NULL :
+										   PG_GETARG_TEXT_PP(budget_argument),
+										   function->fn_mcxt);
+	return function->fn_extra;
+}
+
+CallSite *
+predict_site_of_classifier(FunctionCallInfo fcinfo, int budget_argument)
+{
+	CallSite   *site = predict_site_get(fcinfo, budget_argument);
+
+	if (site->model->task == TASK_REGRESSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("model \"%s\" is a regression and has no classes", site->name),
+				 errhint("Use predict.")));
 	return site;
 }
 
@@ -176,7 +211,21 @@ predict_site_pack_object(CallSite *site, Jsonb *object)
 	feature_batch_add_object(site->batch, object);
 }
 
+void
+predict_site_pack_text(CallSite *site, text *object)
+{
+	predict_site_pack_object(site, feature_object(&site->model->features, object));
+}
+
 /* ---- predictions ---- */
+
+const char *
+predict_site_label(const CallSite *site, int32 label)
+{
+	if (label < 0 || label >= site->model->nlabels)
+		elog(ERROR, "the predictor answered with label %d of %d", label, site->model->nlabels);
+	return site->model->labels[label];
+}
 
 void
 predict_site_request(CallSite *site, const Wish *wish, Predictions *answer)

@@ -15,11 +15,12 @@
 #include "rows/model.h"
 #include "rows/predict_features.h"
 #include "rows/predict_features_tuple.h"
+#include "state/models_generation.h"
 
 /* What one call in a query remembers from row to row; in fn_extra. */
 typedef struct CallSite
 {
-	uint64		generation;		/* of the models, when this was filled in */
+	ModelsView	view;			/* under which this was filled in */
 	const char *name;
 	int			name_length;
 	const PredictModel *model;
@@ -45,12 +46,33 @@ typedef struct CallSite
  */
 extern CallSite *predict_site_get(FunctionCallInfo fcinfo, int budget_argument);
 
+/* The same for a function of classifiers: 42804 for a regression. */
+extern CallSite *predict_site_of_classifier(FunctionCallInfo fcinfo, int budget_argument);
+
+/*
+ * The same without a call, in a context that is a child of `parent`: `old` if
+ * it is the site of this model as it is now, else a new one instead of it.
+ * `budget`: the argument memory_budget; NULL: none.
+ */
+extern CallSite *predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent);
+
+/* Is it the site of this model as it is now? */
+extern bool predict_site_is_current(const CallSite *site, text *name);
+
+extern void predict_site_close(CallSite *site);
+
 /* Packs the row of the call. */
 extern void predict_site_pack_record(CallSite *site, HeapTupleHeader record);
 extern void predict_site_pack_object(CallSite *site, Jsonb *object);
 
+/* The same of a text, or json, that is an object. */
+extern void predict_site_pack_text(CallSite *site, text *object);
+
 /* The same of an array with a number for each feature, in order. */
 extern void predict_site_pack_numbers(CallSite *site, ArrayType *array);
+
+/* The text of a label that is an answer. */
+extern const char *predict_site_label(const CallSite *site, int32 label);
 
 /* Gets the answer for the row, and counts it.  `wish`: NULL for predictions alone. */
 extern void predict_site_request(CallSite *site, const Wish *wish, Predictions *answer);

@@ -61,7 +61,10 @@ device_use(int device)
 	return use;
 }
 
-/* Copies all devices and, unless `uses` is NULL, their use; returns their number. */
+/*
+ * Copies all devices and, unless `uses` is NULL, their use; returns their
+ * number.  Images count towards the memory of predictions.
+ */
 static int
 copy_devices(TensileDevice **devices, DeviceUse **uses)
 {
@@ -72,8 +75,12 @@ copy_devices(TensileDevice **devices, DeviceUse **uses)
 		*uses = palloc(ndevices * sizeof(DeviceUse));
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
 	memcpy(*devices, tensile_shared->devices, ndevices * sizeof(TensileDevice));
-	for (int i = 0; uses && i < ndevices; i++)
-		(*uses)[i] = device_use(i);
+	for (int i = 0; i < ndevices; i++)
+	{
+		(*devices)[i].inference_bytes += tensile_device_images_bytes(&(*devices)[i]);
+		if (uses)
+			(*uses)[i] = device_use(i);
+	}
 	LWLockRelease(tensile_shared->lock);
 	return ndevices;
 }

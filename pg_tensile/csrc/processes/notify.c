@@ -31,12 +31,8 @@
 #include "catalog/pg_authid.h"
 #include "catalog/pg_extension.h"
 #include "commands/extension.h"
-#include "commands/trigger.h"
 #include "miscadmin.h"
-#include "utils/inval.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/rel.h"
 
 #include "base/convert.h"
 #include "base/guc.h"
@@ -44,6 +40,7 @@
 #include "base/process_kind.h"
 #include "processes/notify.h"
 #include "state/extension.h"
+#include "state/images.h"
 #include "state/models_generation.h"
 #include "state/shmem.h"
 #include "state/slot.h"
@@ -55,7 +52,6 @@ PG_FUNCTION_INFO_V1(tensile_notify);
 PG_FUNCTION_INFO_V1(tensile_notify_stop);
 PG_FUNCTION_INFO_V1(tensile_log_job);
 PG_FUNCTION_INFO_V1(tensile_submitted_here);
-PG_FUNCTION_INFO_V1(tensile_models_changed);
 
 typedef enum PendingKind
 {
@@ -64,6 +60,7 @@ typedef enum PendingKind
 	PENDING_LOG,				/* a line for the server's log */
 	PENDING_SUBMITTED,			/* a job was submitted */
 	PENDING_MODELS,				/* models, versions or grants changed */
+	PENDING_VERSION_DELETED,
 	PENDING_INSTALL,			/* the extension was created or updated */
 	PENDING_DROP_ROLE,			/* a role was dropped */
 	PENDING_DROP_EXTENSION		/* the extension was dropped in this database */
@@ -72,7 +69,7 @@ typedef enum PendingKind
 typedef struct Pending
 {
 	PendingKind kind;
-	int64		object;			/* the job or role */
+	int64		object;			/* the job, version or role */
 	const char *line;			/* for the log */
 	SubTransactionId subtransaction;
 } Pending;
@@ -116,6 +113,21 @@ tensile_submitted_at_commit(int64 job)
 {
 	tensile_require_preload();
 	add_pending(PENDING_SUBMITTED, job, NULL);
+}
+
+void
+tensile_models_changed_at_commit(void)
+{
+	tensile_require_preload();
+	add_pending(PENDING_MODELS, 0, NULL);
+	tensile_models_changed_here();
+}
+
+void
+tensile_version_deleted_at_commit(int64 version)
+{
+	tensile_require_preload();
+	add_pending(PENDING_VERSION_DELETED, version, NULL);
 }
 
 static void
@@ -198,6 +210,23 @@ jobs_pending(void)
 	return is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED);
 }
 
+/* Removes the images of versions that were deleted, all with the extension. */
+static void
+remove_images(void)
+{
+	ListCell   *cell;
+
+	foreach(cell, pending)
+	{
+		const Pending *notice = lfirst(cell);
+
+		if (notice->kind == PENDING_VERSION_DELETED)
+			tensile_images_remove(notice->object);
+		else if (notice->kind == PENDING_DROP_EXTENSION)
+			tensile_images_remove(0);
+	}
+}
+
 static void
 deliver(void)
 {
@@ -220,14 +249,13 @@ deliver(void)
 		pg_atomic_fetch_add_u64(&tensile_shared->installs, 1);
 		tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
 	}
-	if (is_pending(PENDING_MODELS))
-		pg_atomic_fetch_add_u64(&tensile_shared->models_generation, 1);
 	if (jobs)
 	{
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
 		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
+	remove_images();
 	if (jobs)
 		tensile_announce_job_change();
 }
@@ -237,6 +265,10 @@ at_transaction_end(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_PRE_COMMIT)
 		tensile_check_commit();
+	if (event == XACT_EVENT_PRE_COMMIT && is_pending(PENDING_MODELS))
+		tensile_models_committing();
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		tensile_models_transaction_ended(event == XACT_EVENT_COMMIT && is_pending(PENDING_MODELS));
 	if (pending == NIL)
 		return;
 	switch (event)
@@ -246,8 +278,6 @@ at_transaction_end(XactEvent event, void *arg)
 			pending = NIL;
 			break;
 		case XACT_EVENT_ABORT:
-			if (is_pending(PENDING_MODELS))
-				tensile_models_changed_here();
 			pending = NIL;
 			break;
 		case XACT_EVENT_PRE_PREPARE:
@@ -364,26 +394,4 @@ tensile_submitted_here(PG_FUNCTION_ARGS)
 			PG_RETURN_BOOL(true);
 	}
 	PG_RETURN_BOOL(false);
-}
-
-/* tensile_internal._models_changed(): a trigger for statements that change models */
-Datum
-tensile_models_changed(PG_FUNCTION_ARGS)
-{
-	Relation	relation;
-	Oid			models;
-
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("function \"%s\" was not called by trigger manager", "_models_changed")));
-	tensile_require_preload();
-	add_pending(PENDING_MODELS, 0, NULL);
-	tensile_models_changed_here();
-	/* This reaches standbys with the commit record. */
-	relation = ((TriggerData *) fcinfo->context)->tg_relation;
-	models = get_relname_relid("models", RelationGetNamespace(relation));
-	if (OidIsValid(models))
-		CacheInvalidateRelcacheByRelid(models);
-	return PointerGetDatum(NULL);
 }

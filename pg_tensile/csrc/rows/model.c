@@ -3,58 +3,53 @@
  * labels, owner and grants.
  *
  * Models are read by SPI as the owner of tensile_internal.models, because callers see
- * only grants of their own, and with a new snapshot, because an older one
- * could show a version that is no longer deployed.  They are kept until
- * tensile_models_generation() changes; then all of them are forgotten.
- * Privileges are checked in every call, by what is kept.
+ * only grants of their own: the version with the active snapshot, so that a
+ * statement sees one version, and the privileges with a new one, as PostgreSQL
+ * does.  Models are kept as long as tensile_models_view() is the same; then all
+ * of them are forgotten.  Privileges are checked in every call, by what is kept.
  *
  * In parallel mode no new snapshot can be taken.  A model that is read then
  * belongs to the calling query and is not kept.
  *
- * Reading, keeping and checking stay in one file, because they share the
- * structure of a model and its memory.
- *
  * Memory: each model has a context of its own; those of models that are kept
- * are children of the cache's context.
+ * are children of the cache's context.  A call holds its model by a callback of
+ * its context, because the model may be forgotten in the middle of the call's
+ * statement.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "catalog/namespace.h"
-#include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
+#include "common/hashfn.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
 #include "utils/jsonb.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 
-#include "base/convert.h"
 #include "base/owner.h"
 #include "base/query.h"
+#include "rows/catalogue.h"
 #include "rows/model.h"
-#include "rows/predict_features.h"
+#include "rows/model_features.h"
 #include "state/extension.h"
 #include "state/models_generation.h"
 
 static MemoryContext cache_context = NULL;	/* of everything that is kept */
 static List *cached_models = NIL;	/* of PredictModel */
-static uint64 cached_generation;
+static ModelsView cached_view;
 
 #define NO_MODEL 0
 
 #define MODEL_COLUMNS \
-	"SELECT m.owner_id, m.owner::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget, " \
+	"SELECT m.id, v.id, v.task, v.preprocessing, " \
 	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
-	"tensile_worker._base_number(m.id, m.architecture) " \
+	"tensile_worker._base_number(m.id, m.architecture), v.weight_bytes, v.architecture, v.created_at, v.version, " \
+	"v.architecture->>'type' IN ('mlp', 'tabular', 'linear', 'boosted', 'ensemble') " \
 
 #define MODEL_QUERY \
 	MODEL_COLUMNS \
@@ -65,165 +60,14 @@ static uint64 cached_generation;
 #define ID_QUERY \
 	MODEL_COLUMNS \
 	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE v.id = $3"
-#define GRANTS_QUERY \
-	"SELECT grantee, grantee_name::text FROM tensile_internal.model_grants " \
-	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
+/* The owner, and then the roles that may predict besides. */
+#define ACCESS_QUERY \
+	"SELECT owner_id, owner::text, memory_budget, 0 FROM tensile_internal.models WHERE id = $1 " \
+	"UNION ALL SELECT grantee, grantee_name::text, NULL, 1 FROM tensile_internal.model_grants " \
+	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL ORDER BY 4"
 #define NAMES_QUERY "SELECT name FROM tensile_internal.models"
 
-/* ---- reading preprocessing ---- */
-
-static JsonbValue *
-required_key(JsonbContainer *object, const char *key, enum jbvType type)
-{
-	JsonbValue *value = NULL;
-
-	if (JsonContainerIsObject(object))
-		value = getKeyJsonValueFromContainer(object, key, strlen(key), NULL);
-	if (value == NULL || value->type != type)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the model version's preprocessing has no usable \"%s\"", key),
-				 errhint("Train the model again.")));
-	return value;
-}
-
-/* The array at that key. */
-static JsonbContainer *
-required_list(JsonbContainer *object, const char *key)
-{
-	JsonbContainer *list = required_key(object, key, jbvBinary)->val.binary.data;
-
-	if (!JsonContainerIsArray(list))
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the model version's preprocessing has no list of \"%s\"", key),
-				 errhint("Train the model again.")));
-	return list;
-}
-
-/* Item i of a list, which must have this type. */
-static JsonbValue *
-required_item(JsonbContainer *list, int i, enum jbvType type)
-{
-	JsonbValue *item = getIthJsonbValueFromContainer(list, i);
-
-	if (item == NULL || item->type != type)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the model version's preprocessing has an unusable item %d in a list", i),
-				 errhint("Train the model again.")));
-	return item;
-}
-
-static const char *
-string_of(const JsonbValue *value, MemoryContext context)
-{
-	return MemoryContextStrdup(context, pnstrdup(value->val.string.val, value->val.string.len));
-}
-
-static FeatureKind
-kind_of(const JsonbValue *value)
-{
-	static const char *const kinds[] = {"numeric", "timestamp", "category", "array"};
-
-	for (int i = 0; i < lengthof(kinds); i++)
-		if (strlen(kinds[i]) == value->val.string.len &&
-			strncmp(kinds[i], value->val.string.val, value->val.string.len) == 0)
-			return (FeatureKind) i;
-	ereport(ERROR,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("the model version has a feature of the unknown kind \"%.*s\"",
-					value->val.string.len, value->val.string.val),
-			 errhint("Install the version of pg_tensile that the model was trained with, "
-					 "or train it again.")));
-}
-
-static SqlType
-sql_type_of(JsonbContainer *feature)
-{
-	static const char *const names[] = {
-		"", "real", "real[]", "time without time zone", "interval", "timestamp with time zone", "date",
-		"character"
-	};
-	const char *name = tensile_text_key(feature, "sql_type");
-
-	for (int i = SQL_OTHER + 1; name != NULL && i < lengthof(names); i++)
-		if (strcmp(names[i], name) == 0)
-			return (SqlType) i;
-	return SQL_OTHER;
-}
-
-static void
-read_features(PredictModel *model, JsonbContainer *list)
-{
-	FeatureSet *set = &model->features;
-
-	set->count = JsonContainerSize(list);
-	set->features = MemoryContextAlloc(model->context, sizeof(Feature) * set->count);
-	set->names = MemoryContextAlloc(model->context, sizeof(char *) * set->count);
-	for (int i = 0; i < set->count; i++)
-	{
-		JsonbContainer *object = required_item(list, i, jbvBinary)->val.binary.data;
-		Feature    *feature = &set->features[i];
-
-		set->names[i] = string_of(required_key(object, "name", jbvString), model->context);
-		feature->kind = kind_of(required_key(object, "kind", jbvString));
-		feature->is_text = getKeyJsonValueFromContainer(object, "vocabulary", strlen("vocabulary"),
-														NULL) != NULL;
-		set->has_texts = set->has_texts || feature->is_text;
-		feature->sql_type = sql_type_of(object);
-		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
-			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;
-	}
-}
-
-static void
-read_labels(PredictModel *model, JsonbContainer *preprocessing)
-{
-	JsonbContainer *list = required_list(preprocessing, "labels");
-	JsonbValue *values = getKeyJsonValueFromContainer(preprocessing, "label_values",
-													  strlen("label_values"), NULL);
-
-	model->numeric_labels = values != NULL && values->type == jbvBinary;
-	model->nlabels = JsonContainerSize(list);
-	model->labels = MemoryContextAlloc(model->context, sizeof(char *) * Max(model->nlabels, 1));
-	for (int i = 0; i < model->nlabels; i++)
-		model->labels[i] = string_of(required_item(list, i, jbvString), model->context);
-}
-
-static void
-read_preprocessing(PredictModel *model, const char *task, Jsonb *preprocessing)
-{
-	JsonbContainer *target = required_key(&preprocessing->root, "target",
-										  jbvBinary)->val.binary.data;
-
-	model->target = string_of(required_key(target, "name", jbvString), model->context);
-	model->task = strcmp(task, "regression") == 0 ? TASK_REGRESSION
-		: strcmp(task, "binary") == 0 ? TASK_BINARY : TASK_MULTICLASS;
-	read_features(model, required_list(&preprocessing->root, "features"));
-	if (model->task != TASK_REGRESSION)
-		read_labels(model, &preprocessing->root);
-}
-
 /* ---- reading the catalogue ---- */
-
-static Oid
-catalogue_owner(void)
-{
-	Oid			relation = get_relname_relid("models", get_namespace_oid("tensile_internal", true));
-	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
-	Oid			owner;
-
-	if (!HeapTupleIsValid(tuple))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the extension pg_tensile is not installed in this database"),
-				 errhint("Run CREATE EXTENSION pg_tensile CASCADE.")));
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	tensile_watch_models(relation);
-	ReleaseSysCache(tuple);
-	return owner;
-}
 
 /* A column of a row; a null becomes 0. */
 static Datum
@@ -246,13 +90,20 @@ read_role(SPITupleTable *table, int row, MemoryContext context)
 	};
 }
 
-/* `nulls` is as for SPI_execute_with_args. */
-static uint64
-spi_select(const char *query, int nargs, Oid *types, Datum *arguments, const char *nulls)
+static void
+read_version(PredictModel *model, SPITupleTable *table)
 {
-	if (SPI_execute_with_args(query, nargs, types, arguments, nulls, true, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read the catalogue of models");
-	return SPI_processed;
+	Jsonb	   *preprocessing = DatumGetJsonbP(spi_value(table, 0, 4, NULL));
+	Jsonb	   *architecture = DatumGetJsonbP(spi_value(table, 0, 8, NULL));
+	int64		created_at = DatumGetInt64(spi_value(table, 0, 9, NULL));
+
+	model_features_read(model, SPI_getvalue(table->vals[0], table->tupdesc, 3), preprocessing);
+	model->evaluated = DatumGetBool(spi_value(table, 0, 11, NULL)) && !model->features.has_vectors;
+	model->weight_bytes = DatumGetInt64(spi_value(table, 0, 7, NULL));
+	model->identity = hash_bytes_extended((unsigned char *) preprocessing, VARSIZE(preprocessing),
+										  created_at + model->weight_bytes);
+	model->identity = hash_bytes_extended((unsigned char *) architecture, VARSIZE(architecture),
+										  model->identity);
 }
 
 /*
@@ -267,34 +118,47 @@ read_model(PredictModel *model, int32 version, int64 version_id)
 	Datum		arguments[] = {
 		CStringGetTextDatum(model->name), Int32GetDatum(version), Int64GetDatum(version_id)
 	};
-	Oid			id_type = INT8OID;
 	SPITupleTable *table;
-	Datum		id;
 	bool		no_version;
 
-	if (spi_select(version_id == 0 ? MODEL_QUERY : ID_QUERY, 3, types, arguments,
+	if (catalogue_select(version_id == 0 ? MODEL_QUERY : ID_QUERY, 3, types, arguments,
 				   version == 0 ? " n " : "   ") == 0)
 	{
 		model->version = NO_MODEL;
 		return;
 	}
 	table = SPI_tuptable;
-	model->owner = read_role(table, 0, model->context);
-	model->version = DatumGetInt64(spi_value(table, 0, 3, &no_version));
+	model->id = DatumGetInt64(spi_value(table, 0, 1, NULL));
+	model->version = DatumGetInt64(spi_value(table, 0, 2, &no_version));
 	if (no_version)
 		model->version = NO_VERSION;
 	else
-		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
-						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	id = spi_value(table, 0, 6, NULL);
-	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
-	model->pretrained = DatumGetBool(spi_value(table, 0, 8, NULL));
-	model->base = DatumGetInt64(spi_value(table, 0, 9, NULL));
+		read_version(model, table);
+	model->pretrained = DatumGetBool(spi_value(table, 0, 5, NULL));
+	model->base = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	model->number = DatumGetInt32(spi_value(table, 0, 10, NULL));
+}
 
-	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
-	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
+/* Fills in the owner and the grants. */
+static void
+read_access(PredictModel *model)
+{
+	Oid			type = INT8OID;
+	Datum		id = Int64GetDatum(model->id);
+	uint64		count = catalogue_select(ACCESS_QUERY, 1, &type, &id, NULL);
+
+	if (count == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("model \"%s\" was dropped after this transaction's snapshot was taken",
+						model->name),
+				 errhint("Begin another transaction.")));
+	model->owner = read_role(SPI_tuptable, 0, model->context);
+	model->memory_budget = DatumGetInt64(spi_value(SPI_tuptable, 0, 3, NULL));
+	model->ngrants = (int) count - 1;
+	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * count);
 	for (int i = 0; i < model->ngrants; i++)
-		model->grants[i] = read_role(SPI_tuptable, i, model->context);
+		model->grants[i] = read_role(SPI_tuptable, i + 1, model->context);
 }
 
 /*
@@ -318,27 +182,27 @@ unknown_model(const char *name)
 								  "See tensile.models; register_model makes a new one.")));
 }
 
-/* Calls read_model with the rights, search_path and snapshot that it needs. */
+/*
+ * Reads the model: its version with the active snapshot, and the privileges
+ * with the newest one.
+ */
 static void
 read_model_as_owner(PredictModel *model, int32 version, int64 version_id)
 {
-	Oid			user;
-	int			security_context;
-	int			nest_level = NewGUCNestLevel();
+	CatalogueAccess access = catalogue_open();
 
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	GetUserIdAndSecContext(&user, &security_context);
-	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
-	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
-	SPI_connect();
 	read_model(model, version, version_id);
-	SPI_finish();
-	PopActiveSnapshot();
-	SetUserIdAndSecContext(user, security_context);
+	if (model->version != NO_MODEL)
+	{
+		if (!IsInParallelMode())
+			PushActiveSnapshot(GetLatestSnapshot());
+		read_access(model);
+		if (!IsInParallelMode())
+			PopActiveSnapshot();
+	}
+	catalogue_close(&access);
 	if (model->version == NO_MODEL && version_id == 0)
 		unknown_model(model->name);
-	AtEOXact_GUC(true, nest_level);
 }
 
 static PredictModel *
@@ -425,32 +289,65 @@ cached_model(const char *name)
 	return NULL;
 }
 
+/* A callback of the context of a call. */
 static void
-forget_models(uint64 generation)
+release_model(void *argument)
 {
-	if (cache_context != NULL)
-		MemoryContextReset(cache_context);
-	else
+	PredictModel *model = argument;
+
+	if (--model->users == 0 && model->forgotten)
+		MemoryContextDelete(model->context);
+}
+
+/* Keeps a model of the cache for a call, until its context ends. */
+static void
+hold_model(PredictModel *model, MemoryContext call_context)
+{
+	MemoryContextCallback *release = MemoryContextAllocZero(call_context,
+															sizeof(MemoryContextCallback));
+
+	release->func = release_model;
+	release->arg = model;
+	model->users++;
+	MemoryContextRegisterResetCallback(call_context, release);
+}
+
+static void
+forget_models(ModelsView view)
+{
+	ListCell   *cell;
+
+	if (cache_context == NULL)
 		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models",
 											  ALLOCSET_SMALL_SIZES);
+	foreach(cell, cached_models)
+	{
+		PredictModel *model = lfirst(cell);
+
+		model->forgotten = true;
+		if (model->users > 0)
+			MemoryContextSetParent(model->context, TopMemoryContext);
+	}
+	MemoryContextReset(cache_context);
 	cached_models = NIL;
-	cached_generation = generation;
+	cached_view = view;
 }
 
 PredictModel *
 predict_model_find(const char *name, MemoryContext call_context)
 {
-	uint64		generation = tensile_models_generation();
+	ModelsView	view = tensile_models_view();
 	PredictModel *model;
 	MemoryContext old;
 
 	tensile_require_version();
-	if (cache_context == NULL || cached_generation != generation)
-		forget_models(generation);
+	if (cache_context == NULL || !tensile_same_view(cached_view, view))
+		forget_models(view);
 	model = cached_model(name);
 	if (model != NULL)
 	{
 		predict_model_check_privilege(model);
+		hold_model(model, call_context);
 		return model;
 	}
 	model = load_model(name, 0, call_context);
@@ -460,6 +357,7 @@ predict_model_find(const char *name, MemoryContext call_context)
 		old = MemoryContextSwitchTo(cache_context);
 		cached_models = lappend(cached_models, model);
 		MemoryContextSwitchTo(old);
+		hold_model(model, call_context);
 	}
 	return model;
 }

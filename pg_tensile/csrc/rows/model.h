@@ -6,14 +6,8 @@
 #ifndef TENSILE_MODEL_H
 #define TENSILE_MODEL_H
 
+#include "evaluator/task.h"
 #include "rows/predict_features.h"
-
-typedef enum ModelTask
-{
-	TASK_REGRESSION,
-	TASK_BINARY,
-	TASK_MULTICLASS
-} ModelTask;
 
 #define NO_VERSION (-1)
 
@@ -28,8 +22,12 @@ typedef struct ModelRole
 typedef struct PredictModel
 {
 	const char *name;
+	int64		id;
 	int64		base;			/* the predictor's number of it without a version */
 	int64		version;		/* model_versions.id, or NO_VERSION */
+	int64		weight_bytes;	/* of the version's file of weights */
+	uint64		identity;		/* a hash of what is stored with the version, but for weights */
+	bool		evaluated;		/* is of a kind that sessions may evaluate themselves */
 	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
 	ModelRole	owner;
 	int			ngrants;
@@ -41,14 +39,16 @@ typedef struct PredictModel
 	const char **labels;		/* in the server's encoding */
 	FeatureSet	features;
 	int64		memory_budget;	/* set by its owner; 0: none */
+	int32		number;			/* of the version, that users know; 0: none */
+	int			users;			/* contexts of calls that it is kept for */
+	bool		forgotten;		/* it goes with its last user */
 	MemoryContext context;
 } PredictModel;
 
 /*
- * The model as it is deployed now, kept for the session.  The result is valid
- * until tensile_models_generation() changes or `call_context` ends.  Raises
- * 42704, 42501 or 55000 if the model does not exist, is not granted or has no
- * version.
+ * The model as the active snapshot shows it, kept for the session.  The result
+ * is valid until `call_context` ends.  Raises 42704, 42501 or 55000 if the
+ * model does not exist, is not granted or has no version.
  */
 extern PredictModel *predict_model_get(const char *name, MemoryContext call_context);
 

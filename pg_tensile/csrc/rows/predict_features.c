@@ -80,11 +80,68 @@ void
 feature_batch_clear(FeatureBatch *batch)
 {
 	batch->row = 0;
+	batch->compact = false;
 	for (int i = 0; i < batch->set->ncategories; i++)
 		dictionary_clear(&batch->dictionaries[i]);
 	for (int i = 0; i < batch->set->narrays; i++)
 		batch->arrays[i].elements.used = 0;
 	MemoryContextReset(batch->scratch);
+}
+
+/* The number of an array's elements in the rows before this one. */
+static Size
+elements_before(const FeatureArrays *array, int row)
+{
+	Size		elements = 0;
+
+	for (int i = 0; i < row; i++)
+		elements += Max(array->lengths[i], 0);
+	return elements;
+}
+
+void
+feature_batch_forget_row(FeatureBatch *batch)
+{
+	for (int i = 0; i < batch->set->narrays; i++)
+		batch->arrays[i].elements.used =
+			sizeof(double) * elements_before(&batch->arrays[i], batch->row);
+	MemoryContextReset(batch->scratch);
+}
+
+void
+feature_batch_take_row(FeatureBatch *batch, const FeatureBatch *from, int row)
+{
+	const FeatureSet *set = batch->set;
+	int			stride = from->compact ? from->row : from->capacity;
+
+	feature_batch_clear(batch);
+	feature_batch_start_row(batch);
+	for (int i = 0; i < set->nscalars; i++)
+		batch->scalars[i * batch->capacity] = from->scalars[(Size) i * stride + row];
+	for (int i = 0; i < set->ncategories; i++)
+	{
+		int32		code = from->codes[(Size) i * stride + row];
+		const char *string;
+		int			length;
+
+		if (code < 0)
+			continue;
+		string = dictionary_string(&from->dictionaries[i], code, &length);
+		batch->codes[i * batch->capacity] =
+			dictionary_code(&batch->dictionaries[i], string, length, bytes_hash(string, length));
+	}
+	for (int i = 0; i < set->narrays; i++)
+	{
+		const FeatureArrays *array = &from->arrays[i];
+		int			length = array->lengths[row];
+
+		batch->arrays[i].lengths[0] = length;
+		if (length > 0)
+			memcpy(pack_buffer_extend(&batch->arrays[i].elements, sizeof(double) * length),
+				   (const double *) array->elements.data + elements_before(array, row),
+				   sizeof(double) * length);
+	}
+	batch->row = 1;
 }
 
 void
@@ -245,6 +302,7 @@ feature_batch_frame(FeatureBatch *batch, int64 memory_budget, const char *wish,
 		appendStringInfo(header, ",%s", wish);
 	appendStringInfoCharMacro(header, '}');
 
+	batch->compact = true;
 	*buffers = next;
 	*next++ = compact(batch->scalars, set->nscalars, batch->row, batch->capacity, sizeof(double));
 	*next++ = compact(batch->codes, set->ncategories, batch->row, batch->capacity, sizeof(int32));

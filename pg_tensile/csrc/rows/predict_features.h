@@ -51,6 +51,10 @@ typedef struct Feature
 	int			index;			/* among scalars, categories or arrays */
 	bool		is_text;		/* a category that a transformer reads */
 	SqlType		sql_type;		/* that it was trained with */
+	double		average;		/* in the training rows, of a number or time: the mean, */
+	const char *mode;			/* of a category the most frequent string in UTF-8, or
+								 * NULL */
+	int			length;			/* and the length of an array; of tokens 0 */
 } Feature;
 
 /* The features of a model version, in order. */
@@ -62,7 +66,8 @@ typedef struct FeatureSet
 	int			nscalars;		/* numeric and timestamp */
 	int			ncategories;
 	int			narrays;
-	bool		has_texts;
+	bool		has_texts;		/* that a transformer reads */
+	bool		has_vectors;	/* texts that are encoded otherwise */
 } FeatureSet;
 
 typedef struct FeatureArrays
@@ -80,6 +85,7 @@ typedef struct FeatureBatch
 	const FeatureSet *set;
 	int			capacity;		/* rows */
 	int			row;			/* the current one, behind the complete ones */
+	bool		compact;		/* a frame has been made of it */
 	double	   *scalars;		/* [nscalars][capacity] */
 	int32	   *codes;			/* [ncategories][capacity] */
 	Dictionary *dictionaries;	/* [ncategories] */
@@ -97,6 +103,15 @@ extern int	feature_batch_capacity(const FeatureSet *set);
 extern bool feature_batch_full(const FeatureBatch *batch);
 
 extern void feature_batch_clear(FeatureBatch *batch);
+
+/* Forgets the current row, after an error in it. */
+extern void feature_batch_forget_row(FeatureBatch *batch);
+
+/*
+ * Makes a batch for one row of the same features hold this row of another one,
+ * of which a frame may have been made.
+ */
+extern void feature_batch_take_row(FeatureBatch *batch, const FeatureBatch *from, int row);
 
 /*
  * Makes every feature of the current row null.  Inlined, like the next, because

@@ -267,3 +267,23 @@ feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb)
 	batch->row++;
 	MemoryContextSwitchTo(old);
 }
+
+Jsonb *
+feature_object(const FeatureSet *set, text *given)
+{
+	static const char blanks[] = " \t\n\r";
+	const char *json = text_to_cstring(given);
+	const char *start = json + strspn(json, blanks);
+	const char *inside = *start == '{' ? start + 1 + strspn(start + 1, blanks) : NULL;
+
+	if (inside == NULL || strchr("\"}", *inside) == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TEXT_REPRESENTATION),
+				 errmsg("features given as text or json must be a JSON object"),
+				 inside != NULL ?
+				 errhint("Cast an array of numbers: '{1, 2}'::float8[]. An object is "
+						 "{\"name\": value, ...} with the features: %s.", feature_names(set)) :
+				 errhint("Pass {\"name\": value, ...} with the features: %s.",
+						 feature_names(set))));
+	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json)));
+}

@@ -15,4 +15,7 @@
  */
 extern void feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb);
 
+/* Reads an object given as text or json; 22P02 unless it is one. */
+extern Jsonb *feature_object(const FeatureSet *set, text *given);
+
 #endif

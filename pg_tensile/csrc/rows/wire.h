@@ -27,7 +27,8 @@ typedef enum FrameType
 	FRAME_PREDICT = 20,
 	FRAME_PREDICTION = 21,
 	FRAME_EMBED = 27,
-	FRAME_EMBEDDING = 28
+	FRAME_EMBEDDING = 28,
+	FRAME_PASSED = 39
 } FrameType;
 
 typedef struct WireBuffer

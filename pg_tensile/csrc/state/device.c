@@ -16,16 +16,22 @@
 #include "base/guc.h"
 #include "base/library.h"
 #include "state/device.h"
+#include "state/images.h"
 #include "state/shmem.h"
 #include "state/slot.h"
 
-#define HOST_DEVICE "cpu"
 #define MAX_RATE 1e15			/* bytes/s; no link is faster */
+
+int64
+tensile_device_images_bytes(const TensileDevice *device)
+{
+	return strcmp(device->name, TENSILE_HOST_DEVICE) == 0 ? tensile_images_bytes() : 0;
+}
 
 int64
 tensile_device_constant_bytes(int device)
 {
-	int64		bytes = 0;
+	int64		bytes = tensile_device_images_bytes(&tensile_shared->devices[device]);
 
 	for (int i = 0; i < tensile_shared->max_jobs; i++)
 	{
@@ -128,7 +134,7 @@ tensile_device_name(const text *argument)
 int64
 tensile_device_most_bytes(const char *name)
 {
-	if (strcmp(name, HOST_DEVICE) == 0)
+	if (strcmp(name, TENSILE_HOST_DEVICE) == 0)
 		return Min((int64) sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), TENSILE_MAX_BYTES);
 	return TENSILE_MAX_BYTES;
 }

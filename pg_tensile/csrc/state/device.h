@@ -9,6 +9,8 @@
 
 #include "state/slot.h"
 
+#define TENSILE_HOST_DEVICE "cpu"
+
 /* Devices in use at once, besides one for each job. */
 #define TENSILE_MORE_DEVICES 16
 
@@ -51,7 +53,10 @@ typedef struct TensileDevice
  */
 extern int64 tensile_device_budget(const TensileDevice *device);
 
-/* Constant grants and overheads of the jobs on a device. */
+/* The memory that images take of the host (images.c), and of no other device. */
+extern int64 tensile_device_images_bytes(const TensileDevice *device);
+
+/* Constant grants and overheads of the jobs on a device, and its images. */
 extern int64 tensile_device_constant_bytes(int device);
 
 /* The number of jobs on a device, in all databases. */

@@ -42,6 +42,7 @@
 
 #include "state/device.h"
 #include "state/identity.h"
+#include "state/images.h"
 #include "state/ledger.h"
 #include "state/memory_flow.h"
 #include "state/shmem.h"
@@ -267,6 +268,22 @@ tensile_ledger_forget_inference(void)
 }
 
 /*
+ * The bytes that images have to give back for the first waiting job that they,
+ * or they and the predictor's models, suffice for.  They are small and made
+ * again in moments, so it does not matter how long they have been idle.
+ */
+static int64
+images_needed(const TensileDevice *device)
+{
+	int64		images = tensile_device_images_bytes(device);
+
+	for (int i = 0; i < device->nlacking; i++)
+		if (device->lacking[i] <= images + device->inference_bytes)
+			return Min(device->lacking[i], images);
+	return 0;
+}
+
+/*
  * tensile_internal._lack_memory(device, bytes, slowed_bytes, inference_bytes): what
  * each waiting job lacks, those first that start first, and what the running ones
  * lack to lose no time, beside what the predictor had when that was decided.  The
@@ -280,6 +297,7 @@ tensile_lack_memory(PG_FUNCTION_ARGS)
 	int64		slowed_bytes = PG_GETARG_INT64(2);
 	Datum	   *bytes;
 	int			nbytes;
+	int64		needed = 0;
 
 	tensile_require_process(TENSILE_SCHEDULER);
 	deconstruct_array(array, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &bytes,
@@ -300,7 +318,10 @@ tensile_lack_memory(PG_FUNCTION_ARGS)
 		device->lacking_number++;
 		if (device->inference_bytes > 0)
 			tensile_wake(&tensile_shared->singletons[TENSILE_INFERENCE].wakeup);
+		needed = images_needed(device);
 	}
 	LWLockRelease(tensile_shared->lock);
+	if (needed > 0)
+		(void) tensile_images_give_way(needed);
 	PG_RETURN_VOID();
 }

@@ -23,7 +23,9 @@
 #include "utils/tuplestore.h"
 
 #include "base/convert.h"
+#include "state/device.h"
 #include "state/identity.h"
+#include "state/images.h"
 #include "state/predictions.h"
 #include "state/shmem.h"
 
@@ -261,12 +263,16 @@ tensile_report_loaded(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* tensile_worker._loaded_models(): those of the visible versions */
+/*
+ * tensile_worker._loaded_models(): those of the visible versions, of the
+ * predictor and as images
+ */
 Datum
 tensile_loaded_models(PG_FUNCTION_ARGS)
 {
-	TensileLoaded *models = palloc(sizeof(tensile_shared->loaded));
-	TensileDeviceName *devices = palloc(sizeof(tensile_shared->loaded_on));
+	int			most = TENSILE_MAX_LOADED + TENSILE_MAX_IMAGES;
+	TensileLoaded *models = palloc(most * sizeof(TensileLoaded));
+	TensileDeviceName *devices = palloc(most * sizeof(TensileDeviceName));
 	int			count = 0;
 
 	tensile_require_preload();
@@ -276,6 +282,15 @@ tensile_loaded_models(PG_FUNCTION_ARGS)
 		count = tensile_shared->nloaded;
 	memcpy(models, tensile_shared->loaded, count * sizeof(TensileLoaded));
 	memcpy(devices, tensile_shared->loaded_on, count * sizeof(TensileDeviceName));
+	for (int i = 0; i < TENSILE_MAX_IMAGES; i++)
+	{
+		TensileImage *image = &tensile_shared->images[i];
+
+		if (pg_atomic_read_u64(&image->serial) == 0 || image->database != MyDatabaseId)
+			continue;
+		models[count] = (TensileLoaded) {.version = image->version,.device_bytes = image->bytes};
+		strlcpy(devices[count++], TENSILE_HOST_DEVICE, NAMEDATALEN);
+	}
 	LWLockRelease(tensile_shared->lock);
 	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, devices, count,
 				1 << 1 | 1 << 3);

@@ -90,6 +90,8 @@ init_shared(void)
 	tensile_shared->lock = &locks[0].lock;
 	tensile_shared->predictions_lock = &locks[1].lock;
 	pg_atomic_init_u64(&tensile_shared->models_generation, 0);
+	pg_atomic_init_u64(&tensile_shared->models_changed, 0);
+	pg_atomic_init_u32(&tensile_shared->models_committing, 0);
 	pg_atomic_init_u64(&tensile_shared->drops, 0);
 	pg_atomic_init_u64(&tensile_shared->installs, 0);
 	pg_atomic_init_u64(&tensile_shared->changes, 0);
@@ -102,6 +104,12 @@ init_shared(void)
 		pg_atomic_init_u64(&tensile_shared->predictions[i].requests, 0);
 		pg_atomic_init_u64(&tensile_shared->predictions[i].unknown_categories, 0);
 		pg_atomic_init_u64(&tensile_shared->predictions[i].last_used, 0);
+	}
+	for (int i = 0; i < TENSILE_MAX_IMAGES; i++)
+	{
+		pg_atomic_init_u64(&tensile_shared->images[i].serial, 0);
+		pg_atomic_init_u64(&tensile_shared->images[i].last_used, 0);
+		pg_atomic_init_u32(&tensile_shared->images[i].counted, 0);
 	}
 	tensile_shared->max_jobs = tensile_max_jobs;
 	tensile_shared->plan_events = tensile_plan_events;

@@ -5,7 +5,7 @@
  * behind it the devices and plan_events event rows for each slot.  Its locks are
  *
  *	 shared->lock		the singletons, the slots (with the exceptions below),
- *						the device ledger, and the loaded models
+ *						the device ledger, the loaded models, and the images
  *	 slot->lock			the slot's progress and plan; taken after shared->lock
  *						when both are needed
  *	 shared->predictions_lock
@@ -24,6 +24,7 @@
 #include "storage/lwlock.h"
 
 #include "state/device.h"
+#include "state/images.h"
 #include "state/plan.h"
 #include "state/predictions.h"
 #include "state/singleton.h"
@@ -34,6 +35,8 @@ typedef struct TensileShared
 	LWLock	   *lock;
 	LWLock	   *predictions_lock;
 	pg_atomic_uint64 models_generation; /* rises when a change of models has become visible */
+	pg_atomic_uint64 models_changed;	/* transactions that were completed at the last change */
+	pg_atomic_uint32 models_committing; /* transactions that are committing a change */
 	pg_atomic_uint64 drops;		/* of roles and of the extension */
 	pg_atomic_uint64 installs;	/* CREATE EXTENSIONs that have committed */
 	pg_atomic_uint64 changes;	/* of jobs */
@@ -44,6 +47,8 @@ typedef struct TensileShared
 	int			nloaded;
 	TensileLoaded loaded[TENSILE_MAX_LOADED];	/* in the inference process's database */
 	TensileDeviceName loaded_on[TENSILE_MAX_LOADED];	/* device of each of them */
+	TensileImage images[TENSILE_MAX_IMAGES];
+	uint64		last_image;		/* serial */
 	int			max_jobs;
 	int			max_devices;
 	int			plan_events;

@@ -63,15 +63,6 @@ def target_values(encoded: NDArray[np.float64], preprocessing: Preprocessing) ->
     return target.original(encoded * target.std + target.mean)
 
 
-def explained(outputs: NDArray[np.float64], preprocessing: Preprocessing, label: int) -> NDArray[np.float64]:
-    """Return what attributions explain, [rows]: a regression's prediction, else the probability of a label.
-
-    That is `labels[1]` of two labels, else `label`."""
-    if preprocessing.task == Task.REGRESSION:
-        return predictions(outputs, preprocessing)
-    return probabilities(outputs, preprocessing)[:, 1 if preprocessing.task == Task.BINARY else label]
-
-
 def interval(
     outputs: NDArray[np.float64], preprocessing: Preprocessing, coverage: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -79,7 +70,7 @@ def interval(
 
     Raises DataError if the model is not a regression, or its validation rows are too few for the coverage."""
     if preprocessing.task != Task.REGRESSION:
-        hint = "Use predict_rows, which returns the probability of the label."
+        hint = "Use predict_probabilities."
         raise DataError("the model predicts labels, which have no interval", hint=hint)
     if preprocessing.conformal is None:
         hint = "Train it again with validation above 0."

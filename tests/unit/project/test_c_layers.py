@@ -15,7 +15,7 @@ from tests.unit.project.test_layers import cycles
 
 CSRC = REPOSITORY / "pg_tensile" / "csrc"
 # From the bottom to the top: a file may include and call those of its own folder and of those before it.
-FOLDERS = ("base", "evaluator", "state", "processes", "rows", "training", "predicting", "")
+FOLDERS = ("base", "evaluator", "state", "processes", "rows", "training", "predicting", "batching", "")
 SOURCES = sorted(path for pattern in ("*.[ch]", "*/*.[ch]") for path in CSRC.glob(pattern))
 
 

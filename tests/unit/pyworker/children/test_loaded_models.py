@@ -51,17 +51,31 @@ def test_bounds_come_with_predictions(regression: Version) -> None:
     assert reply(regression, [1, 2, 3], conformal=scores).extras == ()
     with pytest.raises(DataError):
         reply(regression, [1, 2, 3], {"coverage": 0.95}, conformal=scores)
+    for lacking in (scores, None):
+        optional = reply(regression, [1, 2, 3], {"coverage": 0.95, "optional": True}, conformal=lacking)
+        assert optional.extras == () and len(optional.answers.prediction) == 3
 
 
-@pytest.mark.parametrize(("rows", "architecture"), [(None, {}), (texts(60), TRANSFORMER)], ids=["mlp", "transformer"])
-def test_attributions_fit_the_prediction_of_every_architecture(
-    regression: Version, rows: Any, architecture: dict[str, Any]
-) -> None:
-    version = regression if rows is None else Version(rows, architecture)
-    answers, (attributions,) = reply(version, [5], {"explain": True})[1:3]
-    assert len(attributions) == len(version.preprocessing.features)
-    assert np.isfinite(attributions).all() and np.abs(attributions).max() > 1e-6
-    assert (answers.prediction == reply(version, [5]).answers.prediction).all()
+def test_probabilities_of_all_labels_come_with_predictions() -> None:
+    version = Version(every_type(100))
+    answers, (probabilities,) = reply(version, [1, 2, 3], {"probabilities": True})[1:3]
+    assert probabilities.shape == (3, 2) and probabilities.dtype == np.float64
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    assert (probabilities[:, 1] == answers.prediction).all()
+    assert (probabilities[np.arange(3), answers.label] == answers.probability).all()
+
+
+def test_requests_that_are_answered_together_get_what_each_wishes_for(regression: Version) -> None:
+    scores = Conformal(9, tuple(np.arange(1.0, 10.0).tolist()))
+    wishes: dict[str, Any]
+    for version, wishes in ((Version(every_type(100)), {"probabilities": True}), (regression, {"coverage": 0.5})):
+        model = LoadedModel(replace(version.preprocessing, conformal=scores), version.model, 1)
+        with torch.inference_mode():
+            replies = model.replies([request(version, [row], **(wishes if row % 2 else {})) for row in range(1, 7)])
+        for row, found in enumerate(replies, 1):
+            alone = reply(version, [row], conformal=scores).answers
+            assert isinstance(found, Reply) and (found.answers.prediction == alone.prediction).all()
+            assert bool(found.extras) == bool(row % 2)
 
 
 def test_probabilities_are_calibrated() -> None:

@@ -171,7 +171,7 @@ def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
     inference, got = frames(Catalogue(deleted=5))
     assert [frame.type for frame in got] == [FrameType.MODEL, *[FrameType.STATE] * 5, FrameType.MODEL]
     assert not any(frame.header["last"] for frame in got[1:6])
-    assert got[-1].header["error"]["sqlstate"] == "42704"
+    assert got[-1].header["error"]["sqlstate"] == "55000"
     assert not inference._arriving and inference._host.arriving_bytes == 0
 
 
