@@ -12,8 +12,6 @@
 
 #define EPSILON 1e-5f			/* of PyTorch's layer norm */
 
-#define UNROLLED(loop) _Pragma("GCC unroll 16") loop
-
 /* Of a vector, at any place */
 #define LOAD(place) (*(const Vector *) (place))
 #define STORE(place, vector) (*(Vector *) (place) = (vector))

@@ -49,7 +49,6 @@ struct Evaluator
  */
 #define BLOCK_NUMBERS 32768
 #define LEAST_BLOCK 16
-#define MOST_BLOCK 256
 
 static const JsonNode *
 parsed(Compilation *compilation, const char *json, Size length)
@@ -219,7 +218,7 @@ evaluator_open(const void *image, Size bytes, uint64 identity, const char **prob
 		evaluator_close(self);
 		return NULL;
 	}
-	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK), MOST_BLOCK);
+	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK), NUMBERS_MOST_ROWS);
 	model_prepare(&self->model, self->block_rows);
 	rows_new(&self->numbers, self->block_rows, self->features.width + self->model.extra);
 	rows_new(&self->outputs, self->block_rows, self->answers.outputs);

@@ -6,6 +6,7 @@
 #include "evaluator/platform.h"
 
 #include "evaluator/forest.h"
+#include "evaluator/processor.h"
 
 #define MOST_TREES (1 << 22)
 #define MOST_NODES (1 << 22)
@@ -179,8 +180,7 @@ add_groups(Forest *self, int groups, bool has_sets)
 			for (int row = 0; row < FOREST_ROWS; row++)
 				at[row] = self->roots[tree];
 			for (int level = 0; level < self->depths[tree]; level++)
-#pragma GCC unroll 8
-				for (int row = 0; row < FOREST_ROWS; row++)
+				UNROLLED(for (int row = 0; row < FOREST_ROWS; row++))
 					at[row] = child(self, at[row], places, row, has_sets);
 			for (int row = 0; row < FOREST_ROWS; row++, sums += self->outputs)
 				*sums += self->values[at[row]];
@@ -211,8 +211,7 @@ add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 			depth = Max(depth, self->depths[own]);
 		}
 		for (int level = 0; level < depth; level++)
-#pragma GCC unroll 8
-			for (int i = 0; i < FOREST_ROWS; i++)
+			UNROLLED(for (int i = 0; i < FOREST_ROWS; i++))
 				at[i] = child(self, at[i], places, 0, has_sets);
 		for (int i = 0; i < trees; i++)
 		{

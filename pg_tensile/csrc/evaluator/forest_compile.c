@@ -8,6 +8,8 @@
 #include "evaluator/forest_compile.h"
 #include "evaluator/tree.h"
 
+#define MOST_TREES (1 << 17)
+
 typedef struct Column
 {
 	bool		is_used;
@@ -289,6 +291,10 @@ forest_compile(ImageWriter *writer, const ModelSource *source)
 	trees = json_array(compilation, json_member(json, "trees"));
 	if (trees->count % source->outputs != 0)
 		compilation_damaged(compilation, "its trees are not as many for each output");
+	if (trees->count > MOST_TREES)
+		compilation_unsuitable(compilation);
+	if (!compilation_ready(compilation))
+		return;
 	self.trees = compilation_new(compilation, Tree, trees->count);
 	self.column = compilation_new(compilation, Column, self.columns);
 	for (int i = 0; i < self.columns; i++)

@@ -247,8 +247,7 @@ json_numbers(Compilation *compilation, const JsonNode *node, int *count)
 	int			place = 0;
 
 	json_for_each(item, array)
-		numbers[place++] = item->kind == JSON_IS_NULL ? (compilation_damaged(compilation, "a number in its JSON is null"), 0.0)
-			: json_number(compilation, item, 0.0);
+		numbers[place++] = json_number(compilation, item, 0.0);
 	*count = place;
 	return numbers;
 }

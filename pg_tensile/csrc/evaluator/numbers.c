@@ -12,7 +12,6 @@
 #define MOST_COLUMNS 65536
 #define MOST_KNOTS 65536
 #define QUARTILE 0.6744897501960817 /* of the normal distribution */
-#define BLOCK 256
 
 #define DAY_US 86400e6
 #define MOST_US 9.2e18
@@ -266,9 +265,9 @@ numbers_apply(const Numbers *self, const double *scalars, int capacity, int firs
 {
 	const ScalingKernels *kernels = self->kernels;
 	float	   *plain = x + self->ranks;
-	float		y[BLOCK];
+	float		y[NUMBERS_MOST_ROWS];
 
-	Assert(rows <= BLOCK);
+	Assert(rows <= NUMBERS_MOST_ROWS);
 	for (int i = 0; i < self->count; i++)
 	{
 		const NumberColumn *column = &self->columns[i];

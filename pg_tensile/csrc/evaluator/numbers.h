@@ -38,6 +38,9 @@ typedef struct Numbers
 /* Adds the columns among the features of a version. */
 extern void numbers_compile(ImageWriter *writer, const JsonNode *features);
 
+/* Rows that are computed at once, at most. */
+#define NUMBERS_MOST_ROWS 256
+
 extern void numbers_open(Numbers *self, ImageReader *reader);
 extern void numbers_close(Numbers *self);
 

@@ -105,8 +105,9 @@ weights_open(Weights *self, Compilation *compilation, const char *bytes, Size le
 	}
 }
 
-const Tensor *
-weights_find(const Weights *self, const char *layer, const char *name)
+/* The tensor of a layer, whose name consists of both; NULL: there is none. */
+static const Tensor *
+found(const Weights *self, const char *layer, const char *name)
 {
 	char		whole[MOST_NAME];
 
@@ -120,7 +121,7 @@ weights_find(const Weights *self, const char *layer, const char *name)
 static const Tensor *
 taken(Weights *self, const char *layer, const char *name)
 {
-	const Tensor *tensor = weights_find(self, layer, name);
+	const Tensor *tensor = found(self, layer, name);
 
 	if (tensor == NULL)
 		compilation_damaged(self->compilation, "a tensor of its model is missing");
@@ -173,6 +174,6 @@ weights_bytes(Weights *self, const char *layer, const char *name, Size *length)
 void
 weights_skip(Weights *self, const char *layer, const char *name)
 {
-	if (weights_find(self, layer, name) != NULL)
+	if (found(self, layer, name) != NULL)
 		self->taken++;
 }

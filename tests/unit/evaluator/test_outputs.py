@@ -46,6 +46,8 @@ def test_outputs_and_answers_are_those_of_the_predictor(vectors: int, rnd: Rando
     preprocessing = version.preprocessing
     rows = random_rows(rnd, preprocessing, count)
     evaluator = opened(version, vectors)
+    kinds = (preprocessing.numbers, preprocessing.categories, preprocessing.arrays)
+    assert evaluator.features == tuple(map(len, kinds))
     inputs = inputs_of(preprocessing, rows)
     expected = whole_outputs(version, inputs)
     outputs = evaluator.outputs(rows)
