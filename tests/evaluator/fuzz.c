@@ -95,7 +95,8 @@ replace(Part *part, Size start, Size length, const char *bytes, Size count)
 
 	memcpy(other.bytes, part->bytes, start);
 	memcpy(other.bytes + start, bytes, count);
-	memcpy(other.bytes + start + count, part->bytes + start + length, part->length - start - length);
+	memcpy(other.bytes + start + count, part->bytes + start + length,
+		   part->length - start - length);
 	other.bytes[other.length] = '\0';
 	*part = other;
 }
@@ -194,7 +195,8 @@ mutate_value(Part *part)
 	{
 		case 0:
 			if (find_value(part, 0, part->length, &other_start, &other_end))
-				replace(part, start, end - start, part->bytes + other_start, other_end - other_start);
+				replace(part, start, end - start, part->bytes + other_start,
+						other_end - other_start);
 			break;
 		case 1:
 			replace(part, start, end - start, "", 0);	/* and the comma behind it */
@@ -231,7 +233,8 @@ overwrite_value(Part *part, Size from, Size to)
 		Size		other_start,
 					other_end;
 
-		if (find_value(part, from, to, &other_start, &other_end) && other_end - other_start <= end - start)
+		if (find_value(part, from, to, &other_start, &other_end) &&
+			other_end - other_start <= end - start)
 		{
 			Part		other = copied(part->bytes + other_start, other_end - other_start);
 
@@ -271,14 +274,16 @@ mutate_weights(Part *part)
 		head = object.length;
 		memcpy(part->bytes, &head, sizeof(head));
 	}
-	else if (memmem(part->bytes + behind, part->length - behind, "\"feature\"", 9) != NULL && below(4) != 0)
+	else if (memmem(part->bytes + behind, part->length - behind, "\"feature\"", 9) != NULL &&
+			 below(4) != 0)
 		overwrite_value(part, behind, part->length);
 	else if (part->length - behind >= sizeof(float))
 	{
 		static const float numbers[] = {0.0f, -1.0f, 1e38f, -1e38f, INFINITY, NAN, 1e-40f};
 		float		weight = numbers[below(lengthof(numbers))];
 
-		memcpy(part->bytes + behind + below(part->length - behind - sizeof(weight) + 1), &weight, sizeof(weight));
+		memcpy(part->bytes + behind + below(part->length - behind - sizeof(weight) + 1), &weight,
+			   sizeof(weight));
 	}
 }
 
@@ -303,7 +308,8 @@ mutate_version(Version *version)
 static void
 mutate_image(char *image, Size *bytes)
 {
-	static const int64 numbers[] = {0, 1, -1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 255, 256, 65535, 65536, 1 << 20,
+	static const int64 numbers[] = {0, 1, -1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 255, 256, 65535,
+									65536, 1 << 20,
 		PG_INT32_MAX, (int64) PG_UINT32_MAX + 1, PG_INT64_MAX, PG_INT64_MIN};
 	int			count = 1 + (int) below(4);
 
@@ -333,7 +339,8 @@ mutate_image(char *image, Size *bytes)
 static double
 random_number(void)
 {
-	static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e308, -1e308, 5e-324, 9.3e18, -9.3e18, 1e15};
+	static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e308, -1e308, 5e-324,
+									 9.3e18, -9.3e18, 1e15};
 
 	if (below(4) == 0)
 		return numbers[below(lengthof(numbers))];
@@ -528,7 +535,8 @@ main(int argc, char **argv)
 	read_corpus(argv[1]);
 	for (number = first; number < first + cases; number++)
 	{
-		random_state = seed * UINT64CONST(0x9E3779B97F4A7C15) + number * UINT64CONST(0xD1B54A32D192ED03);
+		random_state =
+			seed * UINT64CONST(0x9E3779B97F4A7C15) + number * UINT64CONST(0xD1B54A32D192ED03);
 		run_case();
 	}
 	printf("%d versions and %d damaged images were evaluated\n", compiled, damaged);

@@ -77,8 +77,10 @@ compile_histograms(const StoredVersion *version, ImageWriter *writer, const Json
 static void
 compile_sections(const StoredVersion *version, Compilation *compilation, ImageWriter *sections)
 {
-	const JsonNode *architecture = parsed(compilation, version->architecture, version->architecture_length);
-	const JsonNode *preprocessing = parsed(compilation, version->preprocessing, version->preprocessing_length);
+	const JsonNode *architecture = parsed(compilation, version->architecture,
+										  version->architecture_length);
+	const JsonNode *preprocessing = parsed(compilation, version->preprocessing,
+										   version->preprocessing_length);
 	const JsonNode *list = json_member(preprocessing, "features");
 	ImageReader reader;
 	Features	features;
@@ -92,9 +94,11 @@ compile_sections(const StoredVersion *version, Compilation *compilation, ImageWr
 	if (!compilation_ready(compilation))
 		return;
 	/* The model is compiled for features and outputs as they will be opened. */
-	reader = (ImageReader) {.bytes = sections[SECTION_ANSWERS].bytes, .length = sections[SECTION_ANSWERS].length};
+	reader = (ImageReader) {.bytes = sections[SECTION_ANSWERS].bytes,
+							.length = sections[SECTION_ANSWERS].length};
 	answers_open(&answers, &reader);
-	reader = (ImageReader) {.bytes = sections[SECTION_FEATURES].bytes, .length = sections[SECTION_FEATURES].length};
+	reader = (ImageReader) {.bytes = sections[SECTION_FEATURES].bytes,
+							.length = sections[SECTION_FEATURES].length};
 	features_open(&features, &reader);
 	if (reader.is_damaged)
 		compilation_unsuitable(compilation);	/* it has too many */
@@ -139,7 +143,8 @@ joined(const ImageWriter *sections, uint64 identity, Size *bytes)
 }
 
 EvaluatorStatus
-evaluator_compile(const StoredVersion *version, uint64 identity, char **image, Size *bytes, const char **problem)
+evaluator_compile(const StoredVersion *version, uint64 identity, char **image, Size *bytes,
+				  const char **problem)
 {
 	Compilation compilation = {.status = EVALUATOR_READY};
 	ImageWriter sections[SECTIONS] = {{0}};
@@ -170,8 +175,9 @@ evaluator_compile(const StoredVersion *version, uint64 identity, char **image, S
 static bool
 is_image(const ImageHeader *header, const void *image, Size bytes, uint64 identity)
 {
-	return (uintptr_t) image % IMAGE_ALIGNMENT == 0 && bytes >= sizeof(ImageHeader) && bytes <= IMAGE_MOST_BYTES &&
-		header->magic == IMAGE_MAGIC && header->identity == identity && header->bytes == bytes;
+	return (uintptr_t) image % IMAGE_ALIGNMENT == 0 && bytes >= sizeof(ImageHeader) &&
+		bytes <= IMAGE_MOST_BYTES && header->magic == IMAGE_MAGIC &&
+			header->identity == identity && header->bytes == bytes;
 }
 
 /* A section, damaged from the beginning if it is not inside of the image or if another one was. */
@@ -218,11 +224,13 @@ evaluator_open(const void *image, Size bytes, uint64 identity, const char **prob
 		evaluator_close(self);
 		return NULL;
 	}
-	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK), NUMBERS_MOST_ROWS);
+	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK),
+						   NUMBERS_MOST_ROWS);
 	model_prepare(&self->model, self->block_rows);
 	rows_new(&self->numbers, self->block_rows, self->features.width + self->model.extra);
 	rows_new(&self->outputs, self->block_rows, self->answers.outputs);
-	self->codes = palloc0(sizeof(int32) * ((Size) self->block_rows * self->features.categories.count + 1));
+	self->codes =
+		palloc0(sizeof(int32) * ((Size) self->block_rows * self->features.categories.count + 1));
 	return self;
 }
 
@@ -273,7 +281,8 @@ evaluator_code(const Evaluator *self, int category, const char *utf8, int length
 }
 
 bool
-evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs, EvaluatorMismatch *mismatch)
+evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs,
+				  EvaluatorMismatch *mismatch)
 {
 	int			width = self->answers.outputs;
 
@@ -298,14 +307,15 @@ evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs, E
 }
 
 void
-evaluator_answers(const Evaluator *self, const double *outputs, int rows, double *prediction, double *probability,
-				  int32 *label)
+evaluator_answers(const Evaluator *self, const double *outputs, int rows, double *prediction,
+				  double *probability, int32 *label)
 {
 	answers_find(&self->answers, outputs, rows, prediction, probability, label);
 }
 
 void
-evaluator_probabilities(const Evaluator *self, const double *outputs, int rows, double *probabilities)
+evaluator_probabilities(const Evaluator *self, const double *outputs, int rows,
+						double *probabilities)
 {
 	answers_probabilities(&self->answers, outputs, rows, probabilities);
 }
@@ -317,8 +327,8 @@ evaluator_interval_rows(const Evaluator *self)
 }
 
 EvaluatorInterval
-evaluator_interval(const Evaluator *self, const double *outputs, int rows, double coverage, double *lower,
-				   double *upper)
+evaluator_interval(const Evaluator *self, const double *outputs, int rows, double coverage,
+				   double *lower, double *upper)
 {
 	return answers_interval(&self->answers, outputs, rows, coverage, lower, upper);
 }
@@ -336,8 +346,8 @@ evaluator_histograms(const Evaluator *self)
 }
 
 void
-evaluator_row_bins(const Evaluator *self, const EvaluatorRows *rows, int row, double prediction, int32 label,
-				   int *bins)
+evaluator_row_bins(const Evaluator *self, const EvaluatorRows *rows, int row, double prediction,
+				   int32 label, int *bins)
 {
 	histograms_find(&self->histograms, rows, row, prediction, label, bins);
 }

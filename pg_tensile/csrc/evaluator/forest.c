@@ -36,16 +36,18 @@ check_nodes(const Forest *self, ImageReader *reader, Size nodes, Size words)
 	for (Size i = 0; i < nodes; i++)
 	{
 		ForestNode	node = self->nodes[i];
-		bool		never_right = forest_place(node) == FOREST_NO_PLACE && (self->node_sets == NULL || self->node_sets[i] == 0);
+		bool		never_right = forest_place(node) == FOREST_NO_PLACE &&
+			(self->node_sets == NULL || self->node_sets[i] == 0);
 
 		is_wrong |= forest_left(node) + (Size) (never_right ? 0 : 1) >= nodes;
-		is_wrong |= forest_column(node) % FOREST_ROWS != 0 || forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
+		is_wrong |= forest_column(node) % FOREST_ROWS != 0 ||
+			forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
 	}
 	for (Size i = 0; i < nodes && self->node_sets != NULL; i++)
 	{
-		uint32		start = self->node_sets[i];
+		Size		start = self->node_sets[i];
 
-		is_wrong |= start + (Size) 2 > words || start + (Size) 2 + self->sets[Min(start, words - 1)] > words;
+		is_wrong |= start + 2 > words || start + 2 + self->sets[Min(start, words - 1)] > words;
 		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
 	}
 	if (is_wrong || (self->node_sets != NULL && (self->sets[0] != 0 || self->sets[1] != 0)))
@@ -116,9 +118,10 @@ find_places(const Forest *self, const FeatureBlock *block, int first, int rows, 
 
 		if (column->category >= 0)
 		{
+			const int32 *codes = block->codes + (Size) first * self->categories + column->category;
+
 			for (int row = 0; row < rows; row++)
-				places[row] = (uint32) Min(block->codes[(Size) (first + row) * self->categories + column->category],
-										   FOREST_NO_PLACE) << 16;
+				places[row] = (uint32) Min(codes[row * self->categories], FOREST_NO_PLACE) << 16;
 			continue;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
@@ -143,12 +146,18 @@ child(const Forest *self, uint32 index, const uint32 *places, int row, bool has_
 	ForestNode	node = self->nodes[index];
 	uint32		place = places[forest_column(node) + row];
 
-	/* The lower half has the column behind the place, which does not make it larger than another place. */
+	/*
+	 * The lower half has the column behind the place, which does not make it
+	 * larger than another place.
+	 */
 	uint32		next = forest_left(node) + (place > (uint32) node);
 
 	if (has_sets)
 	{
-		/* Both comparisons are made, since which of them counts can be predicted as little as their results. */
+		/*
+		 * Both comparisons are made, since which of them counts can be
+		 * predicted as little as their results.
+		 */
 		const uint32 *set = self->sets + self->node_sets[index];
 		uint32		code = place >> 16;
 		uint32		word = Min(code / 32, set[0]);
@@ -191,7 +200,10 @@ add_groups(Forest *self, int groups, bool has_sets)
 	}
 }
 
-/* Adds the leaves of all trees for one row, several trees at once, in a function that has all registers. */
+/*
+ * Adds the leaves of all trees for one row, several trees at once, in a
+ * function that has all registers.
+ */
 static pg_noinline void
 add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 {
@@ -231,8 +243,9 @@ forest_outputs(Forest *self, const FeatureBlock *block, float *y, int stride)
 
 	memset(self->sums, 0, sizeof(double) * FOREST_ROWS * groups * self->outputs);
 	for (int group = 0; group < groups; group++)
-		find_places(self, block, group * FOREST_ROWS, Min(block->rows - group * FOREST_ROWS, FOREST_ROWS),
-					self->places + group * group_places);
+		find_places(self, block, group * FOREST_ROWS,
+					Min(block->rows - group * FOREST_ROWS,
+						FOREST_ROWS), self->places + group * group_places);
 	/* A few rows of a last group, or alone, take less time one by one. */
 	if (rest > 0 && rest <= FOREST_ROWS / 2)
 		groups--;

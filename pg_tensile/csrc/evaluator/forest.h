@@ -51,9 +51,9 @@ typedef struct Forest
 	const uint8 *depths;		/* [trees] */
 	const ForestNode *nodes;
 	const double *values;		/* [nodes], of leaves */
-	const uint32 *node_sets;	/* [nodes], where the set of codes begins that go right; NULL: no node has any */
+	const uint32 *node_sets;	/* [nodes], where the set of codes begins; NULL: there are none */
 	const uint32 *sets;			/* of each: number of words, the words, and one for larger codes */
-	uint32	   *places;			/* workspace [groups of rows][columns][FOREST_ROWS], in the upper 16 bits */
+	uint32	   *places;			/* workspace [groups][columns][FOREST_ROWS], upper 16 bits */
 	double	   *sums;			/* workspace [rows][outputs] */
 	int			categories;
 } Forest;

@@ -106,12 +106,14 @@ write_columns(Builder *self, ImageWriter *writer)
 	for (int i = 0; i < self->columns; i++)
 	{
 		const Column *column = &self->column[i];
-		int			behind = i - features->plain - features->categories.count;	/* among elements of arrays */
+		int			behind =
+			i - features->plain - features->categories.count;  /* among elements of arrays */
 
 		if (!column->is_used)
 			continue;
 		image_write_whole(writer, column->category);
-		image_write_whole(writer, column->category >= 0 ? 0 : i < features->plain ? features->ranks + i :
+		image_write_whole(writer,
+						  column->category >= 0 ? 0 : i < features->plain ? features->ranks + i :
 						  features->ranks + features->plain + behind);
 		image_write_copy(writer, column->values, column->thresholds, sizeof(float));
 	}
@@ -278,15 +280,18 @@ forest_compile(ImageWriter *writer, const ModelSource *source)
 	Builder		self = {.compilation = compilation, .features = features};
 	Size		length;
 	const char *bytes = weights_bytes(source->weights, source->prefix, "trees", &length);
-	const JsonNode *json = compilation_ready(compilation) ? json_parse(compilation, bytes, length) : NULL;
+	const JsonNode *json = compilation_ready(compilation) ? json_parse(compilation, bytes,
+																	   length) : NULL;
 	const JsonNode *trees;
 	int			place = 0;
 
 	self.columns = features->width - features->ranks + features->categories.count;
 	if (!compilation_ready(compilation))
 		return;
-	if (json_whole(compilation, json_member(json, "columns"), 0, PG_INT32_MAX, -1) != self.columns ||
-		json_whole(compilation, json_member(json, "outputs"), 0, PG_INT32_MAX, -1) != source->outputs)
+	if (json_whole(compilation, json_member(json, "columns"), 0, PG_INT32_MAX,
+				   -1) != self.columns ||
+		json_whole(compilation, json_member(json, "outputs"), 0, PG_INT32_MAX,
+				   -1) != source->outputs)
 		compilation_damaged(compilation, "its trees are for other features or outputs");
 	trees = json_array(compilation, json_member(json, "trees"));
 	if (trees->count % source->outputs != 0)
@@ -301,7 +306,8 @@ forest_compile(ImageWriter *writer, const ModelSource *source)
 	{
 		int			category = i - features->plain;
 
-		self.column[i].category = category >= 0 && category < features->categories.count ? category : -1;
+		self.column[i].category = category >= 0 && category < features->categories.count ?
+			category : -1;
 	}
 	json_for_each(tree, trees)
 	{

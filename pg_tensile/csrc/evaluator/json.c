@@ -45,7 +45,8 @@ is_plain(const char *utf8, Size length)
 			if (c == '"')
 				in_string = false;
 			else if (c == '\\' && ++i < length && utf8[i] == 'u' &&
-					 (length - i < 5 || utf8[i + 1] != '0' || utf8[i + 2] != '0' || utf8[i + 3] > '7'))
+					 (length - i < 5 || utf8[i + 1] != '0' || utf8[i + 2] != '0' ||
+					  utf8[i + 3] > '7'))
 				return false;
 		}
 		else if (c == '"')

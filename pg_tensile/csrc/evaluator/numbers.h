@@ -48,7 +48,7 @@ extern void numbers_close(Numbers *self);
  * The numbers of some rows from `first` on, [rows][stride].  `scalars` are
  * [columns][capacity].
  */
-extern void numbers_apply(const Numbers *self, const double *scalars, int capacity, int first, int rows,
-						  float *x, int stride);
+extern void numbers_apply(const Numbers *self, const double *scalars, int capacity, int first,
+						  int rows, float *x, int stride);
 
 #endif

@@ -33,7 +33,8 @@ type_bytes(const char *type)
 
 /* Reads the description of a tensor; `data` are those of all tensors. */
 static void
-describe(Compilation *compilation, const JsonNode *node, const char *data, Size length, Tensor *tensor)
+describe(Compilation *compilation, const JsonNode *node, const char *data, Size length,
+		 Tensor *tensor)
 {
 	const JsonNode *type = json_member(node, "dtype");
 	const JsonNode *shape = json_array(compilation, json_member(node, "shape"));
@@ -131,7 +132,8 @@ taken(Weights *self, const char *layer, const char *name)
 }
 
 const float *
-weights_floats(Weights *self, const char *layer, const char *name, int64 first, int64 second, int64 third)
+weights_floats(Weights *self, const char *layer, const char *name, int64 first, int64 second,
+			   int64 third)
 {
 	int			dimensions = second < 0 ? 1 : third < 0 ? 2 : 3;
 	int64		sizes[] = {first, second < 0 ? 1 : second, third < 0 ? 1 : third};
