@@ -18,11 +18,46 @@ open_column(ForestColumn *self, ImageReader *reader, const Features *features)
 	Size		count;
 
 	self->category = (int) image_whole(reader, -1, features->categories.count - 1);
+	self->codes = (int) image_whole(reader, 0, FOREST_MOST_CODES);
 	self->number = (int) image_whole(reader, 0, Max(features->width - 1, 0));
 	self->values = image_some(reader, sizeof(float), FOREST_NO_PLACE - 1, &count);
 	self->thresholds = (int) count;
 	if (self->category < 0 && features->width == 0)
 		reader->is_damaged = true;
+}
+
+static Size
+set_words(const ForestColumn *column)
+{
+	return (Size) column->codes / 32 + 1;
+}
+
+/*
+ * Whether a node reads words behind the sets.  A node without a set, of which a
+ * leaf may be of any column, reads the first one.
+ */
+static bool
+has_wrong_sets(const Forest *self, Size nodes, Size words)
+{
+	bool		is_wrong = false;
+	Size		longest = 1;
+
+	for (int i = 0; i < self->columns; i++)
+		longest = Max(longest, set_words(&self->column[i]));
+	if (longest > words)
+		return true;
+	for (Size i = 0; i < longest; i++)
+		is_wrong |= self->sets[i] != 0;
+	for (Size i = 0; i < nodes; i++)
+	{
+		int			column = forest_column(self->nodes[i]) / FOREST_ROWS;
+		Size		start = self->node_sets[i];
+		Size		length = column < self->columns ? set_words(&self->column[column]) : 1;
+
+		is_wrong |= start + length > words;
+		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
+	}
+	return is_wrong;
 }
 
 /* Checks that no descent leaves the arrays. */
@@ -43,14 +78,7 @@ check_nodes(const Forest *self, ImageReader *reader, Size nodes, Size words)
 		is_wrong |= forest_column(node) % FOREST_ROWS != 0 ||
 			forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
 	}
-	for (Size i = 0; i < nodes && self->node_sets != NULL; i++)
-	{
-		Size		start = self->node_sets[i];
-
-		is_wrong |= start + 2 > words || start + 2 + self->sets[Min(start, words - 1)] > words;
-		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
-	}
-	if (is_wrong || (self->node_sets != NULL && (self->sets[0] != 0 || self->sets[1] != 0)))
+	if (is_wrong || (self->node_sets != NULL && has_wrong_sets(self, nodes, words)))
 		reader->is_damaged = true;
 }
 
@@ -76,7 +104,7 @@ forest_open(Forest *self, ImageReader *reader, const Features *features, int out
 	self->sets = image_some(reader, sizeof(uint32), IMAGE_MOST_BYTES / sizeof(uint32), &words);
 	if (node_sets == 0)
 		self->node_sets = NULL;
-	else if (node_sets != nodes || words < 2)
+	else if (node_sets != nodes)
 		reader->is_damaged = true;
 	if (!reader->is_damaged)
 		check_nodes(self, reader, nodes, words);
@@ -121,7 +149,7 @@ find_places(const Forest *self, const FeatureBlock *block, int first, int rows, 
 			const int32 *codes = block->codes + (Size) first * self->categories + column->category;
 
 			for (int row = 0; row < rows; row++)
-				places[row] = (uint32) Min(codes[row * self->categories], FOREST_NO_PLACE) << 16;
+				places[row] = forest_value(0, Min(codes[row * self->categories], column->codes));
 			continue;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
@@ -135,7 +163,7 @@ find_places(const Forest *self, const FeatureBlock *block, int first, int rows, 
 			length -= half;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
-			places[row] = (found[row] + (length > 0 && values[found[row]] < x[row])) << 16;
+			places[row] = forest_value(found[row] + (length > 0 && values[found[row]] < x[row]), 0);
 	}
 }
 
@@ -144,25 +172,17 @@ static pg_attribute_always_inline uint32
 child(const Forest *self, uint32 index, const uint32 *places, int row, bool has_sets)
 {
 	ForestNode	node = self->nodes[index];
-	uint32		place = places[forest_column(node) + row];
+	uint32		value = places[forest_column(node) + row];
 
-	/*
-	 * The lower half has the column behind the place, which does not make it
-	 * larger than another place.
-	 */
-	uint32		next = forest_left(node) + (place > (uint32) node);
+	/* The node has its column where a value has a code, which changes no comparison of places. */
+	uint32		next = forest_left(node) + (value > (uint32) node);
 
 	if (has_sets)
 	{
-		/*
-		 * Both comparisons are made, since which of them counts can be
-		 * predicted as little as their results.
-		 */
-		const uint32 *set = self->sets + self->node_sets[index];
-		uint32		code = place >> 16;
-		uint32		word = Min(code / 32, set[0]);
+		/* Both comparisons are made: which of them counts can be predicted as little as they. */
+		uint32		code = (uint16) value;
 
-		next += (set[1 + word] >> (code % 32)) & 1;
+		next += (self->sets[self->node_sets[index] + code / 32] >> (code % 32)) & 1;
 	}
 	return next;
 }
