@@ -1,8 +1,10 @@
 /*
  * dense_kernels.h: the kernels of dense.c, included for each kind of vectors
- * with another KERNEL(name) and VECTOR_BYTES.  ROWS are multiplied at once, or FEW,
- * or PANELS for a single row: that makes more sums than a processor adds at
- * once, and not more than there are registers.
+ * with another KERNEL(name) and VECTOR_BYTES.
+ *
+ * ROWS are multiplied at once, or FEW, or PANELS for a single row: that makes
+ * more sums than a processor adds at once, and not more than there are
+ * registers.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */

@@ -62,9 +62,8 @@ extern int	evaluator_outputs_per_row(const Evaluator *self);
 extern int	evaluator_labels(const Evaluator *self);	/* 0: a regression */
 
 /*
- * The code of a category's string, from 0 (and 0 of a category that there is
- * not).  `unknown`: it counts as one that
- * was never seen in training.
+ * The code of a category's string, from 0; 0 if there is no such category.
+ * `unknown`: it counts as one that was never seen in training.
  */
 extern int32 evaluator_code(const Evaluator *self, int category, const char *utf8, int length,
 							bool *unknown);

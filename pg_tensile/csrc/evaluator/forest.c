@@ -263,9 +263,12 @@ forest_outputs(Forest *self, const FeatureBlock *block, float *y, int stride)
 
 	memset(self->sums, 0, sizeof(double) * FOREST_ROWS * groups * self->outputs);
 	for (int group = 0; group < groups; group++)
-		find_places(self, block, group * FOREST_ROWS,
-					Min(block->rows - group * FOREST_ROWS,
-						FOREST_ROWS), self->places + group * group_places);
+	{
+		int			first = group * FOREST_ROWS;
+
+		find_places(self, block, first, Min(block->rows - first, FOREST_ROWS),
+					self->places + group * group_places);
+	}
 	/* A few rows of a last group, or alone, take less time one by one. */
 	if (rest > 0 && rest <= FOREST_ROWS / 2)
 		groups--;
