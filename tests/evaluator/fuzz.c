@@ -28,8 +28,6 @@
 #define PARTS 4
 #define MOST_VERSIONS 1024
 #define MOST_ROWS 70
-#define MOST_FEATURES 8192
-#define MOST_IMAGE (MOST_FEATURES * 64) /* a feature takes more than 64 bytes of an image */
 #define MOST_ELEMENTS 4096
 
 typedef struct Part
@@ -97,7 +95,8 @@ replace(Part *part, Size start, Size length, const char *bytes, Size count)
 
 	memcpy(other.bytes, part->bytes, start);
 	memcpy(other.bytes + start, bytes, count);
-	memcpy(other.bytes + start + count, part->bytes + start + length, part->length - start - length);
+	memcpy(other.bytes + start + count, part->bytes + start + length,
+		   part->length - start - length);
 	other.bytes[other.length] = '\0';
 	*part = other;
 }
@@ -196,7 +195,8 @@ mutate_value(Part *part)
 	{
 		case 0:
 			if (find_value(part, 0, part->length, &other_start, &other_end))
-				replace(part, start, end - start, part->bytes + other_start, other_end - other_start);
+				replace(part, start, end - start, part->bytes + other_start,
+						other_end - other_start);
 			break;
 		case 1:
 			replace(part, start, end - start, "", 0);	/* and the comma behind it */
@@ -233,7 +233,8 @@ overwrite_value(Part *part, Size from, Size to)
 		Size		other_start,
 					other_end;
 
-		if (find_value(part, from, to, &other_start, &other_end) && other_end - other_start <= end - start)
+		if (find_value(part, from, to, &other_start, &other_end) &&
+			other_end - other_start <= end - start)
 		{
 			Part		other = copied(part->bytes + other_start, other_end - other_start);
 
@@ -273,14 +274,16 @@ mutate_weights(Part *part)
 		head = object.length;
 		memcpy(part->bytes, &head, sizeof(head));
 	}
-	else if (memmem(part->bytes + behind, part->length - behind, "\"feature\"", 9) != NULL && below(4) != 0)
+	else if (memmem(part->bytes + behind, part->length - behind, "\"feature\"", 9) != NULL &&
+			 below(4) != 0)
 		overwrite_value(part, behind, part->length);
 	else if (part->length - behind >= sizeof(float))
 	{
 		static const float numbers[] = {0.0f, -1.0f, 1e38f, -1e38f, INFINITY, NAN, 1e-40f};
 		float		weight = numbers[below(lengthof(numbers))];
 
-		memcpy(part->bytes + behind + below(part->length - behind - sizeof(weight) + 1), &weight, sizeof(weight));
+		memcpy(part->bytes + behind + below(part->length - behind - sizeof(weight) + 1), &weight,
+			   sizeof(weight));
 	}
 }
 
@@ -305,7 +308,8 @@ mutate_version(Version *version)
 static void
 mutate_image(char *image, Size *bytes)
 {
-	static const int64 numbers[] = {0, 1, -1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 255, 256, 65535, 65536, 1 << 20,
+	static const int64 numbers[] = {0, 1, -1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 255, 256, 65535,
+									65536, 1 << 20,
 		PG_INT32_MAX, (int64) PG_UINT32_MAX + 1, PG_INT64_MAX, PG_INT64_MIN};
 	int			count = 1 + (int) below(4);
 
@@ -332,59 +336,97 @@ mutate_image(char *image, Size *bytes)
 	}
 }
 
-/* Random raw values; all features of a kind share the arrays. */
-typedef struct Values
-{
-	double		scalars[MOST_FEATURES * MOST_ROWS];
-	int32		codes[MOST_FEATURES * MOST_ROWS];
-	double		elements[MOST_ELEMENTS * MOST_ROWS];
-	int32		lengths[MOST_FEATURES][MOST_ROWS];
-	EvaluatorArrays arrays[MOST_FEATURES];
-} Values;
-
-static Values raw;
-
 static double
 random_number(void)
 {
-	static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e308, -1e308, 5e-324, 9.3e18, -9.3e18, 1e15};
+	static const double numbers[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e308, -1e308, 5e-324,
+									 9.3e18, -9.3e18, 1e15};
 
 	if (below(4) == 0)
 		return numbers[below(lengthof(numbers))];
 	return ldexp((double) (int64) draw() / (double) PG_INT64_MAX, (int) below(70) - 5);
 }
 
+/* Random rows with exactly as many values as the evaluator takes; the lengths of arrays are 0. */
 static void
-fill_values(void)
+make_rows(const Evaluator *evaluator, EvaluatorRows *rows)
 {
-	static const int32 codes[] = {-1, 0, 1, 2, 3, 5, 9, 100, 65536, PG_INT32_MAX, PG_INT32_MIN};
+	static const int32 numbers[] = {-1, 0, 1, 2, 3, 5, 9, 100, 65536, PG_INT32_MAX, PG_INT32_MIN};
+	int			scalar_count,
+				category_count,
+				array_count;
+	double	   *scalars;
+	int32	   *codes;
+	EvaluatorArrays *arrays;
 
-	for (int i = 0; i < lengthof(raw.scalars); i++)
+	evaluator_features(evaluator, &scalar_count, &category_count, &array_count);
+	scalars = palloc(sizeof(double) * scalar_count * rows->rows);
+	codes = palloc(sizeof(int32) * category_count * rows->rows);
+	arrays = palloc(sizeof(EvaluatorArrays) * array_count);
+	for (int i = 0; i < scalar_count * rows->rows; i++)
+		scalars[i] = random_number();
+	for (int i = 0; i < category_count * rows->rows; i++)
+		codes[i] = numbers[below(lengthof(numbers))];
+	for (int i = 0; i < array_count; i++)
+		arrays[i] = (EvaluatorArrays) {palloc0(sizeof(int32) * rows->rows), NULL};
+	for (int category = -1; category <= Min(category_count, 4); category++)
 	{
-		raw.scalars[i] = random_number();
-		raw.codes[i] = codes[below(lengthof(codes))];
+		const char *strings[] = {"", "a", "new york", "\xC3\xA9", "a string that no row has"};
+		const char *string = strings[below(lengthof(strings))];
+		bool		is_unknown;
+		int32		code = evaluator_code(evaluator, category, string, strlen(string), &is_unknown);
+
+		if (category_count * rows->rows > 0)
+			codes[below(category_count * rows->rows)] = code;
 	}
-	for (int i = 0; i < lengthof(raw.elements); i++)
-		raw.elements[i] = random_number();
-	for (int i = 0; i < MOST_FEATURES; i++)
-		raw.arrays[i] = (EvaluatorArrays) {raw.lengths[i], raw.elements};
+	rows->capacity = rows->rows;
+	rows->scalars = scalars;
+	rows->codes = codes;
+	rows->arrays = arrays;
 }
 
-/* Evaluates rows as far as that is possible: arrays of a wrong length get the right one. */
-static bool
-evaluate_rows(Evaluator *evaluator, EvaluatorRows *rows, double *outputs)
+/* Gives an array feature the length that it is to have, but for nulls. */
+static void
+fit_arrays(const EvaluatorArrays *arrays, int rows, int expected)
 {
-	EvaluatorMismatch mismatch;
+	int32	   *lengths = unconstify(int32 *, arrays->lengths);
+	Size		count = 0;
+	double	   *elements;
 
-	memset(raw.lengths, 0, sizeof(raw.lengths[0]) * Min(MOST_FEATURES, 64));
-	for (int tries = 0; tries < 64; tries++)
+	for (int row = 0; row < rows; row++)
 	{
-		if (evaluator_outputs(evaluator, rows, outputs, &mismatch))
-			return true;
-		for (int row = 0; row < rows->rows; row++)
-			raw.lengths[mismatch.array][row] = mismatch.expected > MOST_ELEMENTS || below(5) == 0 ? -1 : mismatch.expected;
+		lengths[row] = expected > MOST_ELEMENTS || below(5) == 0 ? -1 : expected;
+		count += Max(lengths[row], 0);
 	}
-	return false;
+	elements = palloc(sizeof(double) * count);
+	for (Size i = 0; i < count; i++)
+		elements[i] = random_number();
+	unconstify(EvaluatorArrays *, arrays)->elements = elements;
+}
+
+/* Asks for everything that follows from outputs. */
+static void
+answer(const Evaluator *evaluator, const EvaluatorRows *rows, const double *outputs)
+{
+	int			count = rows->rows;
+	Size		labels = evaluator_labels(evaluator);
+	double	   *prediction = palloc(sizeof(double) * count);
+	double	   *probability = palloc(sizeof(double) * count);
+	int32	   *label = palloc(sizeof(int32) * count);
+	int		   *bins = palloc(sizeof(int) * evaluator_histograms(evaluator));
+
+	evaluator_answers(evaluator, outputs, count, prediction, probability, label);
+	for (int row = 0; row < count; row++)
+	{
+		evaluator_row_bins(evaluator, rows, row, prediction[row], label[row], bins);
+		for (int i = 0; i < evaluator_histograms(evaluator); i++)
+			if (bins[i] < 0 || bins[i] >= evaluator_bins(evaluator))
+				fail();
+	}
+	if (labels > 0)
+		evaluator_probabilities(evaluator, outputs, count, palloc(sizeof(double) * count * labels));
+	else
+		evaluator_interval(evaluator, outputs, count, 0.001 * below(1100), prediction, probability);
 }
 
 /* Whether an image was opened, and evaluated. */
@@ -392,10 +434,10 @@ static bool
 evaluate(const char *image, Size bytes, bool must_open)
 {
 	const char *problem;
-	EvaluatorRows rows = {.scalars = raw.scalars, .codes = raw.codes, .arrays = raw.arrays};
+	EvaluatorRows rows;
+	EvaluatorMismatch mismatch;
 	Evaluator  *evaluator = evaluator_open(image, bytes, 1, &problem);
 	double	   *outputs;
-	Size		labels;
 
 	if (evaluator == NULL)
 	{
@@ -406,29 +448,12 @@ evaluate(const char *image, Size bytes, bool must_open)
 		}
 		return false;
 	}
-	rows.rows = rows.capacity = 1 + (int) below(below(3) == 0 ? MOST_ROWS : 12);
+	rows.rows = 1 + (int) below(below(3) == 0 ? MOST_ROWS : 12);
+	make_rows(evaluator, &rows);
 	outputs = palloc(sizeof(double) * rows.rows * evaluator_outputs_per_row(evaluator));
-	labels = evaluator_labels(evaluator);
-	if (evaluate_rows(evaluator, &rows, outputs))
-	{
-		double	   *prediction = palloc(sizeof(double) * rows.rows);
-		double	   *probability = palloc(sizeof(double) * rows.rows);
-		int32	   *label = palloc(sizeof(int32) * rows.rows);
-		int		   *bins = palloc(sizeof(int) * evaluator_histograms(evaluator) + 1);
-
-		evaluator_answers(evaluator, outputs, rows.rows, prediction, probability, label);
-		for (int row = 0; row < rows.rows; row++)
-		{
-			evaluator_row_bins(evaluator, &rows, row, prediction[row], label[row], bins);
-			for (int i = 0; i < evaluator_histograms(evaluator); i++)
-				if (bins[i] < 0 || bins[i] >= evaluator_bins(evaluator))
-					fail();
-		}
-		if (labels > 0)
-			evaluator_probabilities(evaluator, outputs, rows.rows, palloc(sizeof(double) * rows.rows * labels));
-		else
-			evaluator_interval(evaluator, outputs, rows.rows, 0.001 * below(1100), prediction, probability);
-	}
+	while (!evaluator_outputs(evaluator, &rows, outputs, &mismatch))
+		fit_arrays(&rows.arrays[mismatch.array], rows.rows, mismatch.expected);
+	answer(evaluator, &rows, outputs);
 	evaluator_close(evaluator);
 	return true;
 }
@@ -449,7 +474,7 @@ run_case(void)
 		version.parts[0].bytes, version.parts[0].length, version.parts[1].bytes, version.parts[1].length,
 		version.parts[2].bytes, version.parts[2].length, version.parts[3].bytes, version.parts[3].length,
 	};
-	if (evaluator_compile(&stored, 1, &image, &bytes, &problem) == EVALUATOR_READY && bytes <= MOST_IMAGE)
+	if (evaluator_compile(&stored, 1, &image, &bytes, &problem) == EVALUATOR_READY)
 	{
 		char	   *aligned = (char *) TYPEALIGN(64, palloc(bytes + 64));
 
@@ -508,11 +533,10 @@ main(int argc, char **argv)
 		return 2;
 	__sanitizer_set_death_callback(tell);
 	read_corpus(argv[1]);
-	random_state = seed;
-	fill_values();
 	for (number = first; number < first + cases; number++)
 	{
-		random_state = seed * UINT64CONST(0x9E3779B97F4A7C15) + number * UINT64CONST(0xD1B54A32D192ED03);
+		random_state =
+			seed * UINT64CONST(0x9E3779B97F4A7C15) + number * UINT64CONST(0xD1B54A32D192ED03);
 		run_case();
 	}
 	printf("%d versions and %d damaged images were evaluated\n", compiled, damaged);

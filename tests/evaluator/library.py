@@ -133,6 +133,9 @@ class Evaluator:
         if not opened:
             raise ValueError(problem.value)
         self._self = ctypes.c_void_p(opened)
+        counts = c_int(), c_int(), c_int()
+        self._lib.evaluator_features(self._self, *map(byref, counts))
+        self.features = tuple(count.value for count in counts)  # numbers, categories and arrays
         self.outputs_per_row = self._lib.evaluator_outputs_per_row(self._self)
         self.labels = self._lib.evaluator_labels(self._self)
         self.interval_rows = self._lib.evaluator_interval_rows(self._self)

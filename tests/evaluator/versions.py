@@ -174,10 +174,10 @@ def _category(rnd: Random, numpy_rnd: np.random.Generator, name: str, is_ranked:
 
 
 def _array(rnd: Random, numpy_rnd: np.random.Generator, name: str, is_ranked: bool) -> Feature:
-    length, nulls = rnd.randint(1, 20), rnd.choice((0, 2))
+    length, nulls = rnd.choice((rnd.randint(1, 20), rnd.randint(100, 300))), rnd.choice((0, 2))
     if rnd.random() < 0.5:
         return Feature(name, Kind.ARRAY, "array", nulls, mean=0.5, std=rnd.choice((0.0, 2.0)), length=length)
-    segment, series = rnd.randint(1, 3), rnd.random() < 0.5
+    segment, series = rnd.choice((1, 2, 3, 20)), rnd.random() < 0.5
     width = width_of(length, segment, series)
     stds = tuple(rnd.choice((0.0, 1.5)) if i % 5 == 0 else 1.0 + i for i in range(width))
     means = tuple(numpy_rnd.normal(size=width).tolist())

@@ -22,7 +22,8 @@ answers_open(Answers *self, ImageReader *reader)
 	self->task = (ModelTask) image_whole(reader, TASK_REGRESSION, TASK_MULTICLASS);
 	self->outputs = (int) image_whole(reader, 1, ANSWERS_MOST_OUTPUTS);
 	self->labels = (int) image_whole(reader, 0, ANSWERS_MOST_OUTPUTS);
-	if (self->labels != (self->task == TASK_REGRESSION ? 0 : self->task == TASK_BINARY ? 2 : self->outputs))
+	if (self->labels != (self->task == TASK_REGRESSION ? 0 :
+						 self->task == TASK_BINARY ? 2 : self->outputs))
 		reader->is_damaged = true;
 	self->mean = image_double(reader);
 	self->std = image_double(reader);
@@ -55,7 +56,10 @@ answers_open(Answers *self, ImageReader *reader)
 	}
 }
 
-/* Interpolation between the scores of the target's quantiles, constant beyond them (numpy.interp). */
+/*
+ * Interpolation between the scores of the target's quantiles, constant beyond
+ * them (numpy.interp).
+ */
 static double
 quantile_at(const Answers *self, double score)
 {
@@ -121,8 +125,8 @@ largest(const Answers *self, const double *outputs)
 }
 
 void
-answers_find(const Answers *self, const double *outputs, int rows, double *prediction, double *probability,
-			 int32 *label)
+answers_find(const Answers *self, const double *outputs, int rows, double *prediction,
+			 double *probability, int32 *label)
 {
 	for (int row = 0; row < rows; row++, outputs += self->outputs)
 	{
@@ -198,7 +202,8 @@ find_radius(const Answers *self, double coverage, double *radius)
 }
 
 EvaluatorInterval
-answers_interval(const Answers *self, const double *outputs, int rows, double coverage, double *lower, double *upper)
+answers_interval(const Answers *self, const double *outputs, int rows, double coverage,
+				 double *lower, double *upper)
 {
 	double		radius = 0.0;
 	EvaluatorInterval status = find_radius(self, coverage, &radius);
@@ -207,7 +212,8 @@ answers_interval(const Answers *self, const double *outputs, int rows, double co
 		return status;
 	for (int row = 0; row < rows; row++, outputs += self->outputs)
 	{
-		int			first = self->outputs > 1 ? 1 : 0;	/* quantiles that the model has learned, or its prediction */
+		/* the quantiles that the model has learned, or its prediction */
+		int			first = self->outputs > 1 ? 1 : 0;
 		double		low = outputs[first],
 					high = outputs[first];
 
@@ -216,7 +222,10 @@ answers_interval(const Answers *self, const double *outputs, int rows, double co
 			low = Min(low, outputs[i]);
 			high = Max(high, outputs[i]);
 		}
-		/* The prediction lies outside if the bounds are narrower than the quantiles, which may cross. */
+		/*
+		 * The prediction lies outside if the bounds are narrower than the
+		 * quantiles, which may cross.
+		 */
 		lower[row] = answered(self, Min(low - radius, outputs[0]));
 		upper[row] = answered(self, Max(high + radius, outputs[0]));
 	}

@@ -49,10 +49,11 @@ extern void answers_find(const Answers *self, const double *outputs, int rows,
 						 double *prediction, double *probability, int32 *label);
 
 /* A classifier's probabilities [rows][labels]. */
-extern void answers_probabilities(const Answers *self, const double *outputs, int rows, double *probabilities);
+extern void answers_probabilities(const Answers *self, const double *outputs, int rows,
+								  double *probabilities);
 
 /* A regression's bounds [rows] with this coverage, in (0, 1). */
-extern EvaluatorInterval answers_interval(const Answers *self, const double *outputs, int rows, double coverage,
-										  double *lower, double *upper);
+extern EvaluatorInterval answers_interval(const Answers *self, const double *outputs, int rows,
+										  double coverage, double *lower, double *upper);
 
 #endif

@@ -142,7 +142,9 @@ answers_compile(ImageWriter *writer, const JsonNode *preprocessing)
 
 		if (count == 0)
 			compilation_damaged(compilation, "its intervals have no rows");
-		image_write_whole(writer, json_whole(compilation, json_member(conformal, "rows"), 1, ANSWERS_MOST_ROWS, 0));
+		image_write_whole(writer,
+						  json_whole(compilation, json_member(conformal, "rows"), 1,
+									 ANSWERS_MOST_ROWS, 0));
 		image_write_copy(writer, scores, count, sizeof(double));
 	}
 }

@@ -29,7 +29,8 @@ compile_column(ImageWriter *writer, const JsonNode *feature)
 	const JsonNode *means = json_member(feature, "means");
 	const JsonNode *stds = json_member(feature, "stds");
 	int64		length = json_whole(compilation, json_member(feature, "length"), 0, MOST_LENGTH, 0);
-	int64		segment = Max(json_whole(compilation, json_member(feature, "segment"), 0, MOST_LENGTH, 1), 1);
+	int64		segment = Max(json_whole(compilation, json_member(feature, "segment"), 0,
+										 MOST_LENGTH, 1), 1);
 	bool		is_series = json_true(compilation, json_member(feature, "series"));
 	int			scalings = 1;
 	Scaling    *scaling;
@@ -56,7 +57,8 @@ compile_column(ImageWriter *writer, const JsonNode *feature)
 		const double *std = json_numbers(compilation, stds, &deviations);
 
 		if (scalings != deviations || scalings != width_of(length, segment, is_series))
-			compilation_damaged(compilation, "an array has not a mean and a deviation for each number");
+			compilation_damaged(compilation,
+								"an array has not a mean and a deviation for each number");
 		if (!compilation_ready(compilation))
 			return;
 		image_write_whole(writer, true);
@@ -158,7 +160,10 @@ number_at(const double *x, int given, int place)
 	return place < given && is_finite_number(x[place]) ? x[place] : 0.0;
 }
 
-/* The sum of the first `count` numbers, added in the order of numpy, which decides what overflows. */
+/*
+ * The sum of the first `count` numbers, added in the order of numpy, which
+ * decides what overflows.
+ */
 static double
 sum_of(const double *x, int given, int count)
 {
@@ -179,14 +184,18 @@ sum_of(const double *x, int given, int count)
 		for (; i + 8 <= count; i += 8)
 			for (int k = 0; k < 8; k++)
 				sums[k] += number_at(x, given, i + k);
-		sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+		sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+			((sums[4] + sums[5]) + (sums[6] + sums[7]));
 	}
 	for (; i < count; i++)
 		sum += number_at(x, given, i);
 	return sum;
 }
 
-/* The mean of the finite ones among some numbers, NaN if there are none; up to `count`, zeros are added to them. */
+/*
+ * The mean of the finite ones among some numbers, NaN if there are none; up to
+ * `count`, zeros are added to them.
+ */
 static double
 mean_of(const double *x, int given, int count)
 {
@@ -214,7 +223,8 @@ numbers_of(const Arrays *self, const ArrayColumn *column, const double *elements
 		int			start = i * column->segment;
 
 		/* A single one that is not finite has to be no number in differences. */
-		x[i] = mean_of(elements + start, Min(column->segment, column->length - start), column->segment);
+		x[i] = mean_of(elements + start, Min(column->segment, column->length - start),
+					   column->segment);
 		if (!is_finite_number(x[i]))
 			x[i] = NAN;
 	}
@@ -234,8 +244,8 @@ numbers_of(const Arrays *self, const ArrayColumn *column, const double *elements
 }
 
 void
-arrays_apply(Arrays *self, const EvaluatorArrays *arrays, int first, int rows, float *indicators, float *x,
-			 int stride)
+arrays_apply(Arrays *self, const EvaluatorArrays *arrays, int first, int rows, float *indicators,
+			 float *x, int stride)
 {
 	for (int i = 0; i < self->count; i++)
 	{
@@ -252,7 +262,8 @@ arrays_apply(Arrays *self, const EvaluatorArrays *arrays, int first, int rows, f
 				memset(own, 0, sizeof(float) * column->width);
 			else
 			{
-				const double *numbers = numbers_of(self, column, arrays[i].elements + self->places[i]);
+				const double *numbers = numbers_of(self, column,
+												   arrays[i].elements + self->places[i]);
 
 				if (column->scalings == 1)
 					self->kernels->elements(column->scaling, numbers, column->width, own);

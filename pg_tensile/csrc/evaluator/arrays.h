@@ -38,7 +38,8 @@ extern void arrays_open(Arrays *self, ImageReader *reader);
 extern void arrays_close(Arrays *self);
 
 /* Begins with the first row; false if an array has a wrong length. */
-extern bool arrays_begin(Arrays *self, const EvaluatorArrays *arrays, int rows, EvaluatorMismatch *mismatch);
+extern bool arrays_begin(Arrays *self, const EvaluatorArrays *arrays, int rows,
+						 EvaluatorMismatch *mismatch);
 
 /* The indicators and the numbers of the next rows, from `first` on, [rows][stride] each. */
 extern void arrays_apply(Arrays *self, const EvaluatorArrays *arrays, int first, int rows,

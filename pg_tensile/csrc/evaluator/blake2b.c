@@ -83,7 +83,8 @@ compress(uint64 *state, const unsigned char *block, uint64 length, bool is_last)
 		for (int i = 0; i < 4; i++)
 			mix(v, i, i + 4, i + 8, i + 12, m[order[2 * i]], m[order[2 * i + 1]]);
 		for (int i = 0; i < 4; i++)
-			mix(v, i, (i + 1) % 4 + 4, (i + 2) % 4 + 8, (i + 3) % 4 + 12, m[order[2 * i + 8]], m[order[2 * i + 9]]);
+			mix(v, i, (i + 1) % 4 + 4, (i + 2) % 4 + 8, (i + 3) % 4 + 12, m[order[2 * i + 8]],
+				m[order[2 * i + 9]]);
 	}
 	for (int i = 0; i < 8; i++)
 		state[i] ^= v[i] ^ v[i + 8];

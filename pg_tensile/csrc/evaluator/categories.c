@@ -64,7 +64,8 @@ compile_category(ImageWriter *writer, const JsonNode *feature)
 	CategorySlot *slots;
 
 	image_write_whole(writer, count);
-	image_write_whole(writer, json_whole(compilation, json_member(feature, "buckets"), 0, MOST_CODES, 0));
+	image_write_whole(writer,
+					  json_whole(compilation, json_member(feature, "buckets"), 0, MOST_CODES, 0));
 	json_for_each(item, strings)
 	{
 		if (item->kind != JSON_IS_STRING)
@@ -117,7 +118,8 @@ open_category(Category *self, ImageReader *reader)
 	self->buckets = (int) image_whole(reader, 0, MOST_CODES);
 	self->cardinality = self->known + 1 + self->buckets;
 	self->strings = image_some(reader, 1, IMAGE_MOST_BYTES, &length);
-	self->slots = image_some(reader, sizeof(CategorySlot), IMAGE_MOST_BYTES / sizeof(CategorySlot), &slots);
+	self->slots = image_some(reader, sizeof(CategorySlot), IMAGE_MOST_BYTES / sizeof(CategorySlot),
+							 &slots);
 	if (slots == 0 || (slots & (slots - 1)) != 0)
 		reader->is_damaged = true;
 	if (reader->is_damaged)
@@ -164,7 +166,10 @@ category_code(const Category *self, const char *utf8, int length, bool *unknown)
 	/* Without a free slot, which no table lacks that was compiled, the last one tried is any. */
 	if (code == 0 && self->buckets > 0)
 		code = self->known + 1 + (int32) (blake2b_hash(utf8, bytes) % self->buckets);
-	/* One bucket is for rare strings, which count as unknown; several divide strings that are too many. */
+	/*
+	 * One bucket is for rare strings, which count as unknown; several divide
+	 * strings that are too many.
+	 */
 	*unknown = code <= 0 || code > self->cardinality - 1 - (self->buckets == 1);
 	return code;
 }

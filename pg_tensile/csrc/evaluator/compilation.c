@@ -43,7 +43,10 @@ compilation_weigh(Compilation *self, int64 rows, int64 columns)
 	return compilation_ready(self);
 }
 
-/* Items are counted from bytes of the version or after compilation_weigh(), so the product is small. */
+/*
+ * Items are counted from bytes of the version or after compilation_weigh(), so
+ * the product is small.
+ */
 void *
 compilation_items(Compilation *self, Size count, Size item_bytes)
 {

@@ -12,8 +12,6 @@
 
 #define EPSILON 1e-5f			/* of PyTorch's layer norm */
 
-#define UNROLLED(loop) _Pragma("GCC unroll 16") loop
-
 /* Of a vector, at any place */
 #define LOAD(place) (*(const Vector *) (place))
 #define STORE(place, vector) (*(Vector *) (place) = (vector))
@@ -21,7 +19,9 @@
 /* Comparisons are words of ones or zeros. */
 #define CHOOSE(comparison, yes, no) \
 	((Vector) (((Words) (comparison) & (Words) (yes)) | (~(Words) (comparison) & (Words) (no))))
-#define POSITIVE(vector) ((Vector) (~(Words) ((vector) < 0.0f) & (Words) (vector)))	/* NaN as it is */
+
+/* A number, or 0 if it is below 0; NaN as it is. */
+#define POSITIVE(vector) ((Vector) (~(Words) ((vector) < 0.0f) & (Words) (vector)))
 
 #define KERNEL(name) baseline_##name
 #define VECTOR_BYTES 16

@@ -55,26 +55,32 @@ typedef enum Activation
 
 typedef struct DenseKernels
 {
-	/* y = start + x . weights, negative ones as 0 if `relu`; a stride of 0 starts all rows with the same numbers. */
-	void		(*dense) (const Dense *layer, const float *x, int x_stride, const float *start, int start_stride,
-						  int rows, float *y, int y_stride, bool relu);
+	/*
+	 * y = start + x . weights, negative ones as 0 if `relu`; a stride of 0
+	 * starts all rows with the same numbers.
+	 */
+	void		(*dense) (const Dense *layer, const float *x, int x_stride, const float *start,
+						  int start_stride, int rows, float *y, int y_stride, bool relu);
 
 	void		(*activate) (Activation kind, float *y, int count);
 
 	/* Normalises the numbers of each row, then scales and shifts them. */
-	void		(*normalise) (const float *scale, const float *shift, int count, int rows, float *y, int stride);
+	void		(*normalise) (const float *scale, const float *shift, int count, int rows, float *y,
+							  int stride);
 
 	/* y += x */
 	void		(*add) (const float *x, int count, float *y);
 
 	/* y = base + part * rise + x * linear, where base, rise and linear are [count] each */
-	void		(*piece) (const float *piece, float part, const float *linear, float x, int count, float *y);
+	void		(*piece) (const float *piece, float part, const float *linear, float x, int count,
+						  float *y);
 } DenseKernels;
 
 extern const DenseKernels *dense_kernels(void);
 
 /* Adds a layer with weights [inputs][outputs]. */
-extern void dense_compile(ImageWriter *writer, int inputs, int outputs, const float *weights, const float *bias);
+extern void dense_compile(ImageWriter *writer, int inputs, int outputs, const float *weights,
+						  const float *bias);
 extern void dense_open(Dense *self, ImageReader *reader, int inputs, int outputs);
 
 /* Rows of zeros, each at a multiple of IMAGE_ALIGNMENT. */

@@ -1,8 +1,10 @@
 /*
  * dense_kernels.h: the kernels of dense.c, included for each kind of vectors
- * with another KERNEL(name) and VECTOR_BYTES.  ROWS are multiplied at once, or FEW,
- * or PANELS for a single row: that makes more sums than a processor adds at
- * once, and not more than there are registers.
+ * with another KERNEL(name) and VECTOR_BYTES.
+ *
+ * ROWS are multiplied at once, or FEW, or PANELS for a single row: that makes
+ * more sums than a processor adds at once, and not more than there are
+ * registers.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -32,7 +34,8 @@ KERNEL(name) (const float *restrict weights, int inputs, const float *restrict x
 				sums[row][part] += x[row * x_stride + k] * LOAD(weights + part * WIDTH); \
 	for (int row = 0; row < ROWS_; row++) \
 		for (int part = 0; part < PARTS; part++) \
-			STORE(y + row * y_stride + part * WIDTH, relu ? POSITIVE(sums[row][part]) : sums[row][part]); \
+			STORE(y + row * y_stride + part * WIDTH, \
+				  relu ? POSITIVE(sums[row][part]) : sums[row][part]); \
 }
 
 PANEL_OF_ROWS(panel_of_many, ROWS)
@@ -41,8 +44,8 @@ PANEL_OF_ROWS(panel_of_one, 1)
 
 /* Several panels for a single row. */
 static void
-KERNEL(panels_of_one) (const float *restrict weights, int inputs, const float *restrict x, const float *start,
-					   float *y, bool relu)
+KERNEL(panels_of_one) (const float *restrict weights, int inputs, const float *restrict x,
+					   const float *start, float *y, bool relu)
 {
 	Size		panel_size = (Size) inputs * LANES;
 	Vector		sums[PANELS][PARTS];
@@ -56,7 +59,8 @@ KERNEL(panels_of_one) (const float *restrict weights, int inputs, const float *r
 				sums[panel][part] += x[k] * LOAD(weights + panel * panel_size + part * WIDTH);
 	for (int panel = 0; panel < PANELS; panel++)
 		for (int part = 0; part < PARTS; part++)
-			STORE(y + panel * LANES + part * WIDTH, relu ? POSITIVE(sums[panel][part]) : sums[panel][part]);
+			STORE(y + panel * LANES + part * WIDTH,
+				  relu ? POSITIVE(sums[panel][part]) : sums[panel][part]);
 }
 
 static float
@@ -84,7 +88,8 @@ KERNEL(name) (const float *restrict weights, int inputs, const float *restrict x
 	for (; k + LANES <= inputs; k += LANES) \
 		UNROLLED(for (int row = 0; row < ROWS_; row++)) \
 			UNROLLED(for (int part = 0; part < PARTS; part++)) \
-				sums[row][part] += LOAD(x + row * x_stride + k + part * WIDTH) * LOAD(weights + k + part * WIDTH); \
+				sums[row][part] += LOAD(x + row * x_stride + k + part * WIDTH) * \
+					LOAD(weights + k + part * WIDTH); \
 	for (int row = 0; row < ROWS_; row++) \
 	{ \
 		float		sum = start[row * start_stride] + KERNEL(sum) ((float *) sums[row]); \
@@ -99,8 +104,8 @@ OUTPUT_OF_ROWS(output_of_few, FEW)
 OUTPUT_OF_ROWS(output_of_one, 1)
 
 static void
-KERNEL(narrow) (const Dense *layer, const float *x, Size x_stride, const float *start, Size start_stride,
-				int rows, float *y, Size y_stride, bool relu)
+KERNEL(narrow) (const Dense *layer, const float *x, Size x_stride, const float *start,
+				Size start_stride, int rows, float *y, Size y_stride, bool relu)
 {
 	for (int output = 0; output < layer->outputs; output++)
 	{
@@ -124,8 +129,8 @@ KERNEL(narrow) (const Dense *layer, const float *x, Size x_stride, const float *
 					  start + row * ss + panel * LANES, ss, y + row * ys + panel * LANES, ys, relu)
 
 static void
-KERNEL(dense) (const Dense *layer, const float *x, int x_stride, const float *start, int start_stride,
-			   int rows, float *y, int y_stride, bool relu)
+KERNEL(dense) (const Dense *layer, const float *x, int x_stride, const float *start,
+			   int start_stride, int rows, float *y, int y_stride, bool relu)
 {
 	Size		xs = x_stride,
 				ss = start_stride,
@@ -149,10 +154,12 @@ KERNEL(dense) (const Dense *layer, const float *x, int x_stride, const float *st
 
 		for (; panel + PANELS <= panels; panel += PANELS)
 			KERNEL(panels_of_one) (layer->weights + panel * panel_size, layer->inputs, x + row * xs,
-								   start + row * ss + panel * LANES, y + row * ys + panel * LANES, relu);
+								   start + row * ss + panel * LANES, y + row * ys + panel * LANES,
+								   relu);
 		for (; panel < panels; panel++)
-			KERNEL(panel_of_one) (layer->weights + panel * panel_size, layer->inputs, x + row * xs, xs,
-								  start + row * ss + panel * LANES, ss, y + row * ys + panel * LANES, ys, relu);
+			KERNEL(panel_of_one) (layer->weights + panel * panel_size, layer->inputs, x + row * xs,
+								  xs, start + row * ss + panel * LANES, ss,
+								  y + row * ys + panel * LANES, ys, relu);
 	}
 }
 
@@ -191,7 +198,8 @@ KERNEL(tanh) (Vector *numbers)
 	Vector		square = x * x;
 	Vector		e = size * -2.0f;
 	Vector		large;
-	Vector		small = x - x * square * (0.333333333f - square * (0.133333333f - square * 0.0539682540f));
+	Vector		series = 0.333333333f - square * (0.133333333f - square * 0.0539682540f);
+	Vector		small = x - x * square * series;
 
 	KERNEL(exponential) (&e);
 	large = (1.0f - e) / (1.0f + e);
@@ -210,7 +218,10 @@ KERNEL(gelu) (Vector *numbers)
 	Vector		tail;
 
 	KERNEL(exponential) (&e);
-	tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+	tail = t * 1.061405429f - 1.453152027f;
+	tail = t * tail + 1.421413741f;
+	tail = t * tail - 0.284496736f;
+	tail = t * (t * tail + 0.254829592f);
 	tail = 0.5f * tail * e;
 	*numbers = x * CHOOSE(x < 0.0f, tail, 1.0f - tail);
 }
@@ -253,8 +264,8 @@ KERNEL(activate) (Activation kind, float *y, int count)
 }
 
 static void
-KERNEL(normalise) (const float *restrict scale, const float *restrict shift, int count, int rows, float *restrict y,
-				   int stride)
+KERNEL(normalise) (const float *restrict scale, const float *restrict shift, int count, int rows,
+				   float *restrict y, int stride)
 {
 	for (int row = 0; row < rows; row++, y += stride)
 	{
@@ -282,8 +293,8 @@ KERNEL(add) (const float *restrict x, int count, float *restrict y)
 }
 
 static void
-KERNEL(piece) (const float *restrict piece, float part, const float *restrict linear, float x, int count,
-			   float *restrict y)
+KERNEL(piece) (const float *restrict piece, float part, const float *restrict linear, float x,
+			   int count, float *restrict y)
 {
 	int			i = 0;
 

@@ -40,5 +40,6 @@ void
 embedding_join(const Embedding *self, const int32 *codes, float *y)
 {
 	for (int i = 0; i < self->categories->count; i++)
-		memcpy(y + (Size) i * self->width, embedding_vector(self, i, codes[i]), sizeof(float) * self->width);
+		memcpy(y + (Size) i * self->width, embedding_vector(self, i, codes[i]),
+			   sizeof(float) * self->width);
 }

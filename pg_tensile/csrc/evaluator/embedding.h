@@ -17,8 +17,10 @@ typedef struct Embedding
 } Embedding;
 
 /* Adds the tensor with this name, if there are categories. */
-extern void embedding_compile(ImageWriter *writer, const ModelSource *source, const char *name, int width);
-extern void embedding_open(Embedding *self, ImageReader *reader, const Categories *categories, int width);
+extern void embedding_compile(ImageWriter *writer, const ModelSource *source, const char *name,
+							  int width);
+extern void embedding_open(Embedding *self, ImageReader *reader, const Categories *categories,
+						   int width);
 
 static inline const float *
 embedding_vector(const Embedding *self, int category, int32 code)
@@ -27,7 +29,8 @@ embedding_vector(const Embedding *self, int category, int32 code)
 }
 
 /* Adds the vectors of a row's codes to y [width]. */
-extern void embedding_add(const Embedding *self, const DenseKernels *kernels, const int32 *codes, float *y);
+extern void embedding_add(const Embedding *self, const DenseKernels *kernels, const int32 *codes,
+						  float *y);
 
 /* Sets y to the vectors of a row's codes side by side. */
 extern void embedding_join(const Embedding *self, const int32 *codes, float *y);

@@ -49,7 +49,6 @@ struct Evaluator
  */
 #define BLOCK_NUMBERS 32768
 #define LEAST_BLOCK 16
-#define MOST_BLOCK 256
 
 static const JsonNode *
 parsed(Compilation *compilation, const char *json, Size length)
@@ -78,8 +77,10 @@ compile_histograms(const StoredVersion *version, ImageWriter *writer, const Json
 static void
 compile_sections(const StoredVersion *version, Compilation *compilation, ImageWriter *sections)
 {
-	const JsonNode *architecture = parsed(compilation, version->architecture, version->architecture_length);
-	const JsonNode *preprocessing = parsed(compilation, version->preprocessing, version->preprocessing_length);
+	const JsonNode *architecture = parsed(compilation, version->architecture,
+										  version->architecture_length);
+	const JsonNode *preprocessing = parsed(compilation, version->preprocessing,
+										   version->preprocessing_length);
 	const JsonNode *list = json_member(preprocessing, "features");
 	ImageReader reader;
 	Features	features;
@@ -93,9 +94,11 @@ compile_sections(const StoredVersion *version, Compilation *compilation, ImageWr
 	if (!compilation_ready(compilation))
 		return;
 	/* The model is compiled for features and outputs as they will be opened. */
-	reader = (ImageReader) {.bytes = sections[SECTION_ANSWERS].bytes, .length = sections[SECTION_ANSWERS].length};
+	reader = (ImageReader) {.bytes = sections[SECTION_ANSWERS].bytes,
+							.length = sections[SECTION_ANSWERS].length};
 	answers_open(&answers, &reader);
-	reader = (ImageReader) {.bytes = sections[SECTION_FEATURES].bytes, .length = sections[SECTION_FEATURES].length};
+	reader = (ImageReader) {.bytes = sections[SECTION_FEATURES].bytes,
+							.length = sections[SECTION_FEATURES].length};
 	features_open(&features, &reader);
 	if (reader.is_damaged)
 		compilation_unsuitable(compilation);	/* it has too many */
@@ -140,7 +143,8 @@ joined(const ImageWriter *sections, uint64 identity, Size *bytes)
 }
 
 EvaluatorStatus
-evaluator_compile(const StoredVersion *version, uint64 identity, char **image, Size *bytes, const char **problem)
+evaluator_compile(const StoredVersion *version, uint64 identity, char **image, Size *bytes,
+				  const char **problem)
 {
 	Compilation compilation = {.status = EVALUATOR_READY};
 	ImageWriter sections[SECTIONS] = {{0}};
@@ -171,8 +175,9 @@ evaluator_compile(const StoredVersion *version, uint64 identity, char **image, S
 static bool
 is_image(const ImageHeader *header, const void *image, Size bytes, uint64 identity)
 {
-	return (uintptr_t) image % IMAGE_ALIGNMENT == 0 && bytes >= sizeof(ImageHeader) && bytes <= IMAGE_MOST_BYTES &&
-		header->magic == IMAGE_MAGIC && header->identity == identity && header->bytes == bytes;
+	return (uintptr_t) image % IMAGE_ALIGNMENT == 0 && bytes >= sizeof(ImageHeader) &&
+		bytes <= IMAGE_MOST_BYTES && header->magic == IMAGE_MAGIC &&
+			header->identity == identity && header->bytes == bytes;
 }
 
 /* A section, damaged from the beginning if it is not inside of the image or if another one was. */
@@ -219,11 +224,13 @@ evaluator_open(const void *image, Size bytes, uint64 identity, const char **prob
 		evaluator_close(self);
 		return NULL;
 	}
-	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK), MOST_BLOCK);
+	self->block_rows = Min(Max(BLOCK_NUMBERS / Max(self->model.widest, 1), LEAST_BLOCK),
+						   NUMBERS_MOST_ROWS);
 	model_prepare(&self->model, self->block_rows);
 	rows_new(&self->numbers, self->block_rows, self->features.width + self->model.extra);
 	rows_new(&self->outputs, self->block_rows, self->answers.outputs);
-	self->codes = palloc0(sizeof(int32) * ((Size) self->block_rows * self->features.categories.count + 1));
+	self->codes =
+		palloc0(sizeof(int32) * ((Size) self->block_rows * self->features.categories.count + 1));
 	return self;
 }
 
@@ -238,6 +245,14 @@ evaluator_close(Evaluator *self)
 	if (self->codes != NULL)
 		pfree(self->codes);
 	pfree(self);
+}
+
+void
+evaluator_features(const Evaluator *self, int *scalars, int *categories, int *arrays)
+{
+	*scalars = self->features.numbers.count;
+	*categories = self->features.categories.count;
+	*arrays = self->features.arrays.count;
 }
 
 int
@@ -255,11 +270,19 @@ evaluator_labels(const Evaluator *self)
 int32
 evaluator_code(const Evaluator *self, int category, const char *utf8, int length, bool *unknown)
 {
-	return category_code(&self->features.categories.items[category], utf8, length, unknown);
+	const Categories *categories = &self->features.categories;
+
+	if (category < 0 || category >= categories->count)
+	{
+		*unknown = true;
+		return 0;
+	}
+	return category_code(&categories->items[category], utf8, length, unknown);
 }
 
 bool
-evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs, EvaluatorMismatch *mismatch)
+evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs,
+				  EvaluatorMismatch *mismatch)
 {
 	int			width = self->answers.outputs;
 
@@ -284,14 +307,15 @@ evaluator_outputs(Evaluator *self, const EvaluatorRows *rows, double *outputs, E
 }
 
 void
-evaluator_answers(const Evaluator *self, const double *outputs, int rows, double *prediction, double *probability,
-				  int32 *label)
+evaluator_answers(const Evaluator *self, const double *outputs, int rows, double *prediction,
+				  double *probability, int32 *label)
 {
 	answers_find(&self->answers, outputs, rows, prediction, probability, label);
 }
 
 void
-evaluator_probabilities(const Evaluator *self, const double *outputs, int rows, double *probabilities)
+evaluator_probabilities(const Evaluator *self, const double *outputs, int rows,
+						double *probabilities)
 {
 	answers_probabilities(&self->answers, outputs, rows, probabilities);
 }
@@ -303,8 +327,8 @@ evaluator_interval_rows(const Evaluator *self)
 }
 
 EvaluatorInterval
-evaluator_interval(const Evaluator *self, const double *outputs, int rows, double coverage, double *lower,
-				   double *upper)
+evaluator_interval(const Evaluator *self, const double *outputs, int rows, double coverage,
+				   double *lower, double *upper)
 {
 	return answers_interval(&self->answers, outputs, rows, coverage, lower, upper);
 }
@@ -322,8 +346,8 @@ evaluator_histograms(const Evaluator *self)
 }
 
 void
-evaluator_row_bins(const Evaluator *self, const EvaluatorRows *rows, int row, double prediction, int32 label,
-				   int *bins)
+evaluator_row_bins(const Evaluator *self, const EvaluatorRows *rows, int row, double prediction,
+				   int32 label, int *bins)
 {
 	histograms_find(&self->histograms, rows, row, prediction, label, bins);
 }

@@ -55,12 +55,15 @@ extern Evaluator *evaluator_open(const void *image, Size bytes, uint64 identity,
 /* Frees what evaluator_open() has allocated; the image remains. */
 extern void evaluator_close(Evaluator *self);
 
+/* The numbers of its features, by kind, that rows have to have. */
+extern void evaluator_features(const Evaluator *self, int *scalars, int *categories, int *arrays);
+
 extern int	evaluator_outputs_per_row(const Evaluator *self);
 extern int	evaluator_labels(const Evaluator *self);	/* 0: a regression */
 
 /*
- * The code of a category's string, from 0.  `unknown`: it counts as one that
- * was never seen in training.
+ * The code of a category's string, from 0; 0 if there is no such category.
+ * `unknown`: it counts as one that was never seen in training.
  */
 extern int32 evaluator_code(const Evaluator *self, int category, const char *utf8, int length,
 							bool *unknown);

@@ -68,7 +68,8 @@ features_apply(Features *self, const EvaluatorRows *rows, int first, FeatureBloc
 	float	   *indicators = block->numbers + self->ranks + self->numbers.plain;
 	int			categories = self->categories.count;
 
-	numbers_apply(&self->numbers, rows->scalars, rows->capacity, first, block->rows, block->numbers, block->stride);
+	numbers_apply(&self->numbers, rows->scalars, rows->capacity, first, block->rows, block->numbers,
+				  block->stride);
 	arrays_apply(&self->arrays, rows->arrays, first, block->rows, indicators,
 				 indicators + self->arrays.indicators, block->stride);
 	for (int i = 0; i < categories; i++)
@@ -76,6 +77,7 @@ features_apply(Features *self, const EvaluatorRows *rows, int first, FeatureBloc
 		const int32 *codes = rows->codes + (Size) i * rows->capacity + first;
 
 		for (int row = 0; row < block->rows; row++)
-			block->codes[(Size) row * categories + i] = category_clean(&self->categories.items[i], codes[row]);
+			block->codes[(Size) row * categories + i] = category_clean(&self->categories.items[i],
+																	   codes[row]);
 	}
 }

@@ -38,6 +38,7 @@ extern void features_compile(ImageWriter *writer, const JsonNode *features);
 extern void features_open(Features *self, ImageReader *reader);
 extern void features_close(Features *self);
 
-extern void features_apply(Features *self, const EvaluatorRows *rows, int first, FeatureBlock *block);
+extern void features_apply(Features *self, const EvaluatorRows *rows, int first,
+						   FeatureBlock *block);
 
 #endif

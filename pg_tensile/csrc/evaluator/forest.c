@@ -6,6 +6,7 @@
 #include "evaluator/platform.h"
 
 #include "evaluator/forest.h"
+#include "evaluator/processor.h"
 
 #define MOST_TREES (1 << 22)
 #define MOST_NODES (1 << 22)
@@ -17,11 +18,46 @@ open_column(ForestColumn *self, ImageReader *reader, const Features *features)
 	Size		count;
 
 	self->category = (int) image_whole(reader, -1, features->categories.count - 1);
+	self->codes = (int) image_whole(reader, 0, FOREST_MOST_CODES);
 	self->number = (int) image_whole(reader, 0, Max(features->width - 1, 0));
 	self->values = image_some(reader, sizeof(float), FOREST_NO_PLACE - 1, &count);
 	self->thresholds = (int) count;
 	if (self->category < 0 && features->width == 0)
 		reader->is_damaged = true;
+}
+
+static Size
+set_words(const ForestColumn *column)
+{
+	return (Size) column->codes / 32 + 1;
+}
+
+/*
+ * Whether a node reads words behind the sets.  A node without a set, of which a
+ * leaf may be of any column, reads the first one.
+ */
+static bool
+has_wrong_sets(const Forest *self, Size nodes, Size words)
+{
+	bool		is_wrong = false;
+	Size		longest = 1;
+
+	for (int i = 0; i < self->columns; i++)
+		longest = Max(longest, set_words(&self->column[i]));
+	if (longest > words)
+		return true;
+	for (Size i = 0; i < longest; i++)
+		is_wrong |= self->sets[i] != 0;
+	for (Size i = 0; i < nodes; i++)
+	{
+		int			column = forest_column(self->nodes[i]) / FOREST_ROWS;
+		Size		start = self->node_sets[i];
+		Size		length = column < self->columns ? set_words(&self->column[column]) : 1;
+
+		is_wrong |= start + length > words;
+		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
+	}
+	return is_wrong;
 }
 
 /* Checks that no descent leaves the arrays. */
@@ -35,19 +71,14 @@ check_nodes(const Forest *self, ImageReader *reader, Size nodes, Size words)
 	for (Size i = 0; i < nodes; i++)
 	{
 		ForestNode	node = self->nodes[i];
-		bool		never_right = forest_place(node) == FOREST_NO_PLACE && (self->node_sets == NULL || self->node_sets[i] == 0);
+		bool		never_right = forest_place(node) == FOREST_NO_PLACE &&
+			(self->node_sets == NULL || self->node_sets[i] == 0);
 
 		is_wrong |= forest_left(node) + (Size) (never_right ? 0 : 1) >= nodes;
-		is_wrong |= forest_column(node) % FOREST_ROWS != 0 || forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
+		is_wrong |= forest_column(node) % FOREST_ROWS != 0 ||
+			forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
 	}
-	for (Size i = 0; i < nodes && self->node_sets != NULL; i++)
-	{
-		uint32		start = self->node_sets[i];
-
-		is_wrong |= start + (Size) 2 > words || start + (Size) 2 + self->sets[Min(start, words - 1)] > words;
-		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
-	}
-	if (is_wrong || (self->node_sets != NULL && (self->sets[0] != 0 || self->sets[1] != 0)))
+	if (is_wrong || (self->node_sets != NULL && has_wrong_sets(self, nodes, words)))
 		reader->is_damaged = true;
 }
 
@@ -73,7 +104,7 @@ forest_open(Forest *self, ImageReader *reader, const Features *features, int out
 	self->sets = image_some(reader, sizeof(uint32), IMAGE_MOST_BYTES / sizeof(uint32), &words);
 	if (node_sets == 0)
 		self->node_sets = NULL;
-	else if (node_sets != nodes || words < 2)
+	else if (node_sets != nodes)
 		reader->is_damaged = true;
 	if (!reader->is_damaged)
 		check_nodes(self, reader, nodes, words);
@@ -115,9 +146,10 @@ find_places(const Forest *self, const FeatureBlock *block, int first, int rows, 
 
 		if (column->category >= 0)
 		{
+			const int32 *codes = block->codes + (Size) first * self->categories + column->category;
+
 			for (int row = 0; row < rows; row++)
-				places[row] = (uint32) Min(block->codes[(Size) (first + row) * self->categories + column->category],
-										   FOREST_NO_PLACE) << 16;
+				places[row] = forest_value(0, Min(codes[row * self->categories], column->codes));
 			continue;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
@@ -131,7 +163,7 @@ find_places(const Forest *self, const FeatureBlock *block, int first, int rows, 
 			length -= half;
 		}
 		for (int row = 0; row < FOREST_ROWS; row++)
-			places[row] = (found[row] + (length > 0 && values[found[row]] < x[row])) << 16;
+			places[row] = forest_value(found[row] + (length > 0 && values[found[row]] < x[row]), 0);
 	}
 }
 
@@ -140,19 +172,17 @@ static pg_attribute_always_inline uint32
 child(const Forest *self, uint32 index, const uint32 *places, int row, bool has_sets)
 {
 	ForestNode	node = self->nodes[index];
-	uint32		place = places[forest_column(node) + row];
+	uint32		value = places[forest_column(node) + row];
 
-	/* The lower half has the column behind the place, which does not make it larger than another place. */
-	uint32		next = forest_left(node) + (place > (uint32) node);
+	/* The node has its column where a value has a code, which changes no comparison of places. */
+	uint32		next = forest_left(node) + (value > (uint32) node);
 
 	if (has_sets)
 	{
-		/* Both comparisons are made, since which of them counts can be predicted as little as their results. */
-		const uint32 *set = self->sets + self->node_sets[index];
-		uint32		code = place >> 16;
-		uint32		word = Min(code / 32, set[0]);
+		/* Both comparisons are made: which of them counts can be predicted as little as they. */
+		uint32		code = (uint16) value;
 
-		next += (set[1 + word] >> (code % 32)) & 1;
+		next += (self->sets[self->node_sets[index] + code / 32] >> (code % 32)) & 1;
 	}
 	return next;
 }
@@ -179,8 +209,7 @@ add_groups(Forest *self, int groups, bool has_sets)
 			for (int row = 0; row < FOREST_ROWS; row++)
 				at[row] = self->roots[tree];
 			for (int level = 0; level < self->depths[tree]; level++)
-#pragma GCC unroll 8
-				for (int row = 0; row < FOREST_ROWS; row++)
+				UNROLLED(for (int row = 0; row < FOREST_ROWS; row++))
 					at[row] = child(self, at[row], places, row, has_sets);
 			for (int row = 0; row < FOREST_ROWS; row++, sums += self->outputs)
 				*sums += self->values[at[row]];
@@ -191,7 +220,10 @@ add_groups(Forest *self, int groups, bool has_sets)
 	}
 }
 
-/* Adds the leaves of all trees for one row, several trees at once, in a function that has all registers. */
+/*
+ * Adds the leaves of all trees for one row, several trees at once, in a
+ * function that has all registers.
+ */
 static pg_noinline void
 add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 {
@@ -211,8 +243,7 @@ add_row(const Forest *self, const uint32 *places, double *sums, bool has_sets)
 			depth = Max(depth, self->depths[own]);
 		}
 		for (int level = 0; level < depth; level++)
-#pragma GCC unroll 8
-			for (int i = 0; i < FOREST_ROWS; i++)
+			UNROLLED(for (int i = 0; i < FOREST_ROWS; i++))
 				at[i] = child(self, at[i], places, 0, has_sets);
 		for (int i = 0; i < trees; i++)
 		{
@@ -232,8 +263,12 @@ forest_outputs(Forest *self, const FeatureBlock *block, float *y, int stride)
 
 	memset(self->sums, 0, sizeof(double) * FOREST_ROWS * groups * self->outputs);
 	for (int group = 0; group < groups; group++)
-		find_places(self, block, group * FOREST_ROWS, Min(block->rows - group * FOREST_ROWS, FOREST_ROWS),
+	{
+		int			first = group * FOREST_ROWS;
+
+		find_places(self, block, first, Min(block->rows - first, FOREST_ROWS),
 					self->places + group * group_places);
+	}
 	/* A few rows of a last group, or alone, take less time one by one. */
 	if (rest > 0 && rest <= FOREST_ROWS / 2)
 		groups--;

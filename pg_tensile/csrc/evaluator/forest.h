@@ -27,16 +27,21 @@ typedef uint64 ForestNode;
 #define forest_place(node) ((uint16) ((node) >> 16))
 #define forest_left(node) ((uint32) ((node) >> 32))
 
+/* What a node compares: a place in the upper 16 bits, or a code in the lower ones. */
+#define forest_value(place, code) ((uint32) (place) << 16 | (uint32) (code))
+
 /* Rows, or trees of one row, that descend at once, since each step waits for memory. */
 #define FOREST_ROWS 8
 #define FOREST_MOST_COLUMNS (PG_UINT16_MAX / FOREST_ROWS)
 #define FOREST_NO_PLACE PG_UINT16_MAX	/* which none is above */
+#define FOREST_MOST_CODES PG_UINT16_MAX
 
 /* A column that some node compares. */
 typedef struct ForestColumn
 {
 	int			number;			/* among a row's numbers, or -1 for a category */
 	int			category;
+	int			codes;			/* of a category, that some set has; larger ones are as this one */
 	int			thresholds;
 	const float *values;		/* thresholds, ascending */
 } ForestColumn;
@@ -51,9 +56,9 @@ typedef struct Forest
 	const uint8 *depths;		/* [trees] */
 	const ForestNode *nodes;
 	const double *values;		/* [nodes], of leaves */
-	const uint32 *node_sets;	/* [nodes], where the set of codes begins that go right; NULL: no node has any */
-	const uint32 *sets;			/* of each: number of words, the words, and one for larger codes */
-	uint32	   *places;			/* workspace [groups of rows][columns][FOREST_ROWS], in the upper 16 bits */
+	const uint32 *node_sets;	/* [nodes], where the set of codes begins; NULL: there are none */
+	const uint32 *sets;			/* words of the codes that go right; the first set is empty */
+	uint32	   *places;			/* workspace [groups][columns][FOREST_ROWS]: forest_value() */
 	double	   *sums;			/* workspace [rows][outputs] */
 	int			categories;
 } Forest;

@@ -8,11 +8,15 @@
 #include "evaluator/forest_compile.h"
 #include "evaluator/tree.h"
 
+#define MOST_TREES (1 << 17)
+#define MOST_SET_WORDS (1 << 25)
+
 typedef struct Column
 {
 	bool		is_used;
 	int			number;			/* among those used */
 	int			category;		/* -1: none */
+	int			codes;			/* below which all are that some set has */
 	int			thresholds;
 	float	   *values;
 } Column;
@@ -26,7 +30,6 @@ typedef struct Builder
 	int			columns;
 	Column	   *column;
 	int			nodes;			/* of all trees, with leaves */
-	Size		set_words;
 } Builder;
 
 /* Reads a tree and notes which columns it compares. */
@@ -53,6 +56,27 @@ compare_floats(const void *left, const void *right)
 				b = *(const float *) right;
 
 	return (a > b) - (a < b);
+}
+
+/* Finds the largest code that a set of a column has. */
+static void
+collect_codes(Builder *self)
+{
+	for (int i = 0; i < self->count; i++)
+		for (int node = 0; node < self->trees[i].nodes; node++)
+		{
+			Column	   *column = &self->column[self->trees[i].feature[node]];
+			int			cardinality;
+
+			if (column->category < 0)
+				continue;
+			cardinality = self->features->categories.items[column->category].cardinality;
+			json_for_each(code, self->trees[i].codes[node])
+				if (code->u.number < cardinality)
+					column->codes = Max(column->codes, (int) code->u.number + 1);
+			if (column->codes > FOREST_MOST_CODES)
+				compilation_unsuitable(self->compilation);
+		}
 }
 
 /* Makes the distinct thresholds of each column that has no codes. */
@@ -104,12 +128,15 @@ write_columns(Builder *self, ImageWriter *writer)
 	for (int i = 0; i < self->columns; i++)
 	{
 		const Column *column = &self->column[i];
-		int			behind = i - features->plain - features->categories.count;	/* among elements of arrays */
+		int			behind =
+			i - features->plain - features->categories.count;  /* among elements of arrays */
 
 		if (!column->is_used)
 			continue;
 		image_write_whole(writer, column->category);
-		image_write_whole(writer, column->category >= 0 ? 0 : i < features->plain ? features->ranks + i :
+		image_write_whole(writer, column->codes);
+		image_write_whole(writer,
+						  column->category >= 0 ? 0 : i < features->plain ? features->ranks + i :
 						  features->ranks + features->plain + behind);
 		image_write_copy(writer, column->values, column->thresholds, sizeof(float));
 	}
@@ -133,33 +160,24 @@ place_of(const Column *column, float threshold)
 	return low;
 }
 
-/* The words of a set: ones for the codes that go right, those that the list lacks. */
-static uint32
-words_of(const Builder *self, const Column *column, const JsonNode *codes)
+/* The words of a set of a column's codes. */
+static Size
+set_words(const Column *column)
 {
-	int			cardinality = self->features->categories.items[column->category].cardinality;
-	int			largest = -1;
-
-	json_for_each(code, codes)
-		if (code->u.number < cardinality)
-			largest = Max(largest, (int) code->u.number);
-	if (largest >= FOREST_NO_PLACE)
-		compilation_unsuitable(self->compilation);
-	return (largest + 32) / 32;
+	return column->codes / 32 + 1;
 }
 
+/* Makes a set of the codes that go right, those that the list lacks. */
 static void
-fill_set(const JsonNode *codes, uint32 words, uint32 *set)
+fill_set(const Column *column, const JsonNode *codes, uint32 *set)
 {
-	set[0] = words;
-	for (uint32 i = 0; i <= words; i++)
-		set[i + 1] = PG_UINT32_MAX;
+	memset(set, 0xFF, sizeof(uint32) * set_words(column));
 	json_for_each(code, codes)
-		if (code->u.number < 32.0 * words)
+		if (code->u.number < column->codes)
 		{
 			uint32		number = (uint32) code->u.number;
 
-			set[1 + number / 32] &= ~((uint32) 1 << (number % 32));
+			set[number / 32] &= ~((uint32) 1 << (number % 32));
 		}
 }
 
@@ -201,23 +219,24 @@ place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
 			place = place_of(column, (float) tree->threshold[node]);
 		else
 		{
-			uint32		words = words_of(self, column, tree->codes[node]);
-
 			arrays->node_sets[start + i] = arrays->next_set;
-			fill_set(tree->codes[node], words, arrays->sets + arrays->next_set);
-			arrays->next_set += words + 2;
+			fill_set(column, tree->codes[node], arrays->sets + arrays->next_set);
+			arrays->next_set += set_words(column);
 		}
 		arrays->nodes[start + i] = forest_node(column->number * FOREST_ROWS, place, left);
 	}
 }
 
-/* Counts the words of all sets; they begin with an empty one, for nodes that have no codes. */
-static void
-count_sets(Builder *self)
+/*
+ * Counts the words of all sets, none if no node has one.  They begin with an
+ * empty set, as long as the longest, for nodes that have none.
+ */
+static Size
+count_set_words(const Builder *self, Size *first)
 {
-	bool		has_sets = false;
+	Size		words = 0;
 
-	self->set_words = 2;
+	*first = 0;
 	for (int i = 0; i < self->count; i++)
 		for (int node = 0; node < self->trees[i].nodes; node++)
 		{
@@ -225,13 +244,10 @@ count_sets(Builder *self)
 
 			if (column->category < 0)
 				continue;
-			has_sets = true;
-			self->set_words += words_of(self, column, self->trees[i].codes[node]) + 2;
+			words += set_words(column);
+			*first = Max(*first, set_words(column));
 		}
-	if (!has_sets)
-		self->set_words = 0;
-	if (self->set_words > EVALUATOR_MOST_WEIGHTS * 8)
-		compilation_unsuitable(self->compilation);
+	return words + *first;
 }
 
 static void
@@ -240,18 +256,19 @@ write_trees(Builder *self, ImageWriter *writer)
 	Compilation *compilation = self->compilation;
 	uint32	   *roots = compilation_new(compilation, uint32, self->count);
 	uint8	   *depths = compilation_new(compilation, uint8, self->count);
-	bool		has_sets;
-	NodeArrays	arrays = {.next_set = 2};
+	Size		first_set;
+	Size		words = count_set_words(self, &first_set);
+	NodeArrays	arrays = {.next_set = (uint32) first_set};
 	uint32		start = 0;
 
-	count_sets(self);
+	if (words > MOST_SET_WORDS)
+		compilation_unsuitable(compilation);
 	if (!compilation_ready(compilation))
 		return;
-	has_sets = self->set_words > 0;
 	arrays.nodes = compilation_new(compilation, ForestNode, self->nodes);
 	arrays.values = compilation_new(compilation, double, self->nodes);
 	arrays.node_sets = compilation_new(compilation, uint32, self->nodes);
-	arrays.sets = compilation_new(compilation, uint32, self->set_words);
+	arrays.sets = compilation_new(compilation, uint32, words);
 	for (int i = 0; i < self->count; i++)
 	{
 		roots[i] = start;
@@ -264,8 +281,8 @@ write_trees(Builder *self, ImageWriter *writer)
 	image_write_copy(writer, depths, self->count, sizeof(uint8));
 	image_write_copy(writer, arrays.nodes, self->nodes, sizeof(ForestNode));
 	image_write_copy(writer, arrays.values, self->nodes, sizeof(double));
-	image_write_copy(writer, arrays.node_sets, has_sets ? self->nodes : 0, sizeof(uint32));
-	image_write_copy(writer, arrays.sets, self->set_words, sizeof(uint32));
+	image_write_copy(writer, arrays.node_sets, words > 0 ? self->nodes : 0, sizeof(uint32));
+	image_write_copy(writer, arrays.sets, words, sizeof(uint32));
 }
 
 void
@@ -276,26 +293,34 @@ forest_compile(ImageWriter *writer, const ModelSource *source)
 	Builder		self = {.compilation = compilation, .features = features};
 	Size		length;
 	const char *bytes = weights_bytes(source->weights, source->prefix, "trees", &length);
-	const JsonNode *json = compilation_ready(compilation) ? json_parse(compilation, bytes, length) : NULL;
+	const JsonNode *json = compilation_ready(compilation) ? json_parse(compilation, bytes,
+																	   length) : NULL;
 	const JsonNode *trees;
 	int			place = 0;
 
 	self.columns = features->width - features->ranks + features->categories.count;
 	if (!compilation_ready(compilation))
 		return;
-	if (json_whole(compilation, json_member(json, "columns"), 0, PG_INT32_MAX, -1) != self.columns ||
-		json_whole(compilation, json_member(json, "outputs"), 0, PG_INT32_MAX, -1) != source->outputs)
+	if (json_whole(compilation, json_member(json, "columns"), 0, PG_INT32_MAX,
+				   -1) != self.columns ||
+		json_whole(compilation, json_member(json, "outputs"), 0, PG_INT32_MAX,
+				   -1) != source->outputs)
 		compilation_damaged(compilation, "its trees are for other features or outputs");
 	trees = json_array(compilation, json_member(json, "trees"));
 	if (trees->count % source->outputs != 0)
 		compilation_damaged(compilation, "its trees are not as many for each output");
+	if (trees->count > MOST_TREES)
+		compilation_unsuitable(compilation);
+	if (!compilation_ready(compilation))
+		return;
 	self.trees = compilation_new(compilation, Tree, trees->count);
 	self.column = compilation_new(compilation, Column, self.columns);
 	for (int i = 0; i < self.columns; i++)
 	{
 		int			category = i - features->plain;
 
-		self.column[i].category = category >= 0 && category < features->categories.count ? category : -1;
+		self.column[i].category = category >= 0 && category < features->categories.count ?
+			category : -1;
 	}
 	json_for_each(tree, trees)
 	{
@@ -307,6 +332,7 @@ forest_compile(ImageWriter *writer, const ModelSource *source)
 	self.count = place;
 	if (!compilation_weigh(compilation, self.nodes, 1))
 		return;
+	collect_codes(&self);
 	collect_thresholds(&self);
 	write_columns(&self, writer);
 	write_trees(&self, writer);

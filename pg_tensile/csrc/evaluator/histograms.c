@@ -77,7 +77,8 @@ label_bin(const Histogram *self, int32 label)
 }
 
 void
-histograms_find(const Histograms *self, const EvaluatorRows *rows, int row, double prediction, int32 label, int *bins)
+histograms_find(const Histograms *self, const EvaluatorRows *rows, int row, double prediction,
+				int32 label, int *bins)
 {
 	for (int i = 0; i < self->count; i++)
 	{

@@ -10,7 +10,10 @@
 #include "evaluator/answers.h"
 #include "evaluator/features.h"
 
-/* Bins are null, those between the cuts, or of codes, or of the labels, and for strings and labels all others. */
+/*
+ * Bins are null, those between the cuts, or of codes, or of the labels, and
+ * for strings and labels all others.
+ */
 typedef enum HistogramKind
 {
 	HISTOGRAM_NUMBERS,
@@ -41,7 +44,7 @@ extern void histograms_open(Histograms *self, ImageReader *reader, const Feature
 extern void histograms_close(Histograms *self);
 
 /* The bin of each histogram that a row belongs to, among those of all. */
-extern void histograms_find(const Histograms *self, const EvaluatorRows *rows, int row, double prediction,
-							int32 label, int *bins);
+extern void histograms_find(const Histograms *self, const EvaluatorRows *rows, int row,
+							double prediction, int32 label, int *bins);
 
 #endif

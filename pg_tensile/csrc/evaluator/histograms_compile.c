@@ -90,7 +90,8 @@ fits(const JsonNode *given, const Expected *expected)
 	const JsonNode *counts = json_member(given, "counts");
 	const JsonNode *edges = json_member(given, "edges");
 	const JsonNode *labels = json_member(given, "labels");
-	bool		has_number = expected->kind == HISTOGRAM_NUMBERS || expected->kind == HISTOGRAM_PREDICTIONS;
+	bool		has_number = expected->kind == HISTOGRAM_NUMBERS ||
+		expected->kind == HISTOGRAM_PREDICTIONS;
 	int			bins = expected->bins;
 
 	if (!json_is(given, JSON_IS_OBJECT))
@@ -106,7 +107,8 @@ fits(const JsonNode *given, const Expected *expected)
 	}
 	if (!json_is(name, JSON_IS_STRING) || !json_is(expected->name, JSON_IS_STRING) ||
 		strcmp(name->u.string, expected->name->u.string) != 0 ||
-		!json_equals(json_member(given, "kind"), expected->type) || !has_counts(counts, LARGEST_COUNT) ||
+		!json_equals(json_member(given, "kind"), expected->type) || !has_counts(counts,
+																				LARGEST_COUNT) ||
 		has_number != (edges != NULL) || (expected->kind == HISTOGRAM_LABELS) != (labels != NULL))
 		return false;
 	if (edges != NULL)
@@ -115,7 +117,8 @@ fits(const JsonNode *given, const Expected *expected)
 		if (bins > MOST_NUMBER_BINS || !has_edges(edges))
 			return false;
 	}
-	if (labels != NULL && (!has_distinct_labels(labels, expected->labels) || labels->count != bins - 1))
+	if (labels != NULL &&
+		(!has_distinct_labels(labels, expected->labels) || labels->count != bins - 1))
 		return false;
 	return counts->count == bins;
 }

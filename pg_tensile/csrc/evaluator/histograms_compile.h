@@ -13,6 +13,7 @@
  * Adds the histograms of a reference, none if it is NULL or not one that a
  * version with this preprocessing may have: it predicts all the same.
  */
-extern void histograms_compile(ImageWriter *writer, const JsonNode *reference, const JsonNode *preprocessing);
+extern void histograms_compile(ImageWriter *writer, const JsonNode *reference,
+							   const JsonNode *preprocessing);
 
 #endif

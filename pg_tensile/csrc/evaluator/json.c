@@ -45,7 +45,8 @@ is_plain(const char *utf8, Size length)
 			if (c == '"')
 				in_string = false;
 			else if (c == '\\' && ++i < length && utf8[i] == 'u' &&
-					 (length - i < 5 || utf8[i + 1] != '0' || utf8[i + 2] != '0' || utf8[i + 3] > '7'))
+					 (length - i < 5 || utf8[i + 1] != '0' || utf8[i + 2] != '0' ||
+					  utf8[i + 3] > '7'))
 				return false;
 		}
 		else if (c == '"')
@@ -247,8 +248,7 @@ json_numbers(Compilation *compilation, const JsonNode *node, int *count)
 	int			place = 0;
 
 	json_for_each(item, array)
-		numbers[place++] = item->kind == JSON_IS_NULL ? (compilation_damaged(compilation, "a number in its JSON is null"), 0.0)
-			: json_number(compilation, item, 0.0);
+		numbers[place++] = json_number(compilation, item, 0.0);
 	*count = place;
 	return numbers;
 }

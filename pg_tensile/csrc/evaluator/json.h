@@ -47,7 +47,8 @@ typedef struct JsonNode
 static inline const JsonNode *
 json_first(const JsonNode *node)
 {
-	return json_is(node, JSON_IS_ARRAY) || json_is(node, JSON_IS_OBJECT) ? node->u.items.first : NULL;
+	return json_is(node, JSON_IS_ARRAY) || json_is(node,
+												   JSON_IS_OBJECT) ? node->u.items.first : NULL;
 }
 
 /* A loop over the items of an array or object; anything else has none. */

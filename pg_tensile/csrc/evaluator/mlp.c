@@ -59,14 +59,19 @@ describe(const ModelSource *source, MlpDescription *given)
 	}
 	given->is_batch_norm = json_equals(norm, "batch");
 	given->is_layer_norm = json_equals(norm, "layer");
-	if (norm != NULL && !given->is_batch_norm && !given->is_layer_norm && !json_equals(norm, "none"))
+	if (norm != NULL && !given->is_batch_norm && !given->is_layer_norm &&
+		!json_equals(norm, "none"))
 		compilation_unsuitable(compilation);
-	given->has_dropout = json_number(compilation, json_member(source->architecture, "dropout"), 0.0) != 0.0;
+	given->has_dropout = json_number(compilation, json_member(source->architecture, "dropout"),
+									 0.0) != 0.0;
 	given->embedding = (int) json_whole(compilation, json_member(source->architecture, "embedding"),
 										1, MOST_EMBEDDING, 16);
 }
 
-/* The place of an input of the first layer: the predictor has vectors of codes between numbers and arrays. */
+/*
+ * The place of an input of the first layer: the predictor has vectors of codes
+ * between numbers and arrays.
+ */
 static int
 place_of_input(const Features *features, int extra, int input)
 {
@@ -79,7 +84,8 @@ place_of_input(const Features *features, int extra, int input)
 
 /* Folds a batch norm into the weights [inputs][outputs] in front of it. */
 static void
-fold(const ModelSource *source, const char *layer, int inputs, int outputs, float *weights, float *bias)
+fold(const ModelSource *source, const char *layer, int inputs, int outputs, float *weights,
+	 float *bias)
 {
 	const float *weight = weights_floats(source->weights, layer, "weight", outputs, -1, -1);
 	const float *shift = weights_floats(source->weights, layer, "bias", outputs, -1, -1);
@@ -99,10 +105,13 @@ fold(const ModelSource *source, const char *layer, int inputs, int outputs, floa
 	}
 }
 
-/* Adds the layer with this number among those of the predictor, and its norm; returns the next number. */
+/*
+ * Adds the layer with this number among those of the predictor, and its norm;
+ * returns the next number.
+ */
 static int
-compile_layer(ImageWriter *writer, const ModelSource *source, const MlpDescription *given, int extra, int number,
-			  int inputs, int outputs, bool is_hidden)
+compile_layer(ImageWriter *writer, const ModelSource *source, const MlpDescription *given,
+			  int extra, int number, int inputs, int outputs, bool is_hidden)
 {
 	Compilation *compilation = source->compilation;
 	char		layer[64];
@@ -237,7 +246,8 @@ mlp_outputs(Mlp *self, const FeatureBlock *block, Rows *y)
 	{
 		const MlpLayer *layer = &self->layers[i];
 		bool		is_hidden = i < self->count - 1;
-		bool		is_relu = is_hidden && self->activation == ACTIVATION_RELU && layer->scale == NULL;
+		bool		is_relu = is_hidden && self->activation == ACTIVATION_RELU &&
+			layer->scale == NULL;
 		Rows	   *next = is_hidden ? &self->hidden[i % 2] : y;
 
 		self->kernels->dense(&layer->dense, x.numbers, x.stride, layer->dense.bias, 0, block->rows,

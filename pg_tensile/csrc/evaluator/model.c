@@ -46,7 +46,8 @@ compile_average(ImageWriter *writer, const ModelSource *source)
 	Compilation *compilation = source->compilation;
 	const JsonNode *members = json_array(compilation, json_member(source->architecture, "members"));
 	int			count;
-	const double *weights = json_numbers(compilation, json_member(source->architecture, "weights"), &count);
+	const double *weights = json_numbers(compilation, json_member(source->architecture, "weights"),
+										 &count);
 	ModelSource member = *source;
 	int			number = 0;
 
@@ -104,7 +105,8 @@ open_member(Model *self, ModelMember *member, ImageReader *reader)
 		case MODEL_TABULAR:
 			tabular_open(&member->tabular, reader, self->features, self->outputs);
 			self->extra = Max(self->extra, member->tabular.extra);
-			self->widest = Max(self->widest, Max(member->tabular.projection, member->tabular.hidden));
+			self->widest = Max(self->widest,
+							   Max(member->tabular.projection, member->tabular.hidden));
 			break;
 		case MODEL_BOOSTED:
 			forest_open(&member->forest, reader, self->features, self->outputs);

@@ -49,7 +49,10 @@ extern void model_open(Model *self, ImageReader *reader, const Features *feature
 extern void model_prepare(Model *self, int rows);
 extern void model_close(Model *self);
 
-/* The outputs of some rows, whose numbers have room for the extra ones; y has as many as the features have rows. */
+/*
+ * The outputs of some rows, whose numbers have room for the extra ones; y has
+ * as many as the features have rows.
+ */
 extern void model_outputs(Model *self, const FeatureBlock *block, Rows *y);
 
 #endif

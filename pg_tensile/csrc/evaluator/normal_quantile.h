@@ -8,7 +8,10 @@
 
 #include "evaluator/platform.h"
 
-/* The quantile of a share, at least 1e-10 and at most 1 minus that, as Python's NormalDist().inv_cdf() has it. */
+/*
+ * The quantile of a share, at least 1e-10 and at most 1 minus that, as
+ * Python's NormalDist().inv_cdf() has it.
+ */
 extern double normal_quantile(double share);
 
 #endif

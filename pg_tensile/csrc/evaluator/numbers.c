@@ -12,7 +12,6 @@
 #define MOST_COLUMNS 65536
 #define MOST_KNOTS 65536
 #define QUARTILE 0.6744897501960817 /* of the normal distribution */
-#define BLOCK 256
 
 #define DAY_US 86400e6
 #define MOST_US 9.2e18
@@ -64,7 +63,8 @@ compile_ranks(ImageWriter *writer, const JsonNode *ranks)
 	RankSegment *segments;
 	double		spread;
 
-	if (count < 2 || count > MOST_KNOTS || deviates != count || !is_ascending(x, count) || !is_ascending(z, count))
+	if (count < 2 || count > MOST_KNOTS || deviates != count || !is_ascending(x, count) ||
+		!is_ascending(z, count))
 	{
 		compilation_damaged(compilation, "the ranks of a column are not in order");
 		return;
@@ -139,7 +139,8 @@ numbers_compile(ImageWriter *writer, const JsonNode *features)
 	waves = image_write_items(writer, 2 * (WEEK + YEAR), sizeof(float));
 	for (int day = 0; day < WEEK + YEAR; day++)
 	{
-		double		angle = day < WEEK ? day * (2.0 * M_PI / 7.0) : (day - WEEK) * (2.0 * M_PI / 365.25);
+		double		angle = day < WEEK ?
+			day * (2.0 * M_PI / 7.0) : (day - WEEK) * (2.0 * M_PI / 365.25);
 
 		waves[2 * day] = (float) sin(angle);
 		waves[2 * day + 1] = (float) cos(angle);
@@ -213,7 +214,8 @@ day_of_year(int64 days)
 	int64		day = days + EPOCH_DAYS + MARCH_DAYS;
 	int64		era = (day >= 0 ? day : day - 146096) / 146097;
 	int			of_era = (int) (day - era * 146097);
-	int			year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;	/* from March on */
+	int			year =
+		(of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;   /* from March on */
 	int			of_year = of_era - (365 * year + year / 4 - year / 100);
 	bool		is_leap = year % 4 == 0 && (year % 100 != 0 || year == 0);
 
@@ -262,13 +264,14 @@ spread_column(const float *column, int rows, float *x, int stride)
 }
 
 void
-numbers_apply(const Numbers *self, const double *scalars, int capacity, int first, int rows, float *x, int stride)
+numbers_apply(const Numbers *self, const double *scalars, int capacity, int first, int rows,
+			  float *x, int stride)
 {
 	const ScalingKernels *kernels = self->kernels;
 	float	   *plain = x + self->ranks;
-	float		y[BLOCK];
+	float		y[NUMBERS_MOST_ROWS];
 
-	Assert(rows <= BLOCK);
+	Assert(rows <= NUMBERS_MOST_ROWS);
 	for (int i = 0; i < self->count; i++)
 	{
 		const NumberColumn *column = &self->columns[i];
@@ -291,6 +294,7 @@ numbers_apply(const Numbers *self, const double *scalars, int capacity, int firs
 		}
 		if (column->is_time)
 			for (int row = 0; row < rows; row++)
-				cycles(self, numbers[row], column->has_hours, plain + (Size) row * stride + column->cycles);
+				cycles(self, numbers[row], column->has_hours,
+					   plain + (Size) row * stride + column->cycles);
 	}
 }

@@ -38,6 +38,9 @@ typedef struct Numbers
 /* Adds the columns among the features of a version. */
 extern void numbers_compile(ImageWriter *writer, const JsonNode *features);
 
+/* Rows that are computed at once, at most. */
+#define NUMBERS_MOST_ROWS 256
+
 extern void numbers_open(Numbers *self, ImageReader *reader);
 extern void numbers_close(Numbers *self);
 
@@ -45,7 +48,7 @@ extern void numbers_close(Numbers *self);
  * The numbers of some rows from `first` on, [rows][stride].  `scalars` are
  * [columns][capacity].
  */
-extern void numbers_apply(const Numbers *self, const double *scalars, int capacity, int first, int rows,
-						  float *x, int stride);
+extern void numbers_apply(const Numbers *self, const double *scalars, int capacity, int first,
+						  int rows, float *x, int stride);
 
 #endif

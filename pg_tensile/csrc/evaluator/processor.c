@@ -18,8 +18,9 @@ processor_vectors(void)
 		most = (ProcessorVectors) atoi(getenv("EVALUATOR_VECTORS"));
 #endif
 #ifdef TENSILE_VECTORS
-	if (most >= VECTORS_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma"))
+	if (most >= VECTORS_AVX512 && __builtin_cpu_supports("avx512f") &&
+		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+			__builtin_cpu_supports("fma"))
 		return VECTORS_AVX512;
 	if (most >= VECTORS_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 		return VECTORS_AVX2;

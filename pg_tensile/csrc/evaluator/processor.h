@@ -1,10 +1,10 @@
 /*
  * processor.h: which vector instructions this processor has.
  *
- * A kernel is compiled for each of them: its source, a file *_kernels.h, is
- * included once for each, between TENSILE_BEGIN_... and TENSILE_END_VECTORS.
- * (GCC takes vectors apart before it inlines functions, so that only whole
- * functions can be compiled for several processors.)
+ * A kernel is compiled for each of them: its source (dense_kernels.h) is
+ * included once for each, below a pragma.  GCC takes vectors apart before it
+ * inlines functions, so that only whole functions can be compiled for several
+ * processors.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -22,6 +22,13 @@ typedef enum ProcessorVectors
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define TENSILE_VECTORS
+#endif
+
+/* A loop with a constant number of turns, without the loop. */
+#ifdef __clang__
+#define UNROLLED(loop) _Pragma("unroll") loop
+#else
+#define UNROLLED(loop) _Pragma("GCC unroll 16") loop
 #endif
 
 extern ProcessorVectors processor_vectors(void);

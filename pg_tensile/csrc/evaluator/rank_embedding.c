@@ -59,8 +59,8 @@ typedef struct RankWeights
 
 /* The parts and pieces of one rank. */
 static void
-compile_rank(Compilation *compilation, const RankWeights *given, int rank, int own, const float *edges,
-			 RankBin *parts, float *pieces)
+compile_rank(Compilation *compilation, const RankWeights *given, int rank, int own,
+			 const float *edges, RankBin *parts, float *pieces)
 {
 	int			width = given->width;
 	float	   *sum = compilation_new(compilation, float, width);
@@ -74,8 +74,12 @@ compile_rank(Compilation *compilation, const RankWeights *given, int rank, int o
 		float		size = edges[bin + 1] - edges[bin];
 
 		parts[bin] = (RankBin) {given->scale[column], given->shift[column]};
-		/* Weights that stand for other bins, as those of an imported model may, are left to the predictor. */
-		if (!is_near(parts[bin].scale * size, 1.0f) || !is_near(parts[bin].shift * size, -edges[bin]))
+		/*
+		 * Weights that stand for other bins, as those of an imported model
+		 * may, are left to the predictor.
+		 */
+		if (!is_near(parts[bin].scale * size, 1.0f) ||
+			!is_near(parts[bin].shift * size, -edges[bin]))
 			compilation_unsuitable(compilation);
 		memcpy(piece, sum, sizeof(float) * width);
 		memcpy(piece + width, rise, sizeof(float) * width);
@@ -153,7 +157,8 @@ rank_embedding_open(RankEmbedding *self, ImageReader *reader, const Features *fe
 }
 
 void
-rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, const float *ranks, float *y)
+rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, const float *ranks,
+					 float *y)
 {
 	int			count = self->bins - 1;
 
@@ -162,6 +167,7 @@ rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, con
 		float		x = ranks[rank];
 		const float *edges = self->edges + (Size) rank * count;
 		Size		bin = (Size) rank * self->bins;
+		Size		vector = (Size) rank * self->width;
 		int			own = 0;
 		int			length = count;
 
@@ -174,7 +180,8 @@ rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, con
 		}
 		own += length > 0 && edges[own] <= x;
 		bin += own;
-		kernels->piece(self->pieces + bin * 2 * self->width, x * self->parts[bin].scale + self->parts[bin].shift,
-					   self->linear + (Size) rank * self->width, x, self->width, y + (Size) rank * self->width);
+		kernels->piece(self->pieces + bin * 2 * self->width,
+					   x * self->parts[bin].scale + self->parts[bin].shift, self->linear + vector, x,
+					   self->width, y + vector);
 	}
 }

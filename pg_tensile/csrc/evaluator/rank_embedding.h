@@ -25,9 +25,9 @@ typedef struct RankEmbedding
 	int			ranks;
 	int			width;			/* of a vector */
 	int			bins;			/* of the rank that has most */
-	const float *edges;			/* [ranks][bins - 1] between bins, infinite where a rank has fewer */
+	const float *edges;			/* [ranks][bins - 1] between bins, infinite behind the last */
 	const RankBin *parts;		/* [ranks][bins] */
-	const float *pieces;		/* [ranks][bins][2][width]: sums at the start of the bin, and rise */
+	const float *pieces;		/* [ranks][bins][2][width]: sum at the start, and rise */
 	const float *linear;		/* [ranks][width] */
 } RankEmbedding;
 
@@ -35,7 +35,7 @@ extern void rank_embedding_compile(ImageWriter *writer, const ModelSource *sourc
 extern void rank_embedding_open(RankEmbedding *self, ImageReader *reader, const Features *features);
 
 /* Sets y to the vectors of a row's ranks side by side. */
-extern void rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels, const float *ranks,
-								 float *y);
+extern void rank_embedding_apply(const RankEmbedding *self, const DenseKernels *kernels,
+								 const float *ranks, float *y);
 
 #endif

@@ -15,7 +15,8 @@ KERNEL(scaled) (double x, double unit, double center, double scale)
 }
 
 static void
-KERNEL(limited) (const LimitedScaling *scaling, const double *restrict x, int rows, float *restrict y)
+KERNEL(limited) (const LimitedScaling *scaling, const double *restrict x, int rows,
+				 float *restrict y)
 {
 	const Scaling own = scaling->scaling;
 	double		low = scaling->low,
@@ -81,7 +82,8 @@ KERNEL(ranks) (const RankScale *scale, const double *restrict x, int rows, float
 		}
 		for (int i = 0; i < searches; i++)
 		{
-			const RankSegment *segment = &scale->segments[places[i] + (knots[places[i]] <= numbers[i])];
+			const RankSegment *segment =
+				&scale->segments[places[i] + (knots[places[i]] <= numbers[i])];
 			double		part = (numbers[i] - segment->start) / segment->width;
 			double		rank = segment->base + (part < 1.0 ? part : 1.0) * segment->rise;
 
@@ -96,17 +98,20 @@ KERNEL(elements) (const Scaling *scaling, const double *restrict x, int count, f
 	const Scaling own = *scaling;
 
 	for (int i = 0; i < count; i++)
-		y[i] = KERNEL(scaled) (is_finite_number(x[i]) ? x[i] : own.fill, own.unit, own.center, own.scale);
+		y[i] = KERNEL(scaled) (is_finite_number(x[i]) ? x[i] : own.fill, own.unit, own.center,
+							   own.scale);
 }
 
 static void
-KERNEL(each) (const Scaling *restrict scalings, const double *restrict x, int count, float *restrict y)
+KERNEL(each) (const Scaling *restrict scalings, const double *restrict x, int count,
+			  float *restrict y)
 {
 	for (int i = 0; i < count; i++)
 	{
 		const Scaling *own = &scalings[i];
 
-		y[i] = KERNEL(scaled) (is_finite_number(x[i]) ? x[i] : own->fill, own->unit, own->center, own->scale);
+		y[i] = KERNEL(scaled) (is_finite_number(x[i]) ? x[i] : own->fill, own->unit, own->center,
+							   own->scale);
 	}
 }
 

@@ -27,21 +27,26 @@ typedef struct TabularDescription
 static int
 key(const ModelSource *source, const char *name, int most, int missing)
 {
-	return (int) json_whole(source->compilation, json_member(source->architecture, name), 1, most, missing);
+	return (int) json_whole(source->compilation, json_member(source->architecture, name), 1, most,
+							missing);
 }
 
-/* The place of an input of the projection behind the ranks: the predictor has their vectors in front of arrays. */
+/*
+ * The place of an input of the projection behind the ranks: the predictor has
+ * their vectors in front of arrays.
+ */
 static int
 place_of_input(const Features *features, int extra, int input)
 {
 	if (input < features->plain)
 		return input;
-	return input < features->plain + extra ? features->width - features->ranks + input - features->plain : input - extra;
+	return input < features->plain + extra ?
+		features->width - features->ranks + input - features->plain : input - extra;
 }
 
 static void
-compile_projection(ImageWriter *writer, const ModelSource *source, const TabularDescription *given, int extra,
-				   int inputs)
+compile_projection(ImageWriter *writer, const ModelSource *source, const TabularDescription *given,
+				   int extra, int inputs)
 {
 	int			outputs = given->projection;
 	const float *weights,
@@ -50,7 +55,8 @@ compile_projection(ImageWriter *writer, const ModelSource *source, const Tabular
 
 	if (!compilation_weigh(source->compilation, inputs + 1, outputs))
 		return;
-	weights = weights_floats(source->weights, source->prefix, "project.weight", outputs, inputs, -1);
+	weights = weights_floats(source->weights, source->prefix, "project.weight", outputs, inputs,
+							 -1);
 	bias = weights_floats(source->weights, source->prefix, "project.bias", outputs, -1, -1);
 	if (!compilation_ready(source->compilation))
 		return;
@@ -74,14 +80,16 @@ typedef struct SharedLayer
 } SharedLayer;
 
 static void
-load_layer(const ModelSource *source, const TabularDescription *given, int number, SharedLayer *layer)
+load_layer(const ModelSource *source, const TabularDescription *given, int number,
+		   SharedLayer *layer)
 {
 	char		name[64];
 
 	snprintf(name, sizeof(name), "%sbackbone.blocks.%d.0.", source->prefix, number);
 	layer->inputs = number == 0 ? given->projection : given->hidden;
 	layer->outputs = given->hidden;
-	layer->weight = weights_floats(source->weights, name, "weight", layer->outputs, layer->inputs, -1);
+	layer->weight = weights_floats(source->weights, name, "weight", layer->outputs, layer->inputs,
+								   -1);
 	layer->in = weights_floats(source->weights, name, "r", given->members, layer->inputs, -1);
 	layer->out = weights_floats(source->weights, name, "s", given->members, layer->outputs, -1);
 	layer->bias = weights_floats(source->weights, name, "bias", given->members, layer->outputs, -1);
@@ -97,7 +105,8 @@ compile_layer(ImageWriter *writer, const SharedLayer *layer, int member, float *
 		for (int output = 0; output < layer->outputs; output++)
 			folded[(Size) k * layer->outputs + output] =
 				in[k] * layer->weight[(Size) output * layer->inputs + k] * out[output];
-	dense_compile(writer, layer->inputs, layer->outputs, folded, layer->bias + (Size) member * layer->outputs);
+	dense_compile(writer, layer->inputs, layer->outputs, folded,
+				  layer->bias + (Size) member * layer->outputs);
 }
 
 static void
@@ -114,16 +123,20 @@ compile_members(ImageWriter *writer, const ModelSource *source, const TabularDes
 			   *mean_bias;
 
 	if (!compilation_weigh(compilation, (int64) members * (given->projection + 1), hidden) ||
-		!compilation_weigh(compilation, (int64) members * (given->layers - 1) * (hidden + 1), hidden) ||
+		!compilation_weigh(compilation, (int64) members * (given->layers - 1) * (hidden + 1),
+						   hidden) ||
 		!compilation_weigh(compilation, (int64) members * (hidden + 1), outputs))
 		return;
 	for (int i = 0; i < given->layers; i++)
 		load_layer(source, given, i, &layers[i]);
-	last = weights_floats(source->weights, source->prefix, "output.weight", members, hidden, outputs);
-	last_bias = weights_floats(source->weights, source->prefix, "output.bias", members, outputs, -1);
+	last = weights_floats(source->weights, source->prefix, "output.weight", members, hidden,
+						  outputs);
+	last_bias = weights_floats(source->weights, source->prefix, "output.bias", members, outputs,
+							   -1);
 	if (!compilation_ready(compilation))
 		return;
-	folded = compilation_new(compilation, float, (Size) hidden * Max(Max(given->projection, hidden), outputs));
+	folded = compilation_new(compilation, float,
+							 (Size) hidden * Max(Max(given->projection, hidden), outputs));
 	mean_bias = compilation_new(compilation, float, outputs);
 	for (int member = 0; member < members; member++)
 		for (int i = 0; i < outputs; i++)
@@ -225,8 +238,8 @@ project(Tabular *self, const FeatureBlock *block)
 		rank_embedding_apply(&self->ranks, self->kernels, numbers, numbers + features->width);
 	}
 	if (self->inputs > 0)
-		self->kernels->dense(&self->project, block->numbers + features->ranks, block->stride, self->project.bias, 0,
-							 block->rows, y->numbers, y->stride, false);
+		self->kernels->dense(&self->project, block->numbers + features->ranks, block->stride,
+							 self->project.bias, 0, block->rows, y->numbers, y->stride, false);
 	else
 		memset(y->numbers, 0, sizeof(float) * block->rows * y->stride);
 	for (int row = 0; row < block->rows && categories > 0; row++)

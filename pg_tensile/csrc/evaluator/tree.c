@@ -11,8 +11,8 @@
 
 /* Reads an array of a tree's numbers; false unless it has this many. */
 static bool
-read_numbers(Compilation *compilation, const JsonNode *tree, const char *name, int count, bool is_whole,
-			 double *numbers)
+read_numbers(Compilation *compilation, const JsonNode *tree, const char *name, int count,
+			 bool is_whole, double *numbers)
 {
 	const JsonNode *array = json_array(compilation, json_member(tree, name));
 	int			place = 0;
@@ -31,7 +31,8 @@ read_numbers(Compilation *compilation, const JsonNode *tree, const char *name, i
 }
 
 static bool
-read_indices(Compilation *compilation, const JsonNode *tree, const char *name, int count, int *indices)
+read_indices(Compilation *compilation, const JsonNode *tree, const char *name, int count,
+			 int *indices)
 {
 	double		numbers[TREE_MOST_NODES];
 
@@ -61,7 +62,10 @@ read_codes(Compilation *compilation, const JsonNode *tree, Tree *given)
 	return true;
 }
 
-/* Whether every node but the first, and every leaf, has one parent in front of it; finds the depth. */
+/*
+ * Whether every node but the first, and every leaf, has one parent in front of
+ * it; finds the depth.
+ */
 static bool
 is_tree(Tree *self)
 {
@@ -74,7 +78,8 @@ is_tree(Tree *self)
 			int			child = side == 0 ? self->left[node] : self->right[node];
 			int			place = child >= 0 ? child : self->nodes - 1 - child;
 
-			if (child < -self->nodes - 1 || child >= self->nodes || (child >= 0 && child <= node) || seen[place])
+			if (child < -self->nodes - 1 || child >= self->nodes ||
+				(child >= 0 && child <= node) || seen[place])
 				return false;
 			seen[place] = true;
 			if (child >= 0)

@@ -33,7 +33,8 @@ type_bytes(const char *type)
 
 /* Reads the description of a tensor; `data` are those of all tensors. */
 static void
-describe(Compilation *compilation, const JsonNode *node, const char *data, Size length, Tensor *tensor)
+describe(Compilation *compilation, const JsonNode *node, const char *data, Size length,
+		 Tensor *tensor)
 {
 	const JsonNode *type = json_member(node, "dtype");
 	const JsonNode *shape = json_array(compilation, json_member(node, "shape"));
@@ -105,8 +106,9 @@ weights_open(Weights *self, Compilation *compilation, const char *bytes, Size le
 	}
 }
 
-const Tensor *
-weights_find(const Weights *self, const char *layer, const char *name)
+/* The tensor of a layer, whose name consists of both; NULL: there is none. */
+static const Tensor *
+found(const Weights *self, const char *layer, const char *name)
 {
 	char		whole[MOST_NAME];
 
@@ -120,7 +122,7 @@ weights_find(const Weights *self, const char *layer, const char *name)
 static const Tensor *
 taken(Weights *self, const char *layer, const char *name)
 {
-	const Tensor *tensor = weights_find(self, layer, name);
+	const Tensor *tensor = found(self, layer, name);
 
 	if (tensor == NULL)
 		compilation_damaged(self->compilation, "a tensor of its model is missing");
@@ -130,7 +132,8 @@ taken(Weights *self, const char *layer, const char *name)
 }
 
 const float *
-weights_floats(Weights *self, const char *layer, const char *name, int64 first, int64 second, int64 third)
+weights_floats(Weights *self, const char *layer, const char *name, int64 first, int64 second,
+			   int64 third)
 {
 	int			dimensions = second < 0 ? 1 : third < 0 ? 2 : 3;
 	int64		sizes[] = {first, second < 0 ? 1 : second, third < 0 ? 1 : third};
@@ -173,6 +176,6 @@ weights_bytes(Weights *self, const char *layer, const char *name, Size *length)
 void
 weights_skip(Weights *self, const char *layer, const char *name)
 {
-	if (weights_find(self, layer, name) != NULL)
+	if (found(self, layer, name) != NULL)
 		self->taken++;
 }

@@ -28,11 +28,8 @@ typedef struct Weights
 
 extern void weights_open(Weights *self, Compilation *compilation, const char *bytes, Size length);
 
-/* The tensor of a layer, or NULL.  The name consists of both. */
-extern const Tensor *weights_find(const Weights *self, const char *layer, const char *name);
-
 /*
- * The float32 numbers of a tensor of this shape (-1: it has no such
+ * The float32 numbers of a layer's tensor of this shape (-1: it has no such
  * dimension).  A version without them is damaged, and with other numbers
  * unsuitable; NULL once a version is either.
  */

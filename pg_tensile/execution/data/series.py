@@ -66,7 +66,7 @@ def _mean(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of each row's finite numbers, [rows, 1], NaN if there are none."""
     is_finite = np.isfinite(x)
     counts = is_finite.sum(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of parts may be infinities of both signs
         sums = np.where(is_finite, x, 0.0).sum(axis=1, keepdims=True)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 

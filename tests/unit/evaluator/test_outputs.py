@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.answers import answers, interval, probabilities
 from pg_tensile.execution.data.drift import Counter, sample
-from pg_tensile.execution.data.preprocessing import Task
-from tests.evaluator.library import READY, VECTORS, Evaluator, compiled
-from tests.evaluator.versions import Version, inputs_of, random_rows, random_version, whole_outputs
+from pg_tensile.execution.data.preprocessing import Kind, Task
+from tests.evaluator.library import READY, VECTORS, Evaluator, Stored, compiled
+from tests.evaluator.versions import (
+    Version,
+    as_jsonb,
+    inputs_of,
+    random_preprocessing,
+    random_rows,
+    random_version,
+    whole_outputs,
+)
 from tests.examples import examples
 
 TOLERANCE = 1e-5
@@ -36,6 +46,8 @@ def test_outputs_and_answers_are_those_of_the_predictor(vectors: int, rnd: Rando
     preprocessing = version.preprocessing
     rows = random_rows(rnd, preprocessing, count)
     evaluator = opened(version, vectors)
+    kinds = (preprocessing.numbers, preprocessing.categories, preprocessing.arrays)
+    assert evaluator.features == tuple(map(len, kinds))
     inputs = inputs_of(preprocessing, rows)
     expected = whole_outputs(version, inputs)
     outputs = evaluator.outputs(rows)
@@ -60,6 +72,33 @@ def test_outputs_and_answers_are_those_of_the_predictor(vectors: int, rnd: Rando
         counter.add(sample(preprocessing, inputs, slice(None), given))
         bins = evaluator.row_bins(rows, given)
         np.testing.assert_array_equal(np.bincount(bins.ravel(), minlength=evaluator.bins), counter.counts)
+    evaluator.close()
+
+
+@vectors
+@given(randoms)
+@examples(40, long=1000)
+def test_numbers_have_the_bits_of_the_predictor(vectors: int, rnd: Random) -> None:
+    """Trees compare them. A linear model with weights of 1 shows them."""
+    preprocessing = random_preprocessing(rnd, np.random.default_rng(rnd.getrandbits(32)), rnd.random() < 0.5)
+    inputs = preprocessing.model_inputs
+    width = inputs.numeric + sum(array.length for array in inputs.arrays)
+    labels = tuple(map(str, range(max(width, 1))))
+    preprocessing = replace(preprocessing, task=Task.MULTICLASS, labels=labels, label_values=None)
+    tensors = {"numbers.weight": np.eye(len(labels), width), "numbers.bias": np.zeros(len(labels))}
+    if inputs.cardinalities:
+        tensors["categories.weight"] = np.zeros((sum(inputs.cardinalities), len(labels)))
+    weights = save({name: array.astype(np.float32) for name, array in tensors.items()})
+    status, image, _ = compiled(Stored('{"type": "linear"}', as_jsonb(preprocessing.to_json()), None, weights))
+    assert status == READY
+    evaluator = Evaluator(image, vectors)
+    rows = random_rows(rnd, preprocessing, rnd.randint(1, 40))
+    features = preprocessing.apply(inputs_of(preprocessing, rows))
+    expected = np.concatenate([features.numeric, *features.arrays], axis=1, dtype=np.float32)
+    outputs = evaluator.outputs(rows)[:, :width]
+    # other libraries' sines may differ in the last bit
+    cycles = [feature for feature in preprocessing.numbers if feature.kind == Kind.TIMESTAMP]
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-7 if cycles else 0)
     evaluator.close()
 
 
