@@ -11,6 +11,7 @@
 
 #include "access/tupmacs.h"
 #include "catalog/pg_type.h"
+#include "mb/pg_wchar.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/float.h"
@@ -97,6 +98,7 @@ source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext conte
 		case FEATURE_NUMERIC:
 		case FEATURE_TIMESTAMP:
 			source.to_float8 = tensile_to_float8(base);
+			source.is_float8 = base == FLOAT8OID;
 			fits = source.to_float8 != NULL && is_timestamp == (kind == FEATURE_TIMESTAMP);
 			break;
 		case FEATURE_CATEGORY:
@@ -104,6 +106,8 @@ source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext conte
 				!type_is_rowtype(base);
 			if (fits)
 				text_converter_init(&source.text, base, context);
+			source.is_utf8 = (base == TEXTOID || base == VARCHAROID) &&
+				GetDatabaseEncoding() == PG_UTF8;
 			break;
 		default:
 			fits = is_array;
@@ -166,6 +170,22 @@ feature_sources_create(const FeatureSet *set, TupleDesc desc, MemoryContext cont
 	return sources;
 }
 
+static inline void
+set_category(FeatureBatch *batch, int feature, FeatureSource *source, Datum value)
+{
+	const char *string;
+	int			length;
+
+	if (source->is_utf8 && VARATT_IS_SHORT(DatumGetPointer(value)))
+	{
+		string = VARDATA_SHORT(DatumGetPointer(value));
+		length = VARSIZE_SHORT(DatumGetPointer(value)) - VARHDRSZ_SHORT;
+	}
+	else
+		string = text_convert(&source->text, value, &length);
+	feature_set_string(batch, feature, string, length);
+}
+
 void
 feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum *values,
 						const bool *nulls)
@@ -177,8 +197,6 @@ feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum
 	{
 		FeatureSource *source = &sources[i];
 		Datum		value = values[source->attribute];
-		const char *string;
-		int			length;
 
 		if (nulls[source->attribute])
 			continue;
@@ -186,11 +204,11 @@ feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum
 		{
 			case FEATURE_NUMERIC:
 			case FEATURE_TIMESTAMP:
-				feature_set_number(batch, i, source->to_float8(value));
+				feature_set_number(batch, i, source->is_float8 ? DatumGetFloat8(value)
+								   : source->to_float8(value));
 				break;
 			case FEATURE_CATEGORY:
-				string = text_convert(&source->text, value, &length);
-				feature_set_string(batch, i, string, length);
+				set_category(batch, i, source, value);
 				break;
 			case FEATURE_ARRAY:
 				set_array(batch, i, source, value);

@@ -18,6 +18,8 @@ typedef struct FeatureSource
 	ToFloat8	to_float8;		/* of numbers and timestamps, or elements of an array */
 	TextConverter text;			/* of categories */
 	Oid			element;		/* base type of an array's elements, or bytea */
+	bool		is_float8;		/* needs no conversion, */
+	bool		is_utf8;		/* as a text in a database with UTF-8, but for long ones */
 } FeatureSource;
 
 /*
