@@ -16,12 +16,28 @@
 #include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "optimizer/clauses.h"
+#include "optimizer/plancat.h"
 
 #include "batching/calls.h"
 #include "batching/functions.h"
 #include "batching/node.h"
 #include "batching/placement.h"
 #include "batching/read_ahead.h"
+
+/* Makes the node, and adds what its predictions cost. */
+static Plan *
+make_node(PlanWalk *walk, Plan *input, bool projects, List *target, List *calls, List *qual,
+		  NodeUse use)
+{
+	QualCost	cost = {0, 0};
+	ListCell   *cell;
+
+	foreach(cell, calls)
+		add_function_cost(NULL, ((FuncExpr *) lfirst(cell))->funcid, NULL, &cost);
+	walk->cost += cost.startup + cost.per_tuple * input->plan_rows;
+	return predict_node_make(input, projects, target, calls, qual, use, walk->statement,
+							 walk->next_id++);
+}
 
 /* ---- calls ---- */
 
@@ -75,9 +91,8 @@ batch_target(PlanWalk *walk, Plan *plan, RowUse use)
 		   (calls = calls_in((Node *) plan->targetlist, walk->statement, least_of(use))) != NIL &&
 		   !has_subplan_of_assignments((Node *) plan->targetlist, NULL) &&
 		   (input = read_ahead_input(plan, walk->statement)) >= least_of(use))
-		plan = predict_node_make(plan, true, plan->targetlist, calls, NIL,
-								 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
-								 walk->statement, walk->next_id++);
+		plan = make_node(walk, plan, true, plan->targetlist, calls, NIL,
+						 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))));
 	return plan;
 }
 
@@ -139,9 +154,8 @@ batch_conditions(PlanWalk *walk, Plan *plan, RowUse use)
 		return plan;
 	}
 	use.limit = (RowLimit) {NULL, NULL};
-	return predict_node_make(plan, true, plan->targetlist, calls, behind,
-							 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))),
-							 walk->statement, walk->next_id++);
+	return make_node(walk, plan, true, plan->targetlist, calls, behind,
+					 use_by_node(use, Min(input, read_ahead_calls(calls, walk->statement))));
 }
 
 /* ---- the input of aggregates ---- */
@@ -270,6 +284,6 @@ batch_aggregates(PlanWalk *walk, Agg *agg, RowUse use)
 	plan->qual = lsecond(targets);
 	by_node = use_by_node(use, allowed);
 	by_node.aggregated = true;
-	plan->lefttree = predict_node_make(input, expanded, input_target(&columns, calls, expanded), calls,
-									   NIL, by_node, walk->statement, walk->next_id++);
+	plan->lefttree = make_node(walk, input, expanded, input_target(&columns, calls, expanded), calls, NIL,
+							   by_node);
 }

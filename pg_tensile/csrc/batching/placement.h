@@ -24,6 +24,7 @@ typedef struct PlanWalk
 {
 	PlannedStmt *statement;
 	int			next_id;		/* of a plan node */
+	Cost		cost;			/* of the predictions that nodes compute */
 } PlanWalk;
 
 /* Batch calls of a node with this use; return what takes its place. */

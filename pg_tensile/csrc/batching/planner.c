@@ -9,6 +9,7 @@
  */
 #include "postgres.h"
 
+#include "jit/jit.h"
 #include "miscadmin.h"
 #include "nodes/extensible.h"
 #include "nodes/parsenodes.h"
@@ -207,6 +208,23 @@ last_id(const Plan *plan, const PlannedStmt *statement)
 	return last;
 }
 
+/*
+ * Compiles expressions only where they cost enough without the predictions,
+ * which are no expressions any more (as standard_planner() decides it).
+ */
+static void
+choose_compilation(PlannedStmt *statement, Cost cost)
+{
+	if (statement->jitFlags == PGJIT_NONE)
+		return;
+	if (cost <= jit_above_cost)
+		statement->jitFlags = PGJIT_NONE;
+	if (jit_optimize_above_cost < 0 || cost <= jit_optimize_above_cost)
+		statement->jitFlags &= ~PGJIT_OPT3;
+	if (jit_inline_above_cost < 0 || cost <= jit_inline_above_cost)
+		statement->jitFlags &= ~PGJIT_INLINE;
+}
+
 static void
 batch_predictions(PlannedStmt *statement)
 {
@@ -220,6 +238,7 @@ batch_predictions(PlannedStmt *statement)
 		if (lfirst(cell) != NULL)
 			lfirst(cell) = visit(&walk, lfirst(cell), use);
 	statement->planTree = visit(&walk, statement->planTree, use);
+	choose_compilation(statement, statement->planTree->total_cost - walk.cost);
 }
 
 static PlannedStmt *
