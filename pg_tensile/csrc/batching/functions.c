@@ -23,12 +23,15 @@ static const BatchedFunction functions[] = {
 	{"tensile_predict_record", RESULT_NUMBER, ROW_RECORD},
 	{"tensile_predict_array", RESULT_NUMBER, ROW_NUMBERS},
 	{"tensile_predict_jsonb", RESULT_NUMBER, ROW_OBJECT},
+	{"tensile_predict_text", RESULT_NUMBER, ROW_TEXT},
 	{"tensile_predict_class_record", RESULT_LABEL, ROW_RECORD},
 	{"tensile_predict_class_array", RESULT_LABEL, ROW_NUMBERS},
 	{"tensile_predict_class_jsonb", RESULT_LABEL, ROW_OBJECT},
+	{"tensile_predict_class_text", RESULT_LABEL, ROW_TEXT},
 	{"tensile_predict_interval_record", RESULT_INTERVAL, ROW_RECORD},
 	{"tensile_predict_interval_array", RESULT_INTERVAL, ROW_NUMBERS},
 	{"tensile_predict_interval_jsonb", RESULT_INTERVAL, ROW_OBJECT},
+	{"tensile_predict_interval_text", RESULT_INTERVAL, ROW_TEXT},
 };
 
 bool

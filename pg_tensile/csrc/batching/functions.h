@@ -19,7 +19,8 @@ typedef enum CallRow
 {
 	ROW_RECORD,
 	ROW_NUMBERS,				/* float8[] */
-	ROW_OBJECT					/* jsonb */
+	ROW_OBJECT,					/* jsonb */
+	ROW_TEXT					/* json, or a text that is an object */
 } CallRow;
 
 /* The arguments are model, row, coverage (of an interval) and memory_budget. */

@@ -167,6 +167,9 @@ add_value(RowSource *self, CallSite *site)
 		case ROW_OBJECT:
 			predict_site_pack_object(site, DatumGetJsonbP(value));
 			break;
+		case ROW_TEXT:
+			predict_site_pack_text(site, DatumGetTextPP(value));
+			break;
 	}
 	MemoryContextSwitchTo(old);
 	return true;
