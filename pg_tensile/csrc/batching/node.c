@@ -89,22 +89,34 @@ reference(Node *column, int varno, int number)
 	return makeVar(varno, number, exprType(column), exprTypmod(column), exprCollation(column), 0);
 }
 
-/* Translates the row of a call: columns of the input. */
+/* Translates an argument of a call: columns of the input. */
 static Node *
-translate_row(Node *node, Builder *builder)
+translate_argument(Node *node, Builder *builder)
 {
 	if (node == NULL)
 		return NULL;
 	if (is_column(node))
-	{
-		Var		   *var = (Var *) node;
-
-		if (builder->table != 0 && IsA(node, Var) && var->varno == builder->table &&
-			var->varattno == InvalidAttrNumber)
-			return builder->explained ? copyObject(node) : (Node *) reference(node, OUTER_VAR, 0);
 		return (Node *) reference(node, OUTER_VAR, column_below(builder, node));
-	}
-	return expression_tree_mutator(node, translate_row, builder);
+	return expression_tree_mutator(node, translate_argument, builder);
+}
+
+/*
+ * Translates a call.  A row of the table that is scanned is that of the input
+ * as it comes, if it is what the call predicts for, not a part of that.
+ */
+static FuncExpr *
+translate_call(const FuncExpr *call, Builder *builder)
+{
+	Node	   *row = (Node *) row_of_call(call);
+	FuncExpr   *translated;
+
+	if (builder->table == 0 || !IsA(row, Var) || ((Var *) row)->varno != builder->table ||
+		((Var *) row)->varattno != InvalidAttrNumber)
+		return castNode(FuncExpr, translate_argument((Node *) call, builder));
+	translated = copyObject((FuncExpr *) call);
+	if (!builder->explained)
+		lfirst(list_nth_cell(translated->args, ROW_ARGUMENT)) = reference(row, OUTER_VAR, 0);
+	return translated;
 }
 
 /* The number of the call among those of the node, from 0; -1: none of them. */
@@ -253,7 +265,7 @@ scan_target(Builder *builder)
 
 	builder->explained = true;
 	foreach(cell, builder->calls)
-		columns = lappend(columns, translate_row(lfirst(cell), builder));
+		columns = lappend(columns, translate_call(lfirst(cell), builder));
 	foreach(cell, builder->columns)
 	{
 		TargetEntry *below = list_nth(builder->below, lfirst_int(cell) - 1);
@@ -284,7 +296,7 @@ predict_node_make(Plan *input, bool projects, List *target, List *calls, List *q
 		begin_with_table(&builder, input, statement);
 	foreach(cell, calls)
 	{
-		evaluated = lappend(evaluated, translate_row(lfirst(cell), &builder));
+		evaluated = lappend(evaluated, translate_call(lfirst(cell), &builder));
 		functions = lappend_int(functions,
 								batched_function_number(((FuncExpr *) lfirst(cell))->funcid));
 	}
