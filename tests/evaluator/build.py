@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.repository import REPOSITORY
@@ -60,11 +61,12 @@ def _compile(
     includes = ["-I", str(CSRC), "-I", _configured("--includedir-server"), "-I", _configured("--includedir")]
     command = ["gcc", "-c", "-DFRONTEND", "-D_GNU_SOURCE", *FLAGS, *flags, *includes]
     objects = [folder / f"{source.stem}.o" for source in sources]
-    compilers = [
-        subprocess.Popen([*command, *OWN_FLAGS.get(source.name, []), str(source), "-o", str(target)])
+    commands = [
+        [*command, *OWN_FLAGS.get(source.name, []), str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
-    codes = [compiler.wait() for compiler in compilers]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        codes = list(threads.map(subprocess.call, commands))
     if any(codes):
         raise RuntimeError("the evaluator does not compile: see the messages above")
     libraries = [f"-L{_configured('--pkglibdir')}", f"-L{_configured('--libdir')}"]

@@ -172,12 +172,13 @@ find_value(const Part *part, Size from, Size to, Size *start, Size *end)
 }
 
 static const char *const values[] = {
-	"0", "1", "-1", "2", "3", "16", "17", "31", "32", "64", "100", "65535", "65536", "1000000", "2147483647",
-	"2147483648", "4294967296", "-2147483649", "9223372036854775807", "1e308", "-1e308", "1e999", "-1e999", "1e-320",
-	"0.5", "null", "true", "false", "\"\"", "\"numeric\"", "\"category\"", "\"array\"", "\"timestamp\"", "[]", "{}",
-	"[0]", "[1,2]", "[[]]", "\"\xC3\xA9\"", "\"\\u0041\"", "\"batch\"", "\"layer\"", "\"gelu\"", "\"ensemble\"",
-	"\"boosted\"", "\"tabular\"", "\"mlp\"", "\"linear\"", "\"quantile\"", "\"log\"", "\"multiclass\"", "\"binary\"",
-	"\"regression\"", "-1.5", "1e10", "7", "8", "9",
+	"0", "1", "-1", "2", "3", "16", "17", "31", "32", "64", "100", "65535", "65536", "1000000",
+	"2147483647", "2147483648", "4294967296", "-2147483649", "9223372036854775807", "1e308",
+	"-1e308", "1e999", "-1e999", "1e-320", "0.5", "null", "true", "false", "\"\"", "\"numeric\"",
+	"\"category\"", "\"array\"", "\"timestamp\"", "[]", "{}", "[0]", "[1,2]", "[[]]",
+	"\"\xC3\xA9\"", "\"\\u0041\"", "\"batch\"", "\"layer\"", "\"gelu\"", "\"ensemble\"",
+	"\"boosted\"", "\"tabular\"", "\"mlp\"", "\"linear\"", "\"quantile\"", "\"log\"",
+	"\"multiclass\"", "\"binary\"", "\"regression\"", "-1.5", "1e10", "7", "8", "9",
 };
 
 /* Replaces a value by another one, of the same text or any. */
@@ -471,8 +472,10 @@ run_case(void)
 	for (int i = 0; i < mutations; i++)
 		mutate_version(&version);
 	stored = (StoredVersion) {
-		version.parts[0].bytes, version.parts[0].length, version.parts[1].bytes, version.parts[1].length,
-		version.parts[2].bytes, version.parts[2].length, version.parts[3].bytes, version.parts[3].length,
+		version.parts[0].bytes, version.parts[0].length,
+		version.parts[1].bytes, version.parts[1].length,
+		version.parts[2].bytes, version.parts[2].length,
+		version.parts[3].bytes, version.parts[3].length,
 	};
 	if (evaluator_compile(&stored, 1, &image, &bytes, &problem) == EVALUATOR_READY)
 	{

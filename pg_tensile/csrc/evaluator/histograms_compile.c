@@ -118,7 +118,7 @@ fits(const JsonNode *given, const Expected *expected)
 			return false;
 	}
 	if (labels != NULL &&
-		(!has_distinct_labels(labels, expected->labels) || labels->count != bins - 1))
+		(labels->count != bins - 1 || !has_distinct_labels(labels, expected->labels)))
 		return false;
 	return counts->count == bins;
 }
