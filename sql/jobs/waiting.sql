@@ -38,8 +38,8 @@ CREATE FUNCTION tensile_worker._next_step(job bigint) RETURNS text
 AS $$
     SELECT coalesce((
         SELECT CASE WHEN m.deployed_version = v.version
-                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t. For many rows, predict_rows is '
-                                'faster.', CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.model)
+                    THEN format('Predict with it: SELECT t.*, %s(%L, t) FROM my_table t.',
+                                CASE v.task WHEN 'regression' THEN 'predict' ELSE 'predict_class' END, m.model)
                     ELSE format('It is not deployed: SELECT deploy_model(%L, %s) makes predictions use it.', m.model,
                                 v.version) END
         FROM tensile.jobs j JOIN tensile.models m ON m.model_id = j.model_id
