@@ -458,7 +458,7 @@ def test_parallel_workers(conn: Connection) -> None:
             text = plan(conn, sql, "ANALYZE, VERBOSE, COSTS OFF, TIMING OFF")
             gather, node = (text.find(name) for name in ("Gather", f"Parallel {NODE}"))
             assert 0 <= gather < node and "Workers Launched: 2" in text, text
-            assert "Version: 1" in text and "LIMIT" in sql or "Rows: 1500" in text, text
+            assert "Version: 1" in text and ("LIMIT" in sql or "Rows: 1500" in text), text
             conn.execute("SET LOCAL max_parallel_workers_per_gather = 0")
             alone = conn.execute(sql).fetchall()
             conn.execute("SET LOCAL max_parallel_workers_per_gather = 2")
