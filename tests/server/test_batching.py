@@ -210,6 +210,22 @@ def test_an_error_in_row_700_comes_at_row_700(conn: Connection, sql: str, error:
     assert (len(rows), raised) == (699, None)
 
 
+def test_an_error_that_is_never_due(conn: Connection) -> None:
+    """What else reads the rows of the input meets it all the same, and nodes can be looked at."""
+    quotients = "WITH q AS MATERIALIZED (SELECT *, 1 / divisor AS quotient FROM wrong)"
+    first = "SELECT predict('verdict', w) FROM wrong w WHERE 1 / divisor < 5 LIMIT 600"
+    for sql in (
+        first,
+        f"SELECT count(p) FROM ({first}) s(p)",
+        f"{quotients} SELECT predict('verdict', q) FROM q LIMIT 600",
+        f"{quotients} (SELECT predict('verdict', q) FROM q LIMIT 600) UNION ALL SELECT count(quotient) FROM q",
+        f"SELECT k.id, (SELECT count(p) FROM (SELECT predict('verdict', w) FROM wrong w"
+        " WHERE 1 / divisor < 5 AND w.id > k.id OFFSET 3 LIMIT 600 - k.id % 7) s(p)) FROM keys k WHERE k.id < 9",
+    ):
+        check_same(conn, sql)
+    assert "actual" in plan(conn, first, "ANALYZE")
+
+
 def test_a_cursor_sees_the_rows_before_an_error(conn: Connection) -> None:
     with conn.transaction(force_rollback=True), conn.cursor("c") as cursor:
         cursor.execute("SELECT id, predict('delay', w) FROM wrong w")
