@@ -219,7 +219,7 @@ def test_an_error_that_is_never_due(conn: Connection) -> None:
         f"SELECT count(p) FROM ({first}) s(p)",
         f"{quotients} SELECT predict('verdict', q) FROM q LIMIT 600",
         f"{quotients} (SELECT predict('verdict', q) FROM q LIMIT 600) UNION ALL SELECT count(quotient) FROM q",
-        f"SELECT k.id, (SELECT count(p) FROM (SELECT predict('verdict', w) FROM wrong w"
+        "SELECT k.id, (SELECT count(p) FROM (SELECT predict('verdict', w) FROM wrong w"
         " WHERE 1 / divisor < 5 AND w.id > k.id OFFSET 3 LIMIT 600 - k.id % 7) s(p)) FROM keys k WHERE k.id < 9",
     ):
         check_same(conn, sql)
@@ -331,6 +331,24 @@ def test_no_node_where_the_executor_goes_back(conn: Connection) -> None:
     assert "Merge Join" in plan(conn, joined)
     rows = check_same(conn, f"{joined} WHERE s.id < 60 ORDER BY 1, few.id")[0]
     assert len(rows) == 59 * 5
+
+
+def test_cursors_that_do_not_say_whether_they_go_back(conn: Connection) -> None:
+    declare = "DECLARE c CURSOR FOR SELECT id, predict('delay', t) FROM few t"
+    with conn.transaction(force_rollback=True):
+        conn.execute(declare)
+        conn.execute("FETCH 3 FROM c")
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="only scan forward"):
+            conn.execute("FETCH BACKWARD 1 FROM c")
+    with conn.transaction(force_rollback=True):
+        conn.execute(declare)
+        conn.execute("FETCH 3 FROM c")
+        with pytest.raises(errors.InvalidCursorState, match="not a simply updatable scan"):
+            conn.execute("UPDATE few SET hour = 0 WHERE CURRENT OF c")
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"{declare} FOR UPDATE")
+        conn.execute("FETCH 3 FROM c")
+        assert value(conn, "UPDATE few SET hour = 0 WHERE CURRENT OF c RETURNING id") == 3
 
 
 # ---- statements ----
