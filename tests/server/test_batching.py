@@ -356,7 +356,9 @@ def test_cursors_that_do_not_say_whether_they_go_back(conn: Connection) -> None:
 
 def test_inserts_and_updates(conn: Connection) -> None:
     conn.execute("CREATE TABLE IF NOT EXISTS results (id int PRIMARY KEY, delay float8, verdict text)")
-    expected = dict(conn.execute("SELECT id, predict('delay', t) FROM points t ORDER BY id LIMIT 100").fetchall())
+    expected: dict[int, float] = dict(
+        conn.execute("SELECT id, predict('delay', t) FROM points t ORDER BY id LIMIT 100").fetchall()
+    )
 
     def stored() -> dict[int, float]:
         return dict(conn.execute("SELECT id, delay FROM results").fetchall())
