@@ -125,7 +125,7 @@ class Version:
             indices = np.full(len(frames), -1)
             indices[places] = np.arange(len(places))
             categories.append(CategoryInput(indices, np.array([*known_codes, 0], np.int64)))
-            unknown[places] += self._preprocessing.unknown(number, known_codes)
+            unknown[places] += np.array(self._preprocessing.unknown(number, known_codes), np.int32)
         arrays = []
         for index in range(self._arrays):
             parts = [self._array_input(1, *frame.buffers[2 + 2 * index : 4 + 2 * index]) for frame in frames]

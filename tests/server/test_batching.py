@@ -210,6 +210,22 @@ def test_an_error_in_row_700_comes_at_row_700(conn: Connection, sql: str, error:
     assert (len(rows), raised) == (699, None)
 
 
+def test_an_error_that_is_never_due(conn: Connection) -> None:
+    """What else reads the rows of the input meets it all the same, and nodes can be looked at."""
+    quotients = "WITH q AS MATERIALIZED (SELECT *, 1 / divisor AS quotient FROM wrong)"
+    first = "SELECT predict('verdict', w) FROM wrong w WHERE 1 / divisor < 5 LIMIT 600"
+    for sql in (
+        first,
+        f"SELECT count(p) FROM ({first}) s(p)",
+        f"{quotients} SELECT predict('verdict', q) FROM q LIMIT 600",
+        f"{quotients} (SELECT predict('verdict', q) FROM q LIMIT 600) UNION ALL SELECT count(quotient) FROM q",
+        "SELECT k.id, (SELECT count(p) FROM (SELECT predict('verdict', w) FROM wrong w"
+        " WHERE 1 / divisor < 5 AND w.id > k.id OFFSET 3 LIMIT 600 - k.id % 7) s(p)) FROM keys k WHERE k.id < 9",
+    ):
+        check_same(conn, sql)
+    assert "actual" in plan(conn, first, "ANALYZE")
+
+
 def test_a_cursor_sees_the_rows_before_an_error(conn: Connection) -> None:
     with conn.transaction(force_rollback=True), conn.cursor("c") as cursor:
         cursor.execute("SELECT id, predict('delay', w) FROM wrong w")
@@ -317,12 +333,32 @@ def test_no_node_where_the_executor_goes_back(conn: Connection) -> None:
     assert len(rows) == 59 * 5
 
 
+def test_cursors_that_do_not_say_whether_they_go_back(conn: Connection) -> None:
+    declare = "DECLARE c CURSOR FOR SELECT id, predict('delay', t) FROM few t"
+    with conn.transaction(force_rollback=True):
+        conn.execute(declare)
+        conn.execute("FETCH 3 FROM c")
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="only scan forward"):
+            conn.execute("FETCH BACKWARD 1 FROM c")
+    with conn.transaction(force_rollback=True):
+        conn.execute(declare)
+        conn.execute("FETCH 3 FROM c")
+        with pytest.raises(errors.InvalidCursorState, match="not a simply updatable scan"):
+            conn.execute("UPDATE few SET hour = 0 WHERE CURRENT OF c")
+    with conn.transaction(force_rollback=True):
+        conn.execute(f"{declare} FOR UPDATE")
+        conn.execute("FETCH 3 FROM c")
+        assert value(conn, "UPDATE few SET hour = 0 WHERE CURRENT OF c RETURNING id") == 3
+
+
 # ---- statements ----
 
 
 def test_inserts_and_updates(conn: Connection) -> None:
     conn.execute("CREATE TABLE IF NOT EXISTS results (id int PRIMARY KEY, delay float8, verdict text)")
-    expected = dict(conn.execute("SELECT id, predict('delay', t) FROM points t ORDER BY id LIMIT 100").fetchall())
+    expected: dict[int, float] = dict(
+        conn.execute("SELECT id, predict('delay', t) FROM points t ORDER BY id LIMIT 100").fetchall()
+    )
 
     def stored() -> dict[int, float]:
         return dict(conn.execute("SELECT id, delay FROM results").fetchall())
@@ -458,7 +494,7 @@ def test_parallel_workers(conn: Connection) -> None:
             text = plan(conn, sql, "ANALYZE, VERBOSE, COSTS OFF, TIMING OFF")
             gather, node = (text.find(name) for name in ("Gather", f"Parallel {NODE}"))
             assert 0 <= gather < node and "Workers Launched: 2" in text, text
-            assert "Version: 1" in text and "LIMIT" in sql or "Rows: 1500" in text, text
+            assert "Version: 1" in text and ("LIMIT" in sql or "Rows: 1500" in text), text
             conn.execute("SET LOCAL max_parallel_workers_per_gather = 0")
             alone = conn.execute(sql).fetchall()
             conn.execute("SET LOCAL max_parallel_workers_per_gather = 2")

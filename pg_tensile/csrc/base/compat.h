@@ -79,6 +79,13 @@
 #define TENSILE_EXPLAIN_STATE_H "commands/explain.h"
 #endif
 
+/* Is the time of a node being measured, as from InstrStartNode() to InstrStopNode()? */
+#if PG_VERSION_NUM >= 190000
+#define tensile_is_measuring(instrument) (!INSTR_TIME_IS_ZERO((instrument)->instr.starttime))
+#else
+#define tensile_is_measuring(instrument) (!INSTR_TIME_IS_ZERO((instrument)->starttime))
+#endif
+
 /* random() has overloads from 17 on. */
 #if PG_VERSION_NUM >= 170000
 #define TENSILE_F_RANDOM F_RANDOM_

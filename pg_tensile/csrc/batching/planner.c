@@ -20,6 +20,7 @@
 #include "batching/functions.h"
 #include "batching/placement.h"
 #include "batching/planner.h"
+#include "batching/plans.h"
 #include "batching/scan.h"
 
 static planner_hook_type previous_planner = NULL;
@@ -157,57 +158,6 @@ visit(PlanWalk *walk, Plan *plan, RowUse use)
 
 /* ---- the hook ---- */
 
-static int
-last_id(const Plan *plan, const PlannedStmt *statement);
-
-static int
-last_id_of(List *plans, const PlannedStmt *statement)
-{
-	int			last = 0;
-	ListCell   *cell;
-
-	foreach(cell, plans)
-		if (lfirst(cell) != NULL)
-			last = Max(last, last_id(lfirst(cell), statement));
-	return last;
-}
-
-/* The largest number of a node in the plan. */
-static int
-last_id(const Plan *plan, const PlannedStmt *statement)
-{
-	List	   *inputs = list_make2(plan->lefttree, plan->righttree);
-	int			last;
-
-	check_stack_depth();
-	switch (nodeTag(plan))
-	{
-		case T_SubqueryScan:
-			inputs = lappend(inputs, ((const SubqueryScan *) plan)->subplan);
-			break;
-		case T_Append:
-			inputs = list_concat(inputs, ((const Append *) plan)->appendplans);
-			break;
-		case T_MergeAppend:
-			inputs = list_concat(inputs, ((const MergeAppend *) plan)->mergeplans);
-			break;
-		case T_BitmapAnd:
-			inputs = list_concat(inputs, ((const BitmapAnd *) plan)->bitmapplans);
-			break;
-		case T_BitmapOr:
-			inputs = list_concat(inputs, ((const BitmapOr *) plan)->bitmapplans);
-			break;
-		case T_CustomScan:
-			inputs = list_concat(inputs, ((const CustomScan *) plan)->custom_plans);
-			break;
-		default:
-			break;
-	}
-	last = Max(plan->plan_node_id, last_id_of(inputs, statement));
-	list_free(inputs);
-	return last;
-}
-
 /*
  * Compiles expressions only where they cost enough without the predictions,
  * which are no expressions any more (as standard_planner() decides it).
@@ -232,8 +182,7 @@ batch_predictions(PlannedStmt *statement)
 	const RowUse use = {false};
 	ListCell   *cell;
 
-	walk.next_id = 1 + Max(last_id(statement->planTree, statement),
-						   last_id_of(statement->subplans, statement));
+	walk.next_id = 1 + plans_last_id(statement);
 	foreach(cell, statement->subplans)
 		if (lfirst(cell) != NULL)
 			lfirst(cell) = visit(&walk, lfirst(cell), use);

@@ -34,6 +34,7 @@
 #include "base/compat.h"
 #include "batching/functions.h"
 #include "batching/node.h"
+#include "batching/plans.h"
 #include "batching/read_ahead.h"
 
 typedef struct Judgement
@@ -314,6 +315,9 @@ judge_node(Judgement *judgement, Plan *plan)
 		case T_CteScan:
 			judge_plan(judgement, list_nth(judgement->statement->subplans,
 										   ((CteScan *) plan)->ctePlanId - 1));
+			/* After an error that waits, another reader would go on behind its row. */
+			if (plans_readers(judgement->statement, ((CteScan *) plan)->ctePlanId) > 1)
+				at_most(judgement, READ_AHEAD_IF_ALL_ARE_READ);
 			break;
 		case T_ForeignScan:
 			if (((ForeignScan *) plan)->operation != CMD_SELECT)

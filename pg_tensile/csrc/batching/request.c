@@ -56,6 +56,7 @@ struct Request
 	CallSite   *site;			/* NULL: none yet */
 	bool		proven;			/* a row has been answered by itself */
 	FeatureBatch *batch;		/* in batch_context */
+	int			capacity;		/* rows that it may have */
 	MemoryContext batch_context;
 	FeatureBatch *single;		/* the site's own, of one row */
 	int			places[MOST_BATCH_ROWS];	/* of the node's rows in the batch */
@@ -186,7 +187,8 @@ set_wish(Request *self)
 static int
 most_rows(const FeatureSet *set)
 {
-	Size		row_bytes = sizeof(double) * set->nscalars + sizeof(int32) * (set->ncategories + set->narrays);
+	Size		row_bytes = sizeof(double) * set->nscalars +
+		sizeof(int32) * (set->ncategories + set->narrays);
 	int			fit = Min((Size) work_mem * 1024 / Max(row_bytes, 1), MOST_BATCH_ROWS);
 
 	return Max(1, Min(fit, feature_batch_capacity(set)));
@@ -198,16 +200,16 @@ make_room(Request *self, int rows)
 {
 	const FeatureSet *set = &self->site->model->features;
 	int			most = most_rows(set);
-	int			capacity = Min(rows <= FIRST_CAPACITY ? FIRST_CAPACITY : MOST_BATCH_ROWS, most);
 	MemoryContext old;
 
-	if (self->batch == NULL || self->batch->capacity < Min(rows, most))
+	if (self->batch == NULL || self->capacity < Min(rows, most))
 	{
 		MemoryContextReset(self->batch_context);
 		old = MemoryContextSwitchTo(self->batch_context);
-		self->batch = feature_batch_create(set, capacity + PADDING, self->batch_context);
-		self->numbers = palloc(sizeof(double) * 4 * capacity);
-		self->labels = palloc(sizeof(int32) * 2 * capacity);
+		self->capacity = Min(rows <= FIRST_CAPACITY ? FIRST_CAPACITY : MOST_BATCH_ROWS, most);
+		self->batch = feature_batch_create(set, self->capacity + PADDING, self->batch_context);
+		self->numbers = palloc(sizeof(double) * 4 * self->capacity);
+		self->labels = palloc(sizeof(int32) * 2 * self->capacity);
 		MemoryContextSwitchTo(old);
 	}
 	feature_batch_clear(self->batch);
@@ -247,7 +249,7 @@ request_begin(Request *self, int rows)
 bool
 request_full(const Request *self)
 {
-	return feature_batch_full(self->batch);
+	return self->batch->row >= self->capacity || feature_batch_full(self->batch);
 }
 
 void

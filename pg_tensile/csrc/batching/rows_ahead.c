@@ -19,10 +19,10 @@
 
 #include "executor/executor.h"
 #include "miscadmin.h"
-#include "nodes/nodeFuncs.h"
 #include "utils/datum.h"
 #include "utils/memutils.h"
 
+#include "batching/interrupted.h"
 #include "batching/node.h"
 #include "batching/read_ahead.h"
 #include "batching/request.h"
@@ -58,6 +58,7 @@ struct RowsAhead
 	int			in_input;		/* row whose tuple the input still has, or NO_ROW */
 	bool		ended;			/* the input has no more rows */
 	ErrorData  *error;			/* to be raised behind the rows */
+	bool		interrupted;	/* the error is one of the input */
 	ErrorData  *due;			/* to be raised now */
 };
 
@@ -81,20 +82,13 @@ begin_columns(RowsAhead *self, const List *numbers)
 	}
 }
 
-static bool
-has_workers(PlanState *node, void *context)
-{
-	return IsA(node, GatherState) || IsA(node, GatherMergeState) ||
-		planstate_tree_walker(node, has_workers, context);
-}
-
 RowsAhead *
 rows_ahead_create(PlanState *input, const PredictNode *node, ExprContext *econtext)
 {
 	RowsAhead  *self = palloc0(sizeof(RowsAhead));
 
 	self->input = input;
-	self->has_workers = has_workers(input, NULL);
+	self->has_workers = computed_by_workers(input);
 	self->use = node->use;
 	self->econtext = econtext;
 	self->context = CurrentMemoryContext;
@@ -117,7 +111,23 @@ rows_ahead_requests(const RowsAhead *self)
 }
 
 void
-rows_ahead_forget(RowsAhead *self)
+rows_ahead_count(RowsAhead *self)
+{
+	ListCell   *cell;
+
+	foreach(cell, self->requests)
+		request_count(lfirst(cell));
+}
+
+static void
+raise_error(RowsAhead *self, ErrorData *error)
+{
+	rows_ahead_count(self);
+	ReThrowError(error);
+}
+
+static void
+forget_rows(RowsAhead *self)
 {
 	rows_ahead_count(self);
 	MemoryContextReset(self->values);
@@ -126,16 +136,16 @@ rows_ahead_forget(RowsAhead *self)
 	self->in_input = NO_ROW;
 	self->ended = false;
 	self->error = NULL;
+	self->interrupted = false;
 	self->due = NULL;
 }
 
 void
-rows_ahead_count(RowsAhead *self)
+rows_ahead_restart(RowsAhead *self)
 {
-	ListCell   *cell;
-
-	foreach(cell, self->requests)
-		request_count(lfirst(cell));
+	if (self->interrupted && !rescan_starts_anew(self->input))
+		raise_error(self, self->error);
+	forget_rows(self);
 }
 
 /* ---- reading ---- */
@@ -258,7 +268,11 @@ keep_error(RowsAhead *self, int packed)
 		self->error = CopyErrorData();
 	FlushErrorState();
 	if (packed == NOT_PACKING)
+	{
+		stop_measurements(self->input);
+		self->interrupted = true;
 		return;
+	}
 	foreach(cell, self->requests)
 	{
 		if (foreach_current_index(cell) < packed)
@@ -281,7 +295,7 @@ rows_ahead_collect(RowsAhead *self, int rows)
 	bool		alone = false;
 	ListCell   *cell;
 
-	rows_ahead_forget(self);
+	forget_rows(self);
 	foreach(cell, self->requests)
 		alone = !request_begin(lfirst(cell), rows) || alone;
 	if (alone)
@@ -314,13 +328,6 @@ rows_ahead_collect(RowsAhead *self, int rows)
 }
 
 /* ---- passing on ---- */
-
-static void
-raise_error(RowsAhead *self, ErrorData *error)
-{
-	rows_ahead_count(self);
-	ReThrowError(error);
-}
 
 bool
 rows_ahead_empty(const RowsAhead *self)

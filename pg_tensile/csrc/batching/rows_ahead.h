@@ -41,7 +41,7 @@ extern void rows_ahead_columns(const RowsAhead *self, int row, Datum *values, bo
 /* Counts the rows that have been passed on. */
 extern void rows_ahead_count(RowsAhead *self);
 
-/* Forgets all rows, after it has counted them. */
-extern void rows_ahead_forget(RowsAhead *self);
+/* Forgets all rows, before a rescan of the input. */
+extern void rows_ahead_restart(RowsAhead *self);
 
 #endif

@@ -18,6 +18,7 @@
 
 #include "access/parallel.h"
 #include "executor/executor.h"
+#include "executor/instrument.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "nodes/extensible.h"
@@ -307,7 +308,7 @@ rescan(CustomScanState *css)
 {
 	PredictScan *self = (PredictScan *) css;
 
-	rows_ahead_forget(self->rows);
+	rows_ahead_restart(self->rows);
 	self->target = self->passed > 0 ? Min(self->passed, MOST_BATCH_ROWS) : 1;
 	self->started = false;
 	self->passed = 0;

@@ -83,12 +83,6 @@ predict_site_is_current(const CallSite *site, text *name)
 		memcmp(site->name, VARDATA_ANY(name), site->name_length) == 0;
 }
 
-void
-predict_site_close(CallSite *site)
-{
-	MemoryContextDelete(site->context);
-}
-
 CallSite *
 predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent)
 {
@@ -99,7 +93,7 @@ predict_site_open(CallSite *old, text *name, text *budget, MemoryContext parent)
 	else
 	{
 		if (site != NULL)
-			predict_site_close(site);
+			MemoryContextDelete(site->context);
 		site = new_call_site(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), parent);
 	}
 	site->memory_budget = budget == NULL ? site->model->memory_budget :

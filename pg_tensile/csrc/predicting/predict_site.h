@@ -59,8 +59,6 @@ extern CallSite *predict_site_open(CallSite *old, text *name, text *budget, Memo
 /* Is it the site of this model as it is now? */
 extern bool predict_site_is_current(const CallSite *site, text *name);
 
-extern void predict_site_close(CallSite *site);
-
 /* Packs the row of the call. */
 extern void predict_site_pack_record(CallSite *site, HeapTupleHeader record);
 extern void predict_site_pack_object(CallSite *site, Jsonb *object);
