@@ -305,7 +305,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
 
 
 def test_no_socket_of_a_predictor_outlives_a_crash(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
+    cluster = fresh_cluster({"pg_tensile.predict_in_session": "off"})
     cluster.expect("was terminated by signal 9")
     ask = f"SELECT predict('m', r) FROM ({ROWS}) r LIMIT 1"
 

@@ -47,6 +47,8 @@ def server(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[A
         "pg_tensile.python": str(install_emulator(clusters_folder / "emulator")),
         "pg_tensile.device": "emulated",
         "pg_tensile.device_memory": "1GB",
+        "pg_tensile.predict_in_session": "off",
+        "pg_tensile.predict_batching": "off",
     }
     cluster = new_cluster(settings)
     try:

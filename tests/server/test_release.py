@@ -98,7 +98,9 @@ def test_what_needs_a_supervisor_says_how_to_resume(server: Any, admin: Connecti
         src.execute("SELECT release_database()")
         src.execute("SELECT release_database()")  # again, by somebody else perhaps
         refused("55000", "released", "resume_database()", lambda: submit(src, "m"))
-        refused("55000", "released", "resume_database()", lambda: src.execute("SELECT predict_class('m', %s)", (ROW,)))
+        assert value(src, "SELECT predict_class('m', %s)", ROW)  # by the session itself
+        by_predictor = "SELECT predict_class('m', %s, '1GB')"
+        refused("55000", "released", "resume_database()", lambda: src.execute(by_predictor, (ROW,)))
         assert value(src, "SELECT resume_database()") is True
         assert submit(src, "m") == 2
 

@@ -22,6 +22,8 @@ ARGUMENTS = {  # by name; features by their type
     "target": "'y'",
     "features record": "f",
     "features jsonb": "jsonb_build_object('x', f.x)",
+    "features json": "json_build_object('x', f.x)",
+    "features text": "json_build_object('x', f.x)::text",
     "features double precision[]": "ARRAY[f.x]",
     "document": "'text'",
     "version": "1",
