@@ -125,7 +125,10 @@ def test_a_device_that_cannot_exist_is_refused(db: Connection, device: str) -> N
 def test_settings_are_documented_and_reserved(db: Connection) -> None:
     rows = db.execute("SELECT name, short_desc, context FROM pg_settings WHERE name LIKE 'pg\\_tensile.%'").fetchall()
     assert all(row[1].startswith(("Sets ", "Logs ")) for row in rows)
-    of_sessions = {f"pg_tensile.{name}" for name in ("policy", "predict_batching", "predict_in_session", "predict_spin", "predict_timeout")}
+    of_sessions = {
+        f"pg_tensile.{name}"
+        for name in ("policy", "predict_batching", "predict_in_session", "predict_spin", "predict_timeout")
+    }
     assert {row[0] for row in rows if row[2] == "user"} == of_sessions
     assert {row[0] for row in rows if row[2] == "postmaster"} == {"pg_tensile.max_jobs", "pg_tensile.plan_events"}
     with pytest.raises(psycopg.errors.InvalidName):
