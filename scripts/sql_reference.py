@@ -72,7 +72,7 @@ SETTING_GROUPS = {
     "Memory": "device_memory host_memory memory_flow flow_timeout dataset_cache model_cache model_idle child_memory",
     "Jobs": "policy ageing search_time checkpoint_interval max_state_size max_retries executor_timeout job_retention",
     "Processor": "threads nice auto_calibrate",
-    "Predictions": "predict_timeout predict_batching drift_sample_rate drift_window",
+    "Predictions": "predict_timeout predict_in_session predict_batching drift_sample_rate drift_window",
     "Ray cluster": "ray_address ray_token_file ray_timeout",
     DEVELOPERS: "plan_events update_threshold latency_weight search_processes predict_spin fork_server",
 }
