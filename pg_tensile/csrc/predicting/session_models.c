@@ -187,6 +187,20 @@ damaged(const PredictModel *model, const char *problem)
 			 errhint("Deploy another version, or train the model again.")));
 }
 
+/* Has the evaluator the features and labels of the model? */
+static bool
+has_features(const Evaluator *evaluator, const PredictModel *model)
+{
+	const FeatureSet *set = &model->features;
+	int			scalars;
+	int			categories;
+	int			arrays;
+
+	evaluator_features(evaluator, &scalars, &categories, &arrays);
+	return scalars == set->nscalars && categories == set->ncategories &&
+		arrays == set->narrays && evaluator_labels(evaluator) == model->nlabels;
+}
+
 /* Makes the image of the version; false: it is not one for a session. */
 static bool
 make_image(const PredictModel *model, const char *path)
@@ -253,7 +267,11 @@ open_model(SessionModel *self, const PredictModel *model)
 		self->evaluator = evaluator_open(self->address, self->bytes, model->identity, &problem);
 		MemoryContextSwitchTo(old);
 		if (self->evaluator != NULL)
+		{
+			if (!has_features(self->evaluator, model))
+				damaged(model, "Its image has other features or labels.");
 			break;
+		}
 		munmap(self->address, self->bytes);
 		self->address = NULL;
 		unlink(path);			/* the file is damaged: make another one */
