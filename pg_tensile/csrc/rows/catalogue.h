@@ -1,13 +1,43 @@
 /*
- * catalogue.h: reading the tables of models by SPI, with the rights of their
- * owner.
+ * catalogue.h: reading the tables of models, whoever the current user is.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_CATALOGUE_H
 #define TENSILE_CATALOGUE_H
 
-#include "postgres_ext.h"
+#include "access/htup.h"
+#include "access/tupdesc.h"
+#include "nodes/pg_list.h"
+
+/* ---- rows of a table, by an index and with the active snapshot ---- */
+
+typedef struct CatalogueKey
+{
+	const char *column;
+	Oid			equal;			/* OID of its function */
+	Datum		value;
+} CatalogueKey;
+
+typedef struct CatalogueRow
+{
+	HeapTuple	tuple;
+	TupleDesc	desc;
+} CatalogueRow;
+
+/* The first row with these keys, which begin the index; NULL: there is none. */
+extern CatalogueRow *catalogue_row(const char *table, const char *index, const CatalogueKey *keys,
+								   int nkeys);
+
+/* All of them. */
+extern List *catalogue_rows(const char *table, const char *index, const CatalogueKey *keys,
+							int nkeys);
+
+/* A column's value; 0 if it is null. */
+extern Datum catalogue_value(const CatalogueRow *row, const char *column);
+extern bool catalogue_is_null(const CatalogueRow *row, const char *column);
+
+/* ---- queries ---- */
 
 typedef struct CatalogueAccess
 {

@@ -2,10 +2,7 @@
  * model.c: what a session knows about models that it predicts with: features,
  * labels, owner and grants.
  *
- * Models are read by SPI as the owner of tensile_internal.models, because callers see
- * only grants of their own: the version with the active snapshot, so that a
- * statement sees one version, and the privileges with a new one, as PostgreSQL
- * does.  Models are kept as long as tensile_models_view() is the same; then all
+ * Models (model_read.c) are kept as long as tensile_models_view() is the same; then all
  * of them are forgotten.  Privileges are checked in every call, by what is kept.
  *
  * In parallel mode no new snapshot can be taken.  A model that is read then
@@ -22,7 +19,6 @@
 
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "common/hashfn.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
@@ -33,9 +29,8 @@
 
 #include "base/owner.h"
 #include "base/query.h"
-#include "rows/catalogue.h"
 #include "rows/model.h"
-#include "rows/model_features.h"
+#include "rows/model_read.h"
 #include "state/extension.h"
 #include "state/models_generation.h"
 
@@ -43,123 +38,7 @@ static MemoryContext cache_context = NULL;	/* of everything that is kept */
 static List *cached_models = NIL;	/* of PredictModel */
 static ModelsView cached_view;
 
-#define NO_MODEL 0
-
-#define MODEL_COLUMNS \
-	"SELECT m.id, v.id, v.task, v.preprocessing, " \
-	"coalesce(v.architecture, m.architecture)->>'type' = 'pretrained', " \
-	"tensile_worker._base_number(m.id, m.architecture), v.weight_bytes, v.architecture, v.created_at, v.version, " \
-	"v.architecture->>'type' IN ('mlp', 'tabular', 'linear', 'boosted', 'ensemble') " \
-
-#define MODEL_QUERY \
-	MODEL_COLUMNS \
-	"FROM tensile_internal.models m LEFT JOIN tensile_internal.model_versions v " \
-	"ON v.model_id = m.id AND v.version = coalesce($2, m.deployed_version) " \
-	"AND v.weight_bytes IS NOT NULL " \
-	"WHERE m.name = $1"
-#define ID_QUERY \
-	MODEL_COLUMNS \
-	"FROM tensile_internal.models m JOIN tensile_internal.model_versions v ON v.model_id = m.id WHERE v.id = $3"
-/* The owner, and then the roles that may predict besides. */
-#define ACCESS_QUERY \
-	"SELECT owner_id, owner::text, memory_budget, 0 FROM tensile_internal.models WHERE id = $1 " \
-	"UNION ALL SELECT grantee, grantee_name::text, NULL, 1 FROM tensile_internal.model_grants " \
-	"WHERE model_id = $1 AND privilege = 'predict' AND grantee IS NOT NULL ORDER BY 4"
 #define NAMES_QUERY "SELECT name FROM tensile_internal.models"
-
-/* ---- reading the catalogue ---- */
-
-/* A column of a row; a null becomes 0. */
-static Datum
-spi_value(SPITupleTable *table, int row, int column, bool *isnull)
-{
-	bool		null;
-	Datum		value = SPI_getbinval(table->vals[row], table->tupdesc, column, &null);
-
-	if (isnull != NULL)
-		*isnull = null;
-	return null ? (Datum) 0 : value;
-}
-
-static ModelRole
-read_role(SPITupleTable *table, int row, MemoryContext context)
-{
-	return (ModelRole) {
-		.oid = DatumGetObjectId(spi_value(table, row, 1, NULL)),
-		.name = MemoryContextStrdup(context, SPI_getvalue(table->vals[row], table->tupdesc, 2))
-	};
-}
-
-static void
-read_version(PredictModel *model, SPITupleTable *table)
-{
-	Jsonb	   *preprocessing = DatumGetJsonbP(spi_value(table, 0, 4, NULL));
-	Jsonb	   *architecture = DatumGetJsonbP(spi_value(table, 0, 8, NULL));
-	int64		created_at = DatumGetInt64(spi_value(table, 0, 9, NULL));
-
-	model_features_read(model, SPI_getvalue(table->vals[0], table->tupdesc, 3), preprocessing);
-	model->evaluated = DatumGetBool(spi_value(table, 0, 11, NULL)) && !model->features.has_vectors;
-	model->weight_bytes = DatumGetInt64(spi_value(table, 0, 7, NULL));
-	model->identity = hash_bytes_extended((unsigned char *) preprocessing, VARSIZE(preprocessing),
-										  created_at + model->weight_bytes);
-	model->identity = hash_bytes_extended((unsigned char *) architecture, VARSIZE(architecture),
-										  model->identity);
-}
-
-/*
- * Fills in the model with this version, or with the deployed one (0); the
- * version is NO_MODEL or NO_VERSION if there is none.  `version_id`, unless it
- * is 0, is one of model_versions instead of a name and a number.
- */
-static void
-read_model(PredictModel *model, int32 version, int64 version_id)
-{
-	Oid			types[] = {TEXTOID, INT4OID, INT8OID};
-	Datum		arguments[] = {
-		CStringGetTextDatum(model->name), Int32GetDatum(version), Int64GetDatum(version_id)
-	};
-	SPITupleTable *table;
-	bool		no_version;
-
-	if (catalogue_select(version_id == 0 ? MODEL_QUERY : ID_QUERY, 3, types, arguments,
-				   version == 0 ? " n " : "   ") == 0)
-	{
-		model->version = NO_MODEL;
-		return;
-	}
-	table = SPI_tuptable;
-	model->id = DatumGetInt64(spi_value(table, 0, 1, NULL));
-	model->version = DatumGetInt64(spi_value(table, 0, 2, &no_version));
-	if (no_version)
-		model->version = NO_VERSION;
-	else
-		read_version(model, table);
-	model->pretrained = DatumGetBool(spi_value(table, 0, 5, NULL));
-	model->base = DatumGetInt64(spi_value(table, 0, 6, NULL));
-	model->number = DatumGetInt32(spi_value(table, 0, 10, NULL));
-}
-
-/* Fills in the owner and the grants. */
-static void
-read_access(PredictModel *model)
-{
-	Oid			type = INT8OID;
-	Datum		id = Int64GetDatum(model->id);
-	uint64		count = catalogue_select(ACCESS_QUERY, 1, &type, &id, NULL);
-
-	if (count == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("model \"%s\" was dropped after this transaction's snapshot was taken",
-						model->name),
-				 errhint("Begin another transaction.")));
-	model->owner = read_role(SPI_tuptable, 0, model->context);
-	model->memory_budget = DatumGetInt64(spi_value(SPI_tuptable, 0, 3, NULL));
-	model->ngrants = (int) count - 1;
-	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * count);
-	for (int i = 0; i < model->ngrants; i++)
-		model->grants[i] = read_role(SPI_tuptable, i + 1, model->context);
-}
 
 /*
  * Raises an error whose hint suggests a model that the current user may see.
@@ -182,29 +61,6 @@ unknown_model(const char *name)
 								  "See tensile.models; register_model makes a new one.")));
 }
 
-/*
- * Reads the model: its version with the active snapshot, and the privileges
- * with the newest one.
- */
-static void
-read_model_as_owner(PredictModel *model, int32 version, int64 version_id)
-{
-	CatalogueAccess access = catalogue_open();
-
-	read_model(model, version, version_id);
-	if (model->version != NO_MODEL)
-	{
-		if (!IsInParallelMode())
-			PushActiveSnapshot(GetLatestSnapshot());
-		read_access(model);
-		if (!IsInParallelMode())
-			PopActiveSnapshot();
-	}
-	catalogue_close(&access);
-	if (model->version == NO_MODEL && version_id == 0)
-		unknown_model(model->name);
-}
-
 static PredictModel *
 empty_model(const char *name, MemoryContext parent)
 {
@@ -222,7 +78,9 @@ load_model(const char *name, int32 version, MemoryContext parent)
 {
 	PredictModel *model = empty_model(name, parent);
 
-	read_model_as_owner(model, version, 0);
+	model_read(model, version, 0);
+	if (model->version == NO_MODEL)
+		unknown_model(model->name);
 	predict_model_check_privilege(model);
 	return model;
 }
@@ -232,7 +90,7 @@ predict_model_load_id(int64 version_id, MemoryContext parent)
 {
 	PredictModel *model = empty_model("", parent);
 
-	read_model_as_owner(model, 0, version_id);
+	model_read(model, 0, version_id);
 	if (model->version == NO_MODEL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
