@@ -92,5 +92,6 @@ def test_functions_answer_or_say_that_the_snapshot_is_too_old(
                 failures[statement] = error.sqlstate or ""
     internal = {statement: state for statement, state in failures.items() if state[:2] in ("", "XX", "23")}
     assert not internal
-    assert failures["SELECT predict_table('younger') FROM (TABLE numbers LIMIT 1) f"] == "55000"
+    refused = failures["SELECT predict_table('younger') FROM (TABLE numbers LIMIT 1) f"]
+    assert refused == ("55000" if exists else "42704")  # an imported version has no query
     assert value(old, "SELECT 1") == 1
