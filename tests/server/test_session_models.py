@@ -135,7 +135,8 @@ def test_a_version_that_is_damaged_is_an_error_and_the_session_lives(
 ) -> None:
     before = value(conn, ASK)
     version = value(
-        conn, "SELECT version_id FROM tensile.model_versions JOIN tensile.models m USING (model_id) WHERE m.model = 'small'"
+        conn,
+        "SELECT version_id FROM tensile.model_versions JOIN tensile.models m USING (model_id) WHERE m.model = 'small'",
     )
     conn.execute("CREATE TEMPORARY TABLE kept AS SELECT w.data, v.preprocessing FROM tensile_internal.model_versions v"
                  " JOIN tensile_internal.model_weights w ON w.version = v.id WHERE v.id = %s", (version,))  # fmt: skip

@@ -14,7 +14,6 @@ from pg_tensile.execution.data.calibration import Calibration
 from pg_tensile.execution.data.conformal import Conformal
 from pyworker.children.loaded_models import LoadedModel, Reply
 from pyworker.wire import Decoder, Frame, FrameType, encode
-from tests.unit.execution.training.test_steps import TRANSFORMER, texts
 from tests.unit.pyworker.children.test_predictor import Version
 from tests.unit.rows import every_type
 
