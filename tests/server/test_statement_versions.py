@@ -15,7 +15,8 @@ from tests.server.support import MLP, Connection, finish, submit, value
 # The predictor gives a row alone and the same row among others the same digits, not the same bits.
 QUERY = "SELECT cos(i) AS a, sin(i * 0.7) AS b, cos(i) + sin(i * 0.7) AS y FROM generate_series(1, 200) i"
 ASK = "SELECT round(predict('versions', '{0.3,0.4}'::float8[])::numeric, 5)"
-EACH = "SELECT DISTINCT round(predict('versions', ARRAY[0.3, 0.4 + 0 * i])::numeric, 5) FROM generate_series(1, 500) i"
+OF_ROWS = "round(predict('versions', ARRAY[0.3, 0.4 + 0 * i])::numeric, 5)"
+EACH = f"SELECT DISTINCT {OF_ROWS} FROM generate_series(1, 500) i"
 IN_SESSION = ("on", "off")
 
 
@@ -54,9 +55,7 @@ def deploy(conn: Connection, version: int) -> Decimal:
 def test_an_open_cursor_goes_on_with_its_version(conn: Connection, other: Connection) -> None:
     first = value(conn, ASK)
     with conn.transaction():
-        conn.execute(
-            "DECLARE rows CURSOR FOR SELECT round(predict('versions', ARRAY[0.3, 0.4 + 0 * i])::numeric, 5) FROM generate_series(1, 40) i"
-        )
+        conn.execute(f"DECLARE rows CURSOR FOR SELECT {OF_ROWS} FROM generate_series(1, 40) i")
         before = conn.execute("FETCH 5 FROM rows").fetchall()
         second = deploy(other, 2)
         after = conn.execute("FETCH ALL FROM rows").fetchall()
@@ -137,7 +136,7 @@ def test_parallel_workers_predict_with_the_statements_version(conn: Connection, 
         first = value(conn, ASK)
         conn.execute("SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0")
         conn.execute("ALTER TABLE many SET (parallel_workers = 2)")
-        ask = "SELECT min(p), max(p) FROM (SELECT round(predict('versions', ARRAY[0.3, 0.4 + 0 * i])::numeric, 5) AS p FROM many) t"
+        ask = f"SELECT min(p), max(p) FROM (SELECT {OF_ROWS} AS p FROM many) t"
         plan = "\n".join(line for (line,) in conn.execute(f"EXPLAIN {ask}"))
         assert "Gather" in plan, plan
         with conn.transaction():
