@@ -124,6 +124,8 @@ CALLS = (
     "predict('verdict', ROW(t.hour, t.wind))",
     "predict('verdict', jsonb_build_object('hour', t.hour, 'wind', t.wind))",
     "length(predict_class('verdict', to_jsonb(t)))",
+    "predict('delay', to_json(t))",
+    "predict('verdict', to_json(t)::text)",
     "predict('verdict', nullif(ARRAY[t.hour, t.wind], ARRAY[5, 0.5]::float8[]))",
     "CASE WHEN t.hour > 5 THEN predict('delay', t) END",
     "coalesce(nullif(t.hour, 7), predict('delay', t))",
@@ -147,6 +149,7 @@ SHAPES = (
     "SELECT t.id, {call} FROM {source} {rest}",
     "SELECT t.id, {call}, {other} FROM {source} {rest}",
     "SELECT t FROM {source} WHERE {call} > 5 {rest}",
+    "SELECT t, {call}, row_to_json(t)::text, {other}, predict_all('verdict', t)->'value' FROM {source} {rest}",
     "SELECT t.id, {other} FROM {source} WHERE t.hour > 2 AND {call} > 5 AND 7 / (t.id + 1 - {bad}) < 9 {rest}",
     "SELECT count(*), avg({call}), max({other}) FROM {source}",
     "SELECT t.hour, avg({call}), count({other}) FILTER (WHERE t.id % 2 = 0) FROM {source} GROUP BY 1 ORDER BY 1 {rest}",
@@ -171,11 +174,13 @@ RESTS = ("", "LIMIT 1", "LIMIT 20", "OFFSET 5 LIMIT 30", "ORDER BY t.id", "ORDER
     other=st.sampled_from(CALLS),
     rest=st.sampled_from(RESTS),
     bad=st.sampled_from((0, 33, 77)),
+    in_session=st.booleans(),
 )
 @examples(40, long=600, suppress=[HealthCheck.function_scoped_fixture])
 def test_batches_change_no_row_and_no_error(
-    conn: Connection, shape: str, source: str, call: str, other: str, rest: str, bad: int
+    conn: Connection, shape: str, source: str, call: str, other: str, rest: str, bad: int, in_session: bool
 ) -> None:
+    conn.execute(f"SET pg_tensile.predict_in_session = {in_session}")
     if value(conn, "SELECT to_regtype('shape')") is None:
         conn.execute("CREATE TYPE shape AS (hour int, wind float8, carrier text, recent float8[])")
     if "ORDER BY" in shape or "FROM few WHERE" in shape or " c, few " in shape:
@@ -187,18 +192,20 @@ def test_batches_change_no_row_and_no_error(
 # ---- errors ----
 
 
+@pytest.mark.parametrize("in_session", [True, False])
 @pytest.mark.parametrize(
     ("sql", "error"),
     [
         ("SELECT id, predict('delay', document) FROM wrong", "42703"),  # while it is packed
-        ("SELECT id, predict('delay', w) FROM wrong w", "22"),  # from the predictor
+        ("SELECT id, predict('delay', w) FROM wrong w", "22"),  # from the model
         ("SELECT id, predict('verdict', ARRAY[hour, 1 / divisor]) FROM wrong", "22012"),  # in its features
         ("SELECT id, predict('verdict', w) FROM wrong w WHERE 1 / divisor < 5", "22012"),  # in the input
         ("SELECT id, predict('verdict', w) / divisor FROM wrong w", "22012"),  # in what is made of the answer
         ("SELECT id, predict('verdict', w), predict('delay', document) FROM wrong w", "42703"),
     ],
 )
-def test_an_error_in_row_700_comes_at_row_700(conn: Connection, sql: str, error: str) -> None:
+def test_an_error_in_row_700_comes_at_row_700(conn: Connection, sql: str, error: str, in_session: bool) -> None:
+    conn.execute(f"SET pg_tensile.predict_in_session = {in_session}")
     assert batched(conn, sql)
     before = predicted(conn, "verdict" if "verdict" in sql else "delay")
     rows, raised = outcome(conn, sql, batching=True)
