@@ -119,7 +119,7 @@ help:
 	@echo 'make test-sanitized  the server'"'"'s tests with a PostgreSQL that finds errors of memory'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
-	@echo 'make mutants         does make test see 30 faults? (MUTANTS="--only …")'
+	@echo 'make mutants         does make test see 34 faults? (MUTANTS="--only …")'
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
 	@echo 'make first-gpu-run   tests and short benchmarks on a GPU, and a page of the results;  first-gpu-run-server: in a server'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
