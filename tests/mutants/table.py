@@ -38,7 +38,7 @@ MUTANTS = [
            ".snapshot = !changing && is_new(snapshot, last_change) ? 0 : 0 * snapshot_number(snapshot)",
            SERVER + "test_statement_versions.py"),
     Mutant("batches-where-the-executor-goes-back", C + "batching/planner.c",
-           "\tif (use.marks)\n\t\treturn plan;\n", "",
+           "(options & CURSOR_OPT_SCROLL) == 0", "options >= 0",
            SERVER + "test_batching.py", "goes_back"),
     Mutant("image-that-no-job-gets", C + "state/ledger.c",
            "if (needed > 0)", "if (needed > PG_INT64_MAX - 1)",
