@@ -191,7 +191,8 @@ test-docker: venv
 
 # The tests of what is compiled differently for each version (csrc/base/compat.h)
 MAJOR = 17
-OF_VERSIONS = catalogue explain_sessions feed launcher lineage predict security submit wait_for_job workers
+OF_VERSIONS = batching catalogue explain_sessions feed launcher lineage predict security session_models statement_versions \
+	submit wait_for_job workers
 TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) bash -c "make -s installcheck && exec $(PYTEST) -m 'not long' $(TESTS)"
