@@ -21,6 +21,7 @@
 #include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "common/file_perm.h"
+#include "common/file_utils.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
