@@ -31,6 +31,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "base/guc.h"
 #include "base/owner.h"
 #include "base/query.h"
 #include "rows/catalogue.h"
@@ -44,6 +45,9 @@ static List *cached_models = NIL;	/* of PredictModel */
 static ModelsView cached_view;
 
 #define NO_MODEL 0
+
+/* Bytes of stored weights above which the evaluator does not even look at a version. */
+#define MOST_EVALUATED_BYTES (64 * 1024 * 1024)
 
 #define MODEL_COLUMNS \
 	"SELECT m.id, v.id, v.task, v.preprocessing, " \
@@ -366,6 +370,13 @@ PredictModel *
 predict_model_get(const char *name, MemoryContext call_context)
 {
 	return with_version(predict_model_find(name, call_context));
+}
+
+bool
+predict_model_is_evaluated(const PredictModel *model)
+{
+	return tensile_predict_in_session && model->evaluated &&
+		model->weight_bytes <= MOST_EVALUATED_BYTES;
 }
 
 void
