@@ -1,10 +1,10 @@
-"""The evaluator of small models (csrc/evaluator/evaluator.h) as a library: without PyTorch, with the bits of a session."""
+"""The evaluator of small models (csrc/evaluator/evaluator.h) as a library: no PyTorch, and the bits of a session."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 from typing import Any, NamedTuple
 
