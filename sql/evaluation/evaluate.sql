@@ -17,11 +17,13 @@ BEGIN
                 'weight_bytes', coalesce(v.weight_bytes, -- null while the job of the version runs
                                          (SELECT sum(octet_length(w.data)) FROM tensile_internal.model_weights w
                                           WHERE w.version = v.id)),
-                'memory_budget', coalesce(budget, m.memory_budget, 0),
-                'evaluator', tensile_internal._evaluator(v.id), 'options', '{}'::jsonb,
+                'memory_budget', b.memory_budget,
+                'evaluator', CASE WHEN b.memory_budget = 0 THEN tensile_internal._evaluator(v.id) END,
+                'options', '{}'::jsonb,
                 'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
                              FROM tensile_internal.device_profiles p)) || request
-            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model_id
+            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model_id,
+                LATERAL (SELECT coalesce((request->>'memory_budget')::bigint, budget, m.memory_budget, 0)) b (memory_budget)
             WHERE v.id = _evaluation_spec.version);
 END $$;
 
