@@ -46,10 +46,13 @@ def expected(
     data: scores.Classified | scores.Estimated, weight: NDArray[np.float64] | None = None
 ) -> dict[str, float | None]:
     """Return all scores by name; None: the rows do not define it."""
-    classifies = isinstance(data, scores.Classified)
-    rows = Classified(*data, weight) if classifies else Estimated(*data, weight)
+    rows: Classified | Estimated
+    if isinstance(data, scores.Classified):
+        rows, functions = Classified(data.actual, data.probabilities, data.predicted, weight), CLASSIFICATION
+    else:
+        rows, functions = Estimated(data.actual, data.predicted, weight), REGRESSION
     result = {}
-    for name, function in (CLASSIFICATION if classifies else REGRESSION).items():
+    for name, function in functions.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = function(rows)

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     scalars: float64 [numbers, rows], NaN = null; codes: int32 [categories, rows], -1 = null; arrays, of each feature:
     lengths, int32 [rows], -1 = null, and the elements of all rows, float64."""
 
-    count: int
+    total: int
     scalars: NDArray[np.float64]
     codes: NDArray[np.int32]
     arrays: Sequence[tuple[NDArray[np.int32], NDArray[np.float64]]]
@@ -77,6 +77,7 @@ class _Arrays(ctypes.Structure):
 class RowsPointer(ctypes.Structure):
     """Rows as the library takes them, valid as long as the arrays in `kept`."""
 
+    kept: list[Any]
     _fields_ = [
         ("rows", c_int),
         ("capacity", c_int),
@@ -92,7 +93,7 @@ class RowsPointer(ctypes.Structure):
         arrays = (_Arrays * max(len(parts), 1))()
         for place, (lengths, elements) in enumerate(parts):
             arrays[place] = _Arrays(lengths.ctypes.data, elements.ctypes.data)
-        pointer = RowsPointer(rows.count, rows.count, scalars.ctypes.data, codes.ctypes.data, arrays)
+        pointer = RowsPointer(rows.total, rows.total, scalars.ctypes.data, codes.ctypes.data, arrays)
         pointer.kept = [scalars, codes, parts]
         return pointer
 
@@ -159,7 +160,7 @@ class Evaluator:
 
     def outputs(self, rows: Rows) -> NDArray[np.float64]:
         """Return the outputs [rows, outputs], the same for a row among any others. Raises WrongLength."""
-        outputs = np.empty((rows.count, self.outputs_per_row))
+        outputs = np.empty((rows.total, self.outputs_per_row))
         mismatch, given = _Mismatch(), RowsPointer.to(rows)
         place = c_void_p(outputs.ctypes.data)
         if not self._functions.evaluator_outputs(self._self, byref(given), place, byref(mismatch)):

@@ -30,14 +30,14 @@ class EvaluatedModel(Version):
         return [partial(self._outputs, _rows(inputs))]
 
     def _outputs(self, rows: Rows) -> NDArray[np.float64]:
-        count = min(len(self._evaluators), max(1, rows.count // LEAST_ROWS))
-        places = [rows.count * place // count for place in range(count + 1)]
+        count = min(len(self._evaluators), max(1, rows.total // LEAST_ROWS))
+        places = [rows.total * place // count for place in range(count + 1)]
         work = zip(self._evaluators, places, places[1:], strict=False)
         return np.concatenate([*self._threads.map(partial(self._some_outputs, rows), *zip(*work, strict=True))])
 
     def _some_outputs(self, rows: Rows, evaluator: Evaluator, start: int, end: int) -> NDArray[np.float64]:
         try:
-            return evaluator.outputs(rows if end - start == rows.count else rows.part(start, end))
+            return evaluator.outputs(rows if end - start == rows.total else rows.part(start, end))
         except WrongLength as wrong:
             array, row, length, _ = wrong.args
             raise wrong_array(self._preprocessing.arrays[array], length, start + row) from None
@@ -66,8 +66,10 @@ def evaluated_model(spec: dict[str, Any], weights: bytes, threads: int) -> Evalu
         library = Library(spec["evaluator"])
     except OSError:
         return None
-    texts = (json.dumps(spec[key], ensure_ascii=False) for key in ("architecture", "preprocessing"))
-    status, image, problem = library.compile(Stored(*texts, None, weights))
+    architecture, preprocessing = (
+        json.dumps(spec[key], ensure_ascii=False) for key in ("architecture", "preprocessing")
+    )
+    status, image, problem = library.compile(Stored(architecture, preprocessing, None, weights))
     if status == Status.DAMAGED:
         hint = "Deploy another version, or train the model again."
         raise CheckpointError("this version of the model is damaged", hint=hint, detail=problem)

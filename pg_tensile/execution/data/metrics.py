@@ -124,7 +124,7 @@ class MetricSums:
         chances = probabilities(outputs, self._preprocessing)
         binary = self._preprocessing.task == Task.BINARY
         predicted = (outputs[:, 0] > 0).astype(np.int64) if binary else outputs.argmax(axis=1)
-        counts = Counts.of(actual, predicted, len(self.arrays["hits"]), weights)
+        counts = Counts.of(actual, predicted, weights, len(self.arrays["hits"]))
         for name, numbers in counts._asdict().items():
             self.arrays[name] += numbers
         log_losses, scores = probability_scores(chances, actual, binary)

@@ -59,10 +59,13 @@ class Counts(NamedTuple):
     actual: Numbers
 
     @staticmethod
-    def of(actual: NDArray[Any], predicted: NDArray[Any], classes: int, weight: Numbers | None = None) -> Counts:
+    def of(actual: NDArray[Any], predicted: NDArray[Any], weight: Numbers, classes: int) -> Counts:
         hit = predicted == actual
-        hits = np.bincount(actual[hit], None if weight is None else weight[hit], classes)
-        return Counts(hits, np.bincount(predicted, weight, classes), np.bincount(actual, weight, classes))
+        return Counts(
+            np.bincount(actual[hit], weight[hit], classes),
+            np.bincount(predicted, weight, classes),
+            np.bincount(actual, weight, classes),
+        )
 
 
 class Bin(NamedTuple):
@@ -127,9 +130,10 @@ def probability_scores(chances: Numbers, actual: NDArray[Any], binary: bool) -> 
 
 
 def _of_counts(name: str, data: Classified) -> float | None:
-    classes = int(max(data.labels, data.actual.max() + 1))
-    counts = Counts.of(data.actual, data.predicted, classes)
-    return class_scores(Counts(*(part.astype(np.float64) for part in counts)), len(data.actual), data.labels == 2)[name]
+    rows, classes = len(data.actual), int(max(data.labels, data.actual.max() + 1))
+    counts = Counts.of(data.actual, data.predicted, np.ones(rows), classes)
+    value: float | None = class_scores(counts, rows, data.labels == 2)[name]
+    return value
 
 
 def _of_probabilities(place: int, data: Classified) -> float | None:
