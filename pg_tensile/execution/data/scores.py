@@ -61,11 +61,8 @@ class Counts(NamedTuple):
     @staticmethod
     def of(actual: NDArray[Any], predicted: NDArray[Any], weight: Numbers, classes: int) -> Counts:
         hit = predicted == actual
-        return Counts(
-            np.bincount(actual[hit], weight[hit], classes),
-            np.bincount(predicted, weight, classes),
-            np.bincount(actual, weight, classes),
-        )
+        columns = ((actual[hit], weight[hit]), (predicted, weight), (actual, weight))
+        return Counts(*(np.bincount(*column, classes).astype(np.float64) for column in columns))
 
 
 class Bin(NamedTuple):
