@@ -1,10 +1,10 @@
 """The trainer of `evaluate_model` and `feature_importance`: applies a version of a model to the rows of a query.
 
 Phases: the weights, as for a prediction (loaded_models.py, or evaluated_model.py for what sessions predict with
-themselves, without PyTorch), on the CPU; then COLUMNS (the target and the groups) and,
-for each chunk of rows, a PREDICT frame with the features and a ROWS frame with the target. Chunks are those of
-predict_rows, so outputs are the same to the last bit. evaluate_model predicts while rows arrive and keeps no features;
-feature_importance keeps a sample of the rows and predicts after ROWS_END. RESULT frames end it.
+themselves, without PyTorch), on the CPU; then COLUMNS (the target and the groups) and, for each chunk of rows, a PREDICT
+frame with the features and a ROWS frame with the target. Chunks are those of predict_rows, so outputs are the same to
+the last bit. evaluate_model predicts while rows arrive and keeps no features; feature_importance keeps a sample of the
+rows and predicts after ROWS_END. RESULT frames end it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ RESULT_ROWS = 10_000  # of a frame
 
 def run(channel: Channel, libraries: Callable[[], Future[None]]) -> None:
     """Run the evaluation: the rest of the process after JOB. `libraries` begins the import of PyTorch."""
+    imports = libraries() if channel.spec["evaluator"] is None else None
     weights = channel.receive_state()
     version: Version | None = evaluated_model(channel.spec, weights, channel.threads)
     if version is not None:
         rows = _results(channel, version)
     else:
-        libraries().result()
+        (imports or libraries()).result()
         import torch
 
         torch.set_num_threads(channel.threads)

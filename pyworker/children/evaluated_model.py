@@ -23,16 +23,19 @@ class EvaluatedModel(Version):
 
     def __init__(self, preprocessing: Preprocessing, library: Library, image: Image, threads: int) -> None:
         super().__init__(preprocessing, image.bytes.nbytes)
-        self._evaluators = [Evaluator(library, image) for _ in range(threads)]
+        self._open = partial(Evaluator, library, image)
+        self._evaluators: list[Evaluator] = []
+        self._most = threads
         self._threads = ThreadPoolExecutor(threads)
 
     def _parts(self, inputs: Inputs) -> list[Part]:
         return [partial(self._outputs, _rows(inputs))]
 
     def _outputs(self, rows: Rows) -> NDArray[np.float64]:
-        count = min(len(self._evaluators), max(1, rows.total // LEAST_ROWS))
+        count = min(self._most, max(1, rows.total // LEAST_ROWS))
+        self._evaluators += [self._open() for _ in range(count - len(self._evaluators))]
         places = [rows.total * place // count for place in range(count + 1)]
-        work = zip(self._evaluators, places, places[1:], strict=False)
+        work = zip(self._evaluators[:count], places, places[1:], strict=False)
         return np.concatenate([*self._threads.map(partial(self._some_outputs, rows), *zip(*work, strict=True))])
 
     def _some_outputs(self, rows: Rows, evaluator: Evaluator, start: int, end: int) -> NDArray[np.float64]:
