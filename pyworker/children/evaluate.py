@@ -1,10 +1,10 @@
 """The trainer of `evaluate_model` and `feature_importance`: applies a version of a model to the rows of a query.
 
 Phases: the weights, as for a prediction (loaded_models.py, or evaluated_model.py for what sessions predict with
-themselves, without PyTorch), on the CPU; then COLUMNS (the target and the groups) and, for each chunk of rows, a PREDICT
-frame with the features and a ROWS frame with the target. Chunks are those of predict_rows, so outputs are the same to
-the last bit. evaluate_model predicts while rows arrive and keeps no features; feature_importance keeps a sample of the
-rows and predicts after ROWS_END. RESULT frames end it.
+themselves, without PyTorch), on the CPU; then COLUMNS (the target and the groups) and, for each chunk of rows, a
+PREDICT frame with the features and a ROWS frame with the target. Chunks are those of predict_rows, so outputs are the
+same to the last bit. evaluate_model predicts while rows arrive and keeps no features; feature_importance keeps a sample
+of the rows and predicts after ROWS_END. RESULT frames end it.
 """
 
 from __future__ import annotations

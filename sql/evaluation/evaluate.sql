@@ -18,7 +18,8 @@ BEGIN
                                          (SELECT sum(octet_length(w.data)) FROM tensile_internal.model_weights w
                                           WHERE w.version = v.id)),
                 'memory_budget', b.memory_budget,
-                'evaluator', CASE WHEN b.memory_budget = 0 THEN tensile_internal._evaluator(v.id) END,
+                'evaluator', CASE WHEN b.memory_budget = 0 AND NOT request ? 'kind'
+                                  THEN tensile_internal._evaluator(v.id) END,
                 'options', '{}'::jsonb,
                 'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
                              FROM tensile_internal.device_profiles p)) || request
