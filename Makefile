@@ -61,16 +61,19 @@ $(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math 
 # The evaluator as a library that trainers load (pg_tensile/execution/evaluator.py), so without a sanitizer, which would
 # have to be in their interpreter.
 EVALUATOR = pg_tensile_evaluator$(DLSUFFIX)
-EVALUATOR_OBJS = $(patsubst $(CSRC)/%.c,build/%.o,$(wildcard $(CSRC)/evaluator/*.c))
+EVALUATOR_OBJS = $(patsubst $(CSRC)/%.c,build/%.o,$(wildcard $(CSRC)/evaluator/*.c $(CSRC)/evaluator/library/*.c))
+EVALUATOR_MAP = $(CSRC)/evaluator/library/exports.map
+# From PostgreSQL 18 on its JSON parser for shared libraries has the buffers of libpq.
+EVALUATOR_LIBS = -lpgcommon_shlib -lpgport_shlib $(if $(filter-out 15 16 17,$(MAJORVERSION)),-l:libpq.so.5) -lm
 build/evaluator/dense.o: CFLAGS += -O3
 build/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno
 $(EVALUATOR_OBJS): build/server $(wildcard $(CSRC)/evaluator/*.h) $(CSRC)/base/compat.h
 build/evaluator/%.o: $(CSRC)/evaluator/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(CFLAGS_SL) -fno-sanitize=all -DFRONTEND $(CPPFLAGS) -c $< -o $@
-$(EVALUATOR): $(EVALUATOR_OBJS) $(CSRC)/evaluator/exports.map
-	$(CC) -shared -Wl,--version-script=$(CSRC)/evaluator/exports.map $(EVALUATOR_OBJS) -L$(libdir) -L$(pkglibdir) \
-		-lpgcommon_shlib -lpgport_shlib -lm -o $@
+$(EVALUATOR): $(EVALUATOR_OBJS) $(EVALUATOR_MAP)
+	$(CC) -shared -Wl,-z,defs,--version-script=$(EVALUATOR_MAP) $(EVALUATOR_OBJS) -L$(libdir) -L$(pkglibdir) \
+		$(EVALUATOR_LIBS) -o $@
 all: $(EVALUATOR)
 install: install-evaluator
 install-evaluator: $(EVALUATOR)

@@ -18,7 +18,7 @@ if nm -D --defined-only pg_tensile.so | grep -vE ' (tensile_\w+|pg_finfo_tensile
     echo 'lint: pg_tensile.so exports symbols without its prefix: pg_tensile/csrc/exports.map' >&2; exit 1
 fi
 if nm -D --defined-only pg_tensile_evaluator.so | grep -vE ' (evaluator_\w+|pfree)(@.*)?$'; then
-    echo 'lint: pg_tensile_evaluator.so exports other symbols: pg_tensile/csrc/evaluator/exports.map' >&2; exit 1
+    echo 'lint: pg_tensile_evaluator.so exports other symbols: pg_tensile/csrc/evaluator/library/exports.map' >&2; exit 1
 fi
 .venv/bin/shellcheck -x --severity=warning docker/*.sh scripts/*.sh .ci/run
 .venv/bin/hadolint docker/Dockerfile

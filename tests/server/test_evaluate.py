@@ -348,7 +348,7 @@ def test_a_small_model_that_is_damaged(conn: Connection) -> None:
     version = f"SELECT version_id FROM {models} WHERE m.model = 'part'"
     with conn.transaction(force_rollback=True):
         change = "UPDATE tensile_internal.model_weights SET data = overlay(data PLACING %s FROM 1) WHERE version = ({})"
-        conn.execute(change.format(version), (b"\xff" * 4,))  # type: ignore[arg-type]
+        conn.execute(change.format(version), (b"\xff" * 4,))
         refused("XX001", "is damaged", "Deploy another version", lambda: evaluated(conn, "part"))
 
 

@@ -62,7 +62,7 @@ class Counts(NamedTuple):
     def of(actual: NDArray[Any], predicted: NDArray[Any], weight: Numbers, classes: int) -> Counts:
         hit = predicted == actual
         columns = ((actual[hit], weight[hit]), (predicted, weight), (actual, weight))
-        return Counts(*(np.bincount(*column, classes).astype(np.float64) for column in columns))
+        return Counts(*(np.bincount(column, of_rows, classes).astype(np.float64) for column, of_rows in columns))
 
 
 class Bin(NamedTuple):
