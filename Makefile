@@ -23,7 +23,7 @@ PG_CFLAGS = -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-init
 # PostgreSQL 15 hides no symbol of an extension by itself, and loads them all into one name space.
 SHLIB_LINK = -Wl,--version-script=$(CSRC)/exports.map
 PG_CPPFLAGS = -I$(CSRC) -DPG_TENSILE_PYTHON='"$(child_python)"'
-EXTRA_CLEAN = build tmp_check
+EXTRA_CLEAN = build tmp_check $(EVALUATOR)
 # The shim is thin: inlining it into queries gains nothing.
 override with_llvm = no
 # A command that fails leaves no half-written target.
@@ -32,7 +32,7 @@ override with_llvm = no
 NO_INSTALLCHECK = 1
 
 .PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
-	install-python uninstall-python installcheck always
+	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 # Debian has pgxs.mk in the server's package already, the headers in another one.
@@ -57,6 +57,31 @@ $(CSRC)/base/rules.o: build/rules.h
 # scaled as numpy does it, without one rounding for a product and a sum.
 $(CSRC)/evaluator/dense.o: CFLAGS += -O3
 $(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno
+
+# The evaluator as a library that trainers load (pg_tensile/execution/evaluator.py), so without a sanitizer, which would
+# have to be in their interpreter.
+EVALUATOR = pg_tensile_evaluator$(DLSUFFIX)
+EVALUATOR_OBJS = $(patsubst $(CSRC)/%.c,build/%.o,$(wildcard $(CSRC)/evaluator/*.c $(CSRC)/evaluator/library/*.c))
+EVALUATOR_MAP = $(CSRC)/evaluator/library/exports.map
+# From PostgreSQL 18 on its JSON parser for shared libraries has the buffers of libpq.
+EVALUATOR_LIBS = -lpgcommon_shlib -lpgport_shlib $(if $(filter-out 15 16 17,$(MAJORVERSION)),-l:libpq.so.5) -lm
+build/evaluator/dense.o: CFLAGS += -O3
+build/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno
+$(EVALUATOR_OBJS): build/server $(wildcard $(CSRC)/evaluator/*.h) $(CSRC)/base/compat.h
+build/evaluator/%.o: $(CSRC)/evaluator/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CFLAGS_SL) -fno-sanitize=all -DFRONTEND $(CPPFLAGS) -c $< -o $@
+$(EVALUATOR): $(EVALUATOR_OBJS) $(EVALUATOR_MAP)
+	$(CC) -shared -Wl,-z,defs,--version-script=$(EVALUATOR_MAP) $(EVALUATOR_OBJS) -L$(libdir) -L$(pkglibdir) \
+		$(EVALUATOR_LIBS) -o $@
+all: $(EVALUATOR)
+install: install-evaluator
+install-evaluator: $(EVALUATOR)
+	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)'
+	$(INSTALL_SHLIB) $(EVALUATOR) '$(DESTDIR)$(pkglibdir)/'
+uninstall: uninstall-evaluator
+uninstall-evaluator:
+	rm -f '$(DESTDIR)$(pkglibdir)/$(EVALUATOR)'
 
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile

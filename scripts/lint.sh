@@ -17,6 +17,9 @@ MAKEFLAGS='' make --no-print-directory -s -j"$(nproc)" all # -Wall -Wextra -Werr
 if nm -D --defined-only pg_tensile.so | grep -vE ' (tensile_\w+|pg_finfo_tensile_\w+|_PG_init|Pg_magic_func)(@.*)?$'; then
     echo 'lint: pg_tensile.so exports symbols without its prefix: pg_tensile/csrc/exports.map' >&2; exit 1
 fi
+if nm -D --defined-only pg_tensile_evaluator.so | grep -vE ' (evaluator_\w+|pfree)(@.*)?$'; then
+    echo 'lint: pg_tensile_evaluator.so exports other symbols: pg_tensile/csrc/evaluator/library/exports.map' >&2; exit 1
+fi
 .venv/bin/shellcheck -x --severity=warning docker/*.sh scripts/*.sh .ci/run
 .venv/bin/hadolint docker/Dockerfile
 

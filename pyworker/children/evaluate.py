@@ -1,42 +1,53 @@
 """The trainer of `evaluate_model` and `feature_importance`: applies a version of a model to the rows of a query.
 
-Phases: the weights, as for a prediction (loaded_models.py), on the CPU; then COLUMNS (the target and the groups) and,
-for each chunk of rows, a PREDICT frame with the features and a ROWS frame with the target. Chunks are those of
-predict_rows, so outputs are the same to the last bit. evaluate_model predicts while rows arrive and keeps no features;
-feature_importance keeps a sample of the rows and predicts after ROWS_END. RESULT frames end it.
+Phases: the weights, as for a prediction (loaded_models.py, or evaluated_model.py for what sessions predict with
+themselves, without PyTorch), on the CPU; then COLUMNS (the target and the groups) and, for each chunk of rows, a
+PREDICT frame with the features and a ROWS frame with the target. Chunks are those of predict_rows, so outputs are the
+same to the last bit. evaluate_model predicts while rows arrive and keeps no features; feature_importance keeps a sample
+of the rows and predicts after ROWS_END. RESULT frames end it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from pg_tensile.execution.data.columns import Chunk, Column, decode
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
+from pyworker.children.evaluated_model import evaluated_model
 from pyworker.children.loaded_models import Version, load_version
 from pyworker.wire import Frame, FrameType
 
 RESULT_ROWS = 10_000  # of a frame
 
 
-def run(channel: Channel, libraries: Future[None]) -> None:
-    """Run the evaluation: the rest of the process after JOB."""
+def run(channel: Channel, libraries: Callable[[], Future[None]]) -> None:
+    """Run the evaluation: the rest of the process after JOB. `libraries` begins the import of PyTorch."""
+    imports = libraries() if channel.spec["evaluator"] is None else None
     weights = channel.receive_state()
-    libraries.result()
-    import torch
+    version: Version | None = evaluated_model(channel.spec, weights, channel.threads)
+    if version is not None:
+        rows = _results(channel, version)
+    else:
+        (imports or libraries()).result()
+        import torch
 
-    torch.set_num_threads(channel.threads)
-    with torch.inference_mode():
-        version = load_version(channel.spec, [memoryview(weights)], _profile(channel))
-        try:
-            rows = (_importance if channel.spec["function"] == "feature_importance" else _evaluation)(channel, version)
-        finally:
-            version.close()
+        torch.set_num_threads(channel.threads)
+        with torch.inference_mode():
+            rows = _results(channel, load_version(channel.spec, [memoryview(weights)], _profile(channel)))
     for start in range(0, len(rows), RESULT_ROWS):
         last = start + RESULT_ROWS >= len(rows)
         channel.send(FrameType.RESULT, {"rows": rows[start : start + RESULT_ROWS], "last": last})
+
+
+def _results(channel: Channel, version: Version) -> list[Any]:
+    """Return the rows of the function's result, and close the version."""
+    try:
+        return (_importance if channel.spec["function"] == "feature_importance" else _evaluation)(channel, version)
+    finally:
+        version.close()
 
 
 def _profile(channel: Channel) -> DeviceProfile | None:

@@ -1,6 +1,6 @@
 """The trainer process: receives one job and its rows, trains, and sends back the results.
 
-Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
+Phases: JOB (and the checkpoint to resume from), then COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
 honoured in every phase: between frames, between blocks of rows, between steps (channel.py).
 
@@ -16,6 +16,7 @@ import importlib
 import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pg_tensile.errors import DataError
@@ -28,6 +29,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.data.roles import without_value
 from pg_tensile.execution.data.splits import DIVISION, Split
 from pg_tensile.execution.data.warm_start import begun_with, difference
+from pyworker.children import evaluate
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import (
     choose_members,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from pyworker.children.job import Job
     from pyworker.children.members import FittedMembers, Made
 
-KINDS = ("calibrate", "explain", "evaluate", "import_model", "export_model")
+KINDS = ("calibrate", "explain", "import_model", "export_model")
 OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in KINDS}
 # Modules that take seconds to import, by type of architecture
 IMPORTS = {"linear": ("sklearn.linear_model",), "pretrained": ("peft",)}
@@ -58,20 +60,26 @@ IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
     """Run the process: one job."""
-    importer = ThreadPoolExecutor(1)
-    gc.disable()  # collections take a fifth of the time of these imports, which make no garbage
-    libraries = importer.submit(import_libraries)
-    importer.submit(_enable_garbage_collection)
-    channel = Channel(connection, importer)
+    channel = Channel(connection, ThreadPoolExecutor(1))
     try:
         channel.receive_job()
         kind = channel.spec["kind"]
-        if kind in OTHER_KINDS:
-            importlib.import_module(OTHER_KINDS[kind]).run(channel, libraries)
+        libraries = partial(_begin_imports, channel.background)
+        if kind == "evaluate":
+            evaluate.run(channel, libraries)
+        elif kind in OTHER_KINDS:
+            importlib.import_module(OTHER_KINDS[kind]).run(channel, libraries())
         else:
-            TrainerProcess(channel, libraries).train()
+            TrainerProcess(channel, libraries()).train()
     except Stopped:
         channel.send(FrameType.DONE, {"stopped": True})
+
+
+def _begin_imports(importer: ThreadPoolExecutor) -> Future[None]:
+    gc.disable()  # collections take a fifth of the time of these imports, which make no garbage
+    libraries = importer.submit(import_libraries)
+    importer.submit(_enable_garbage_collection)
+    return libraries
 
 
 def _enable_garbage_collection() -> None:

@@ -34,13 +34,14 @@ from pyworker.child import (
 from pyworker.connection import Connection
 from pyworker.supervisors.child_environment import child_environment
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
-from pyworker.supervisors.fork_server import fork
+from pyworker.supervisors.fork_server import ANSWER_LIMIT, fork
 from pyworker.supervisors.processes import Process, SpawnedProcess, busy_seconds, describe_exit
 from pyworker.supervisors.server import Server
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start cannot be used
+LIGHT_LIMIT = 0.3  # seconds for the fork server to answer; starting a light child takes as long
 EXIT_LIMIT = 2.0  # seconds that a child may take to exit when it has closed its connection
 KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
 BUSY_LIMIT = 1.0  # seconds without a wait, at most; cancel, stop and drop go unnoticed meanwhile
@@ -69,13 +70,15 @@ class Child:
         environment: Mapping[str, str] | None = None,
         nice: int | None = None,
         forked: bool = False,
+        is_light: bool = False,
         memory_flow: bool = False,
     ) -> None:
         """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
 
         A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
         has further variables. `nice` lowers its priority, by default by pg_tensile.nice. `forked` has the fork server
-        start it, if there is one. `memory_flow` gives it a socket on which it may ask for memory
+        start it, if there is one; a child that imports little by itself (`is_light`) does not wait for one that is
+        still importing. `memory_flow` gives it a socket on which it may ask for memory
         (csrc/processes/memory_flow_socket.c).
         """
         self._server = server
@@ -90,6 +93,7 @@ class Child:
         self._timeout = timeout
         self._python = server.setting("pg_tensile.python")
         self._forked = forked
+        self._fork_limit = LIGHT_LIMIT if is_light else ANSWER_LIMIT
         self._memory_flow = memory_flow
         self._groups: socket.socket | None = None  # on which it asks for memory
         self._process: Process | None = None
@@ -115,7 +119,8 @@ class Child:
                 sockets.append(stack.enter_context(self._open_groups()).fileno())
             if self._forked:
                 descriptors = sockets[0], self._log, *sockets[1:]
-                self._process = await fork(self._server, self._python, self._name, self._environment, descriptors)
+                request = self._python, self._name, self._environment, descriptors
+                self._process = await fork(self._server, *request, self._fork_limit)
             if self._process is None:
                 self._process = self._spawn(*sockets)
         self._connection.queue(FrameType.HELLO, header={"version": VERSION})

@@ -85,10 +85,7 @@ class Trainers:
         `weights` is the SQL function that returns a chunk of a version; `feed` sends the rows to sockets, and
         `check_job` raises an exception if the job is to end. Raises Failure, ChildDied, ProtocolError, Stopped."""
         server = self._server
-        runs = [
-            (Child(server, "trainer", threads=self._threads, timeout=self._timeout, forked=True), Result())
-            for _ in specs
-        ]
+        runs = [(self._child(is_light=spec["evaluator"] is not None), Result()) for spec in specs]
         try:
             for (child, result), spec in zip(runs, specs, strict=True):
                 await child.start()
@@ -106,6 +103,10 @@ class Trainers:
             for child, _ in runs:
                 await child.close()
         return [result for _, result in runs]
+
+    def _child(self, is_light: bool) -> Child:
+        threads, timeout = self._threads, self._timeout
+        return Child(self._server, "trainer", threads=threads, timeout=timeout, forked=True, is_light=is_light)
 
     async def _feed(self, feed: Callable[[list[int]], None], runs: list[tuple[Child, Result]]) -> None:
         """Send the rows of the query to all trainers.

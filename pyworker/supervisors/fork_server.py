@@ -101,11 +101,17 @@ def _address() -> str:
 
 
 async def fork(
-    server: Server, python: str, name: str, environment: Mapping[str, str], descriptors: Sequence[int]
+    server: Server,
+    python: str,
+    name: str,
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+    limit: float = ANSWER_LIMIT,
 ) -> ForkedProcess | None:
     """Have the fork server start a child with these descriptors (connection, log, and perhaps the group socket).
 
-    Returns None if there is no fork server, or none that can do it. Raises what `Server.wait` raises.
+    Returns None if there is no fork server, or none that can do it within `limit` seconds. Raises what `Server.wait`
+    raises.
     """
     request = {"python": python, "name": name, "supervisor": os.getpid(), "environment": environment}
     with contextlib.ExitStack() as stack:
@@ -117,7 +123,7 @@ async def fork(
         except OSError:
             return None
         answer = None
-        deadline = time.monotonic() + ANSWER_LIMIT
+        deadline = time.monotonic() + limit
         while answer is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or server.stopping:

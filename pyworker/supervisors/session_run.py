@@ -102,7 +102,8 @@ async def _run_trainer(server: Server, request: dict[str, Any]) -> list[list[Any
     """Run a trainer for the request, which a function such as `_explain_training` has made; return the rows."""
     threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
-    child = Child(server, "trainer", threads=threads, timeout=timeout, forked=True)
+    is_light = request["kind"] == "evaluate" and request["evaluator"] is not None
+    child = Child(server, "trainer", threads=threads, timeout=timeout, forked=True, is_light=is_light)
     result = Result()
     try:
         server.check_version()

@@ -1,5 +1,9 @@
 -- Evaluating a model in the caller's session
 
+-- Path of the library with which a trainer evaluates the version as a session does; null: PyTorch has to
+CREATE FUNCTION tensile_internal._evaluator(version bigint) RETURNS text
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_evaluator';
+
 -- The input of the trainer (docs/internals.md) for a version of a model; null if it is gone. `request`: what to do.
 CREATE FUNCTION tensile_internal._evaluation_spec(version bigint, memory_budget text, request jsonb) RETURNS jsonb
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -13,10 +17,14 @@ BEGIN
                 'weight_bytes', coalesce(v.weight_bytes, -- null while the job of the version runs
                                          (SELECT sum(octet_length(w.data)) FROM tensile_internal.model_weights w
                                           WHERE w.version = v.id)),
-                'memory_budget', coalesce(budget, m.memory_budget, 0), 'options', '{}'::jsonb,
+                'memory_budget', b.memory_budget,
+                'evaluator', CASE WHEN b.memory_budget = 0 AND NOT request ? 'kind'
+                                  THEN tensile_internal._evaluator(v.id) END,
+                'options', '{}'::jsonb,
                 'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
                              FROM tensile_internal.device_profiles p)) || request
-            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model_id
+            FROM tensile_internal.model_versions v JOIN tensile_internal.models m ON m.id = v.model_id,
+                LATERAL (SELECT coalesce((request->>'memory_budget')::bigint, budget, m.memory_budget, 0)) b (memory_budget)
             WHERE v.id = _evaluation_spec.version);
 END $$;
 

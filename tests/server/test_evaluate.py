@@ -15,7 +15,8 @@ import pytest
 
 from tests.server.explaining import backend
 from tests.server.refusals import refused
-from tests.server.shared import SharedServer
+from tests.server.recording import child_python
+from tests.server.shared import SharedServer, configure
 from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
 TABLE = """
@@ -55,7 +56,6 @@ def server(shared_server: SharedServer) -> SharedServer:
 @pytest.fixture
 def conn(server: Any) -> Iterator[Connection]:
     with server.connect() as connection:
-        connection.execute("SET pg_tensile.predict_in_session = off")  # the predictor has the bits of an evaluation
         yield connection
 
 
@@ -162,9 +162,12 @@ def test_metrics_of_several_classes_are_scikit_learns_on_the_predictions(conn: C
     assert pairs == {(i, j): matrix[i, j] for i in range(3) for j in range(3) if matrix[i, j]}
 
 
-def test_metrics_of_a_regression_are_scikit_learns_on_the_predictions(conn: Connection) -> None:
+@pytest.mark.parametrize("in_session", ["on", "off"])
+def test_metrics_of_a_regression_are_scikit_learns_on_the_predictions(conn: Connection, in_session: str) -> None:
+    """Sessions and the predictor have other last bits, and an evaluation has those of either."""
     from sklearn import metrics as sk
 
+    conn.execute(f"SET pg_tensile.predict_in_session = {in_session}")
     values = evaluated(conn, "delay")
     prediction = np.array([answer[0] for answer in predicted(conn, "delay")])
     actual = np.array(targets(conn, "delay::float8"))
@@ -301,6 +304,52 @@ def test_importance_is_refused(conn: Connection) -> None:
     refused("22004", '"seed" must not be null', "default", lambda: importance(conn, "delay", seed=None))
     one = "SELECT * FROM flights WHERE verdict = 'late'"
     refused("22000", "not defined", "another", lambda: importance(conn, "verdict", one, metric="roc_auc"))
+
+
+# -- small models -----------------------------------------------------------------------------------------------------
+
+
+BLOCKED = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("torch", "sklearn", "scipy", "pandas"))
+del sys.argv[:2]
+runpy.run_module("pyworker", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture
+def without_libraries(server: SharedServer, conn: Connection, wait_until: Wait) -> Iterator[Connection]:
+    """The connection, while children cannot import what takes long."""
+    script = server.folder / "without_libraries"
+    script.write_text(f"#!/bin/sh\nexec '{child_python()}' -c '{BLOCKED}' \"$@\"\n")
+    script.chmod(0o755)
+    before = value(conn, "SHOW pg_tensile.python")
+    configure(server.cluster, conn, {"pg_tensile.python": script}, wait_until)
+    yield conn
+    configure(server.cluster, conn, {"pg_tensile.python": before}, wait_until)
+
+
+def test_small_models_need_no_pytorch(without_libraries: Connection) -> None:
+    conn = without_libraries
+    answers, actual = predicted(conn, "delay"), np.array(targets(conn, "delay::float8"))
+    errors = np.abs(actual - np.array([answer[0] for answer in answers]))
+    assert scalar(evaluated(conn, "delay"), "mae") == pytest.approx(errors.mean(), rel=1e-13)
+    assert scalar(evaluated(conn, "verdict"), "roc_auc") is not None
+    assert importance(conn, "delay", "SELECT * FROM flights LIMIT 500", repeats=1)[0][0] == "hour"
+    for setting in ("pg_tensile.predict_in_session = off", "pg_tensile.predict_in_session = on"):
+        conn.execute(f"SET {setting}")
+        budget: dict[str, Any] = {} if setting.endswith("off") else {"memory_budget": "2MB"}
+        with pytest.raises(psycopg.errors.ExternalRoutineException, match="torch"):
+            evaluated(conn, "delay", **budget)
+
+
+def test_a_small_model_that_is_damaged(conn: Connection) -> None:
+    models = "tensile.model_versions JOIN tensile.models m USING (model_id)"
+    version = f"SELECT version_id FROM {models} WHERE m.model = 'part'"
+    with conn.transaction(force_rollback=True):
+        change = "UPDATE tensile_internal.model_weights SET data = overlay(data PLACING %s FROM 1) WHERE version = ({})"
+        conn.execute(change.format(version), (b"\xff" * 4,))
+        refused("XX001", "is damaged", "Deploy another version", lambda: evaluated(conn, "part"))
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -142,6 +142,12 @@ joined(const ImageWriter *sections, uint64 identity, Size *bytes)
 	return image;
 }
 
+int
+evaluator_interface(void)
+{
+	return EVALUATOR_INTERFACE;
+}
+
 EvaluatorStatus
 evaluator_compile(const StoredVersion *version, uint64 identity, char **image, Size *bytes,
 				  const char **problem)

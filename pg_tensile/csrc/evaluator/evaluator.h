@@ -11,9 +11,9 @@
  * in any batch.
  *
  * The files of this folder need no server: they compile as a part of the
- * library and, with FRONTEND, of a plain program, which tests run under
- * sanitizers.  They raise no error; functions that can fail say so.  Memory is
- * palloc'ed, in the current context.
+ * extension and, with FRONTEND, of a library for trainers and of a plain
+ * program, which tests run under sanitizers.  They raise no error; functions
+ * that can fail say so.  Memory is palloc'ed, in the current context.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -34,6 +34,8 @@ typedef struct StoredVersion
 	const char *weights;
 	Size		weight_bytes;
 } StoredVersion;
+
+extern int	evaluator_interface(void);
 
 /*
  * Makes the image of a version, palloc'ed, as is a problem.  `identity` is kept

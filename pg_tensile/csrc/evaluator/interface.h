@@ -8,6 +8,12 @@
 
 #include "evaluator/platform.h"
 
+/*
+ * Changes with this file and evaluator.h: users of the library of another build
+ * (pg_tensile/execution/evaluator.py) compare it.
+ */
+#define EVALUATOR_INTERFACE 1
+
 /* Weights of a model that is evaluated in a session, at most. */
 #define EVALUATOR_MOST_WEIGHTS (4 * 1024 * 1024)
 

@@ -41,9 +41,6 @@
 #define MOST_MODELS 64			/* that a session keeps mapped */
 #define MOST_ATTEMPTS 10		/* to map an image, which others may remove meanwhile */
 
-/* Bytes of stored weights above which a version is not even looked at. */
-#define MOST_STORED_BYTES (64 * 1024 * 1024)
-
 #define IMAGES_QUERY \
 	"SELECT u.id FROM unnest($1) u (id) " \
 	"WHERE NOT EXISTS (SELECT FROM tensile_internal.model_versions v WHERE v.id = u.id)"
@@ -356,8 +353,7 @@ find_model(const PredictModel *model)
 Evaluator *
 session_model(const PredictModel *model)
 {
-	if (!tensile_predict_in_session || !model->evaluated ||
-		model->weight_bytes > MOST_STORED_BYTES)
+	if (!predict_model_is_evaluated(model))
 		return NULL;
 	return find_model(model)->evaluator;
 }

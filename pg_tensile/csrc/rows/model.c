@@ -27,6 +27,7 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "base/guc.h"
 #include "base/owner.h"
 #include "base/query.h"
 #include "rows/model.h"
@@ -37,6 +38,9 @@
 static MemoryContext cache_context = NULL;	/* of everything that is kept */
 static List *cached_models = NIL;	/* of PredictModel */
 static ModelsView cached_view;
+
+/* Bytes of stored weights above which the evaluator does not even look at a version. */
+#define MOST_EVALUATED_BYTES (64 * 1024 * 1024)
 
 #define NAMES_QUERY "SELECT name FROM tensile_internal.models"
 
@@ -224,6 +228,13 @@ PredictModel *
 predict_model_get(const char *name, MemoryContext call_context)
 {
 	return with_version(predict_model_find(name, call_context));
+}
+
+bool
+predict_model_is_evaluated(const PredictModel *model)
+{
+	return tensile_predict_in_session && model->evaluated &&
+		model->weight_bytes <= MOST_EVALUATED_BYTES;
 }
 
 void

@@ -27,7 +27,7 @@ typedef struct PredictModel
 	int64		version;		/* model_versions.id, or NO_VERSION */
 	int64		weight_bytes;	/* of the version's file of weights */
 	uint64		identity;		/* a hash of what is stored with the version, but for weights */
-	bool		evaluated;		/* is of a kind that sessions may evaluate themselves */
+	bool		evaluated;		/* is of a kind that the evaluator may have */
 	bool		pretrained;		/* is a pretrained transformer, which embeds texts */
 	ModelRole	owner;
 	int			ngrants;
@@ -67,6 +67,12 @@ extern PredictModel *predict_model_load_version(const char *name, int32 version,
  * without the model's name, for the worker of a job that trains the model.
  */
 extern PredictModel *predict_model_load_id(int64 version_id, MemoryContext context);
+
+/*
+ * Is the version left to the evaluator (evaluator.h), which may still find it
+ * unsuitable?
+ */
+extern bool predict_model_is_evaluated(const PredictModel *model);
 
 /* Raises 42501 unless the current user may predict with it; cheap. */
 extern void predict_model_check_privilege(const PredictModel *model);

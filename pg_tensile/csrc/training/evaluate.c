@@ -14,10 +14,12 @@
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "fmgr.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 
 #include "base/convert.h"
 #include "base/error_context.h"
+#include "base/library.h"
 #include "base/owner.h"
 #include "base/query.h"
 #include "processes/session_run.h"
@@ -26,6 +28,11 @@
 #include "rows/training_query.h"
 #include "state/extension.h"
 
+/* Installed beside the extension's library; pg_tensile/execution/evaluator.py loads it. */
+#define EVALUATOR_LIBRARY TENSILE_LIBRARY "_evaluator" DLSUFFIX
+
+PG_FUNCTION_INFO_V1(tensile_evaluator);
+
 typedef struct Evaluation
 {
 	SessionRun	run;
@@ -33,6 +40,20 @@ typedef struct Evaluation
 	const char *by;				/* name of the column of groups; NULL: none */
 	const PredictModel *model;
 } Evaluation;
+
+/*
+ * tensile_internal._evaluator(version) -> the path of the library with which a
+ * trainer evaluates the version as a session does; null: PyTorch has to
+ */
+Datum
+tensile_evaluator(PG_FUNCTION_ARGS)
+{
+	const PredictModel *model = predict_model_load_id(PG_GETARG_INT64(0), CurrentMemoryContext);
+
+	if (!predict_model_is_evaluated(model))
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%s/%s", pkglib_path, EVALUATOR_LIBRARY)));
+}
 
 static int64
 feed_evaluation(SessionRun *run, int fd)

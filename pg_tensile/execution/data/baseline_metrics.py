@@ -18,8 +18,9 @@ from pg_tensile.execution.data.baseline import FREQUENCIES, LAST, MEAN, Baseline
 from pg_tensile.execution.data.columns import Chunk, float_values
 from pg_tensile.execution.data.dataset import Dataset, Table, together
 from pg_tensile.execution.data.fitting import FittedPreprocessing
-from pg_tensile.execution.data.metrics import EPSILON, MetricSums
+from pg_tensile.execution.data.metrics import MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Scaling, Task, standardise
+from pg_tensile.execution.data.scores import EPSILON
 from pg_tensile.execution.data.splits import KeyDivision
 
 PIECE = 1 << 18  # rows that are summed up at once; the median is that of the first ones, which are a random sample

@@ -4,7 +4,7 @@ Those that are sums over rows, or follow from counts, are exact for any number o
 need all outputs at once: they are computed from the first rows of an epoch's order, and only if `ranks`. A metric that
 the rows do not define is None. Regressions are measured in the target's own unit.
 
-Rows may have weights. Needs numpy only: scores.py imports scikit-learn when it is used.
+Rows may have weights. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from pg_tensile.execution.data.answers import predictions, probabilities, target_values
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
-from pg_tensile.execution.data.scores import Classified, rankings
+from pg_tensile.execution.data.scores import Classified, Counts, class_scores, probability_scores, rankings
 
 RANKED_ROWS = 100_000
 RANKED_OUTPUTS = 1 << 19  # each label is ranked by itself
 RANKED_LABELS = 100
-EPSILON = float(np.finfo(np.float64).eps)  # least probability in log_loss, as in scikit-learn
 
 Numbers = NDArray[np.float64]
 
@@ -125,14 +124,10 @@ class MetricSums:
         chances = probabilities(outputs, self._preprocessing)
         binary = self._preprocessing.task == Task.BINARY
         predicted = (outputs[:, 0] > 0).astype(np.int64) if binary else outputs.argmax(axis=1)
-        labels = len(self.arrays["hits"])
-        hit = predicted == actual
-        self.arrays["hits"] += np.bincount(actual[hit], weights[hit], labels)
-        self.arrays["predicted"] += np.bincount(predicted, weights, labels)
-        self.arrays["actual"] += np.bincount(actual, weights, labels)
-        true = chances[np.arange(len(actual)), actual]
-        log_losses = -np.log(np.clip(true, EPSILON, 1.0 - EPSILON))
-        scores = (1.0 - true) ** 2 if binary else (chances**2).sum(axis=1) - 2.0 * true + 1.0
+        counts = Counts.of(actual, predicted, weights, len(self.arrays["hits"]))
+        for name, numbers in counts._asdict().items():
+            self.arrays[name] += numbers
+        log_losses, scores = probability_scores(chances, actual, binary)
         self.arrays["sums"] += (weights.sum(), weights @ log_losses, weights @ scores)
 
     def result(self, samples: int, loss: float | None) -> Metrics:
@@ -153,28 +148,10 @@ class MetricSums:
         return {"rmse": np.sqrt(squares / weight), "mae": errors / weight, "r2": r2}
 
     def _labels(self) -> dict[str, Any]:
-        hits, predicted, actual = (self.arrays[name] for name in ("hits", "predicted", "actual"))
         weight, log_loss, brier = self.arrays["sums"]
-        right = hits.sum()
-        spread = (weight**2 - (predicted**2).sum()) * (weight**2 - (actual**2).sum())
-        return {
-            "accuracy": right / weight,
-            "balanced_accuracy": (hits / actual)[actual > 0].mean() if (actual > 0).any() else None,
-            "f1": self._of_labels(2.0 * hits, predicted + actual),
-            "precision": self._of_labels(hits, predicted),
-            "recall": self._of_labels(hits, actual),
-            "mcc": (right * weight - predicted @ actual) / np.sqrt(spread) if spread > 1e-12 * weight**4 else None,
-            "log_loss": log_loss / weight,
-            "brier": brier / weight,
-        }
-
-    def _of_labels(self, numerator: Numbers, denominator: Numbers) -> Any:
-        """Return the quotient of labels[1] of two, else the mean over the labels that occur in target or prediction."""
-        quotient = numerator / denominator
-        if self._preprocessing.task == Task.BINARY:
-            return quotient[1]
-        occurs = self.arrays["predicted"] + self.arrays["actual"] > 0
-        return np.where(denominator > 0, quotient, 0.0)[occurs].mean()
+        counts = Counts(*(self.arrays[name] for name in Counts._fields))
+        of_counts = class_scores(counts, weight, self._preprocessing.task == Task.BINARY)
+        return of_counts | {"log_loss": log_loss / weight, "brier": brier / weight}
 
     def _rankings(self) -> dict[str, Any]:
         if not self._ranked:
@@ -183,4 +160,4 @@ class MetricSums:
         chances = probabilities(np.concatenate(outputs).astype(np.float64), self._preprocessing)
         weight = None if weights[0] is None else np.concatenate(weights)
         actual = np.concatenate(target).astype(np.int64)
-        return rankings(Classified(actual, chances, actual, weight))
+        return rankings(Classified(actual, chances, actual), weight)

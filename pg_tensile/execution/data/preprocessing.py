@@ -505,10 +505,7 @@ def _apply_array(feature: Feature, array: ArraysInput, scaling: Scaling, fill: A
     wrong = present & (array.lengths != length)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise DataError(
-            f'feature "{feature.name}" has an array of {array.lengths[row]} elements in row {row + 1}, not {length}',
-            hint=f"The model was trained with arrays of {length} elements.",
-        )
+        raise wrong_array(feature, array.lengths[row], row)
     x = numbers_of(array.elements.reshape(-1, length), feature.segment or 1, bool(feature.series))
     x = standardise(np.where(np.isfinite(x), x, fill), scaling)
     if present.all():
@@ -516,6 +513,14 @@ def _apply_array(feature: Feature, array: ArraysInput, scaling: Scaling, fill: A
     result = np.zeros((len(array.lengths), feature.width), np.float32)
     result[present] = x
     return result
+
+
+def wrong_array(feature: Feature, length: int, row: int) -> DataError:
+    """Return the error of an array of a wrong length in a row, counted from 0."""
+    return DataError(
+        f'feature "{feature.name}" has an array of {length} elements in row {row + 1}, not {feature.length}',
+        hint=f"The model was trained with arrays of {feature.length} elements.",
+    )
 
 
 def _apply_tokens(feature: Feature, array: ArraysInput, length: int) -> NDArray[np.int64]:

@@ -1,18 +1,17 @@
-"""Scores of predictions against targets, computed by scikit-learn. A score that the rows do not define is None.
+"""Scores of predictions against targets, with the values of scikit-learn. A score that the rows do not define is None.
 
 Classes are numbers: the position of the label in the preprocessing's labels; higher ones are labels that training did
 not have. Rows with such a label count as errors. Scores of probabilities are then not defined, because the model has no
 probability for the label.
 
-scikit-learn is imported only when a score is computed, because that takes most of a second; `rankings` does without.
+Needs numpy only: importing scikit-learn takes longer than most evaluations, and changes the state of Python's random
+numbers, which training must not.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 BINS = 10
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)  # of residuals
+EPSILON = float(np.finfo(np.float64).eps)  # least probability in log_loss, as in scikit-learn
 
 Numbers = NDArray[np.float64]
 
@@ -28,13 +28,11 @@ Numbers = NDArray[np.float64]
 class Classified(NamedTuple):
     """Rows of a classification.
 
-    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]; weight:
-    [rows], None if all rows count the same."""
+    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]."""
 
     actual: NDArray[np.integer[Any]]
     probabilities: Numbers
     predicted: NDArray[np.integer[Any]]
-    weight: Numbers | None = None
 
     @property
     def labels(self) -> int:
@@ -47,11 +45,24 @@ class Classified(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Rows of a regression: targets and predictions [rows] in the target's unit, and weights [rows] or None."""
+    """Rows of a regression: targets and predictions [rows] in the target's unit."""
 
     actual: Numbers
     predicted: Numbers
-    weight: Numbers | None = None
+
+
+class Counts(NamedTuple):
+    """Numbers of rows, or sums of their weights, of each class [classes]."""
+
+    hits: Numbers
+    predicted: Numbers
+    actual: Numbers
+
+    @staticmethod
+    def of(actual: NDArray[Any], predicted: NDArray[Any], weight: Numbers, classes: int) -> Counts:
+        hit = predicted == actual
+        columns = ((actual[hit], weight[hit]), (predicted, weight), (actual, weight))
+        return Counts(*(np.bincount(column, of_rows, classes).astype(np.float64) for column, of_rows in columns))
 
 
 class Bin(NamedTuple):
@@ -68,7 +79,7 @@ def score(name: str, data: Classified | Estimated) -> float | None:
     numbers = data.probabilities if isinstance(data, Classified) else data.predicted
     if len(data.actual) == 0 or not np.isfinite(numbers).all():
         return None
-    with _scikit_learn():
+    with np.errstate(all="ignore"):
         value = CLASSIFICATION[name](data) if isinstance(data, Classified) else REGRESSION[name](data)
     return None if value is None or not math.isfinite(value) else float(value)
 
@@ -82,115 +93,72 @@ def higher_is_better(name: str) -> bool:
     return name not in LOSSES
 
 
-@contextmanager
-def _scikit_learn() -> Iterator[None]:
-    """Switch off checks of arguments that are known to be valid, and warnings of undefined scores."""
-    import sklearn
-
-    with sklearn.config_context(assume_finite=True, skip_parameter_validation=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 # ---- classification ----
 
 
-def _accuracy(data: Classified) -> float:
-    from sklearn import metrics
+def class_scores(counts: Counts, weight: float, binary: bool) -> dict[str, Any]:
+    """Return the scores that follow from counts of rows, whose weights add up to `weight`.
 
-    return float(metrics.accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
+    A score of classes is that of class 1 of two, else the mean over those that occur in targets or predictions."""
+    hits, predicted, actual = counts
+    right = hits.sum()
+    spread = (weight**2 - (predicted**2).sum()) * (weight**2 - (actual**2).sum())
+    occurs = predicted + actual > 0
 
+    def of_classes(numerator: Numbers, denominator: Numbers) -> Any:
+        quotient = numerator / denominator
+        return quotient[1] if binary else np.where(denominator > 0, quotient, 0.0)[occurs].mean()
 
-def _balanced_accuracy(data: Classified) -> float:
-    from sklearn import metrics
-
-    return float(metrics.balanced_accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
-
-
-def _of_classes(name: str) -> Callable[[Classified], float]:
-    """Return a score of class 1 of two, or the mean over the classes that occur in targets or predictions."""
-
-    def score(data: Classified) -> float:
-        from sklearn import metrics
-
-        function = getattr(metrics, f"{name}_score")
-        if data.labels == 2:
-            of_class = {"labels": [1], "average": None, "zero_division": np.nan}
-            return float(function(data.actual, data.predicted, **of_class, sample_weight=data.weight)[0])
-        macro = {"average": "macro", "zero_division": 0.0}
-        return float(function(data.actual, data.predicted, **macro, sample_weight=data.weight))
-
-    return score
+    return {
+        "accuracy": right / weight,
+        "balanced_accuracy": (hits / actual)[actual > 0].mean() if (actual > 0).any() else None,
+        "f1": of_classes(2.0 * hits, predicted + actual),
+        "precision": of_classes(hits, predicted),
+        "recall": of_classes(hits, actual),
+        "mcc": (right * weight - predicted @ actual) / np.sqrt(spread) if spread > 1e-12 * weight**4 else None,
+    }
 
 
-def _mcc(data: Classified) -> float | None:
-    from sklearn import metrics
+def probability_scores(chances: Numbers, actual: NDArray[Any], binary: bool) -> tuple[Numbers, Numbers]:
+    """Return the log loss and the Brier score of each row; `chances`: [rows, labels]."""
+    true = chances[np.arange(len(actual)), actual]
+    log_losses = -np.log(np.clip(true, EPSILON, 1.0 - EPSILON))
+    return log_losses, (1.0 - true) ** 2 if binary else (chances**2).sum(axis=1) - 2.0 * true + 1.0
 
-    if (data.actual == data.actual[0]).all() or (data.predicted == data.predicted[0]).all():
-        return None
-    return float(metrics.matthews_corrcoef(data.actual, data.predicted, sample_weight=data.weight))
+
+def _of_counts(name: str, data: Classified) -> float | None:
+    rows, classes = len(data.actual), int(max(data.labels, data.actual.max() + 1))
+    counts = Counts.of(data.actual, data.predicted, np.ones(rows), classes)
+    value: float | None = class_scores(counts, rows, data.labels == 2)[name]
+    return value
 
 
-def _log_loss(data: Classified) -> float | None:
-    from sklearn import metrics
-
+def _of_probabilities(place: int, data: Classified) -> float | None:
     if not data.has_only_labels:
         return None
-    labels = range(data.labels)
-    return float(metrics.log_loss(data.actual, data.probabilities, labels=labels, sample_weight=data.weight))
-
-
-def _brier(data: Classified) -> float | None:
-    from sklearn import metrics
-
-    if not data.has_only_labels:
-        return None
-    weight = {"sample_weight": data.weight}
-    if data.labels == 2:
-        return float(metrics.brier_score_loss(data.actual, data.probabilities[:, 1], pos_label=1, **weight))
-    return float(metrics.brier_score_loss(data.actual, data.probabilities, labels=range(data.labels), **weight))
-
-
-def _ranking(name: str) -> Callable[[Classified], float | None]:
-    """Return a score of the order of the probabilities of class 1 of two, or the mean over all classes that occur."""
-
-    def score(data: Classified) -> float | None:
-        from sklearn import metrics
-
-        classes = np.unique(data.actual)
-        if len(classes) < 2 or not data.has_only_labels:
-            return None
-        function = partial(getattr(metrics, name), sample_weight=data.weight)
-        if data.labels == 2:
-            return float(function(data.actual, data.probabilities[:, 1]))
-        return float(np.mean([function(data.actual == label, data.probabilities[:, label]) for label in classes]))
-
-    return score
+    return float(probability_scores(data.probabilities, data.actual, data.labels == 2)[place].mean())
 
 
 CLASSIFICATION: Mapping[str, Callable[[Any], float | None]] = {
-    "accuracy": _accuracy,
-    "balanced_accuracy": _balanced_accuracy,
-    "f1": _of_classes("f1"),
-    "precision": _of_classes("precision"),
-    "recall": _of_classes("recall"),
-    "mcc": _mcc,
-    "log_loss": _log_loss,
-    "brier": _brier,
-    "roc_auc": _ranking("roc_auc_score"),
-    "pr_auc": _ranking("average_precision_score"),
+    **{
+        name: partial(_of_counts, name)
+        for name in ("accuracy", "balanced_accuracy", "f1", "precision", "recall", "mcc")
+    },
+    "log_loss": partial(_of_probabilities, 0),
+    "brier": partial(_of_probabilities, 1),
+    "roc_auc": lambda data: rankings(data)["roc_auc"],
+    "pr_auc": lambda data: rankings(data)["pr_auc"],
 }
 
 
-def rankings(data: Classified) -> dict[str, float | None]:
-    """Return roc_auc and pr_auc like `score`, from one sweep over the thresholds of each class, without scikit-learn.
+def rankings(data: Classified, weight: Numbers | None = None) -> dict[str, float | None]:
+    """Return roc_auc and pr_auc, from one sweep over the thresholds of each class; `weight`: of each row.
 
-    For the metrics of epochs: importing scikit-learn takes longer than a short job, and changes the state of Python's
-    random numbers, which training must not."""
+    They are those of class 1 of two, or the mean over all classes that occur."""
     classes = np.unique(data.actual)
     values = None
     if len(classes) >= 2 and data.has_only_labels and np.isfinite(data.probabilities).all():
-        weight = np.ones(len(data.actual)) if data.weight is None else data.weight
+        weight = np.ones(len(data.actual)) if weight is None else weight
         ranked = [1] if data.labels == 2 else classes.tolist()
         areas = [_areas(data.actual == label, data.probabilities[:, label], weight) for label in ranked]
         values = np.mean(areas, axis=0)
@@ -245,33 +213,27 @@ def calibration(data: Classified) -> list[Bin]:
 # ---- regression ----
 
 
-def _error(name: str) -> Callable[[Estimated], float]:
-    def score(data: Estimated) -> float:
-        from sklearn import metrics
-
-        return float(getattr(metrics, name)(data.actual, data.predicted, sample_weight=data.weight))
-
-    return score
-
-
 def _r2(data: Estimated) -> float | None:
-    from sklearn import metrics
-
     if (data.actual == data.actual[0]).all():
         return None
-    return float(metrics.r2_score(data.actual, data.predicted, sample_weight=data.weight))
+    squares = ((data.actual - data.predicted) ** 2).sum()
+    return float(1.0 - squares / ((data.actual - data.actual.mean()) ** 2).sum())
 
 
 def _mape(data: Estimated) -> float | None:
-    return None if (data.actual == 0).any() else _error("mean_absolute_percentage_error")(data)
+    return None if (data.actual == 0).any() else float((_errors(data) / np.abs(data.actual)).mean())
+
+
+def _errors(data: Estimated) -> Numbers:
+    return np.abs(data.actual - data.predicted)
 
 
 REGRESSION: Mapping[str, Callable[[Any], float | None]] = {
     "r2": _r2,
-    "rmse": _error("root_mean_squared_error"),
-    "mae": _error("mean_absolute_error"),
+    "rmse": lambda data: float(np.sqrt(((data.actual - data.predicted) ** 2).mean())),
+    "mae": lambda data: float(_errors(data).mean()),
     "mape": _mape,
-    "median_absolute_error": _error("median_absolute_error"),
+    "median_absolute_error": lambda data: float(np.median(_errors(data))),
 }
 LOSSES = {"log_loss", "brier", "rmse", "mae", "mape", "median_absolute_error"}
 

@@ -177,9 +177,9 @@ def test_an_array_of_a_wrong_length_is_named() -> None:
     rows.arrays[1][4] = np.zeros(expected + 1)
     evaluator = Evaluator(compiled(version.stored)[1])
     with pytest.raises(WrongLength) as caught:
-        evaluator.outputs(rows)
+        evaluator.raw_outputs(rows)
     assert caught.value.args == (1, 4, expected + 1, expected)
-    assert np.isfinite(evaluator.outputs(rows.chosen(range(4)))).all()
+    assert np.isfinite(evaluator.raw_outputs(rows.chosen(range(4)))).all()
     evaluator.close()
 
 
@@ -188,9 +188,9 @@ def test_codes_that_no_string_has_are_nulls() -> None:
     given = random_rows(Random(1), LINEAR.preprocessing, 3)
     rows = RawRows(3, given.scalars, [[None] * 3] * len(given.strings), given.arrays)
     evaluator = Evaluator(compiled(LINEAR.stored)[1])
-    expected = evaluator.outputs(rows)
+    expected = evaluator.raw_outputs(rows)
     for code in (-(2**31), -2, 2**31 - 1):
         evaluator.code = lambda *_, code=code: (code, True)  # type: ignore[method-assign]
         strange = RawRows(3, given.scalars, [["a"] * 3] * len(given.strings), given.arrays)
-        np.testing.assert_array_equal(evaluator.outputs(strange), expected)
+        np.testing.assert_array_equal(evaluator.raw_outputs(strange), expected)
     evaluator.close()

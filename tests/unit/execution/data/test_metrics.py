@@ -14,7 +14,8 @@ from pg_tensile.execution.data import metrics
 from pg_tensile.execution.data.answers import answers, predictions, probabilities, target_values
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing, Target, Task
-from pg_tensile.execution.data.scores import Classified, Estimated, scores
+from pg_tensile.execution.data.scores import Classified, Estimated
+from tests.scikit_learn_scores import expected
 
 
 def preprocessing(labels: int) -> Preprocessing:
@@ -55,9 +56,9 @@ class Rows:
         weight = None if self.weight is None else self.weight.astype(np.float64)
         if self.preprocessing.task == Task.REGRESSION:
             actual = target_values(self.target.astype(np.float64), self.preprocessing)
-            return scores(Estimated(actual, predictions(exact, self.preprocessing), weight))
+            return expected(Estimated(actual, predictions(exact, self.preprocessing)), weight)
         chances, predicted = probabilities(exact, self.preprocessing), answers(exact, self.preprocessing).label
-        return scores(Classified(self.target.astype(np.int64), chances, predicted, weight))
+        return expected(Classified(self.target.astype(np.int64), chances, predicted), weight)
 
 
 def values(result: Metrics) -> dict[str, Any]:

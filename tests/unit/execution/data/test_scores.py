@@ -1,6 +1,8 @@
-"""Scores by scikit-learn: what they are where the rows do not define them, tables of classes and of probabilities."""
+"""Scores: scikit-learn's values, where the rows do not define them, tables of classes and of probabilities."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from pg_tensile.execution.data.scores import (
     score,
     scores,
 )
+from tests.scikit_learn_scores import expected
 
 
 def classified(labels: int, rows: int, seed: int) -> Classified:
@@ -30,38 +33,37 @@ def classified(labels: int, rows: int, seed: int) -> Classified:
     return Classified(random.integers(0, labels, rows), probabilities, probabilities.argmax(axis=1))
 
 
-def test_scores_of_classes_are_scikit_learns_macro_averages() -> None:
-    from sklearn import metrics as sk
-
-    data = classified(4, 300, 1)
-    actual, predicted = data.actual, data.predicted
-    result = scores(data)
-    assert result["f1"] == sk.f1_score(actual, predicted, average="macro")
-    assert result["precision"] == sk.precision_score(actual, predicted, average="macro")
-    assert result["recall"] == sk.recall_score(actual, predicted, average="macro")
-    assert result["roc_auc"] == pytest.approx(sk.roc_auc_score(actual, data.probabilities, multi_class="ovr"))
-    assert result["log_loss"] == sk.log_loss(actual, data.probabilities)
-    assert result["brier"] == sk.brier_score_loss(actual, data.probabilities)
-    assert result["pr_auc"] == pytest.approx(
-        sk.average_precision_score(actual[:, None] == range(4), data.probabilities)
-    )
+@given(st.integers(2, 5), st.integers(1, 60), st.integers(0, 1000), st.booleans(), st.booleans())
+def test_scores_of_classes_are_scikit_learns(labels: int, rows: int, seed: int, rounded: bool, unseen: bool) -> None:
+    data = classified(labels, rows, seed)
+    if rounded:  # equal probabilities, and some of 0
+        chances = data.probabilities.round(1) + 1e-3 * (data.probabilities.round(1).sum(axis=1, keepdims=True) == 0)
+        data = data._replace(probabilities=chances / chances.sum(axis=1, keepdims=True))
+    if unseen:
+        data = data._replace(actual=np.where(np.arange(rows) % 5 == 1, labels, data.actual))
+    assert scores(data) == approximately(expected(data))
 
 
-def test_scores_of_two_classes_are_those_of_the_second() -> None:
-    from sklearn import metrics as sk
+@given(st.integers(1, 60), st.integers(0, 1000))
+def test_scores_of_numbers_are_scikit_learns(rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    data = Estimated(random.normal(size=rows), random.normal(size=rows))
+    assert scores(data) == approximately(expected(data))
 
-    data = classified(2, 300, 2)
-    result = scores(data)
-    assert result["f1"] == sk.f1_score(data.actual, data.predicted)
-    assert result["brier"] == sk.brier_score_loss(data.actual, data.probabilities[:, 1])
-    assert result["roc_auc"] == sk.roc_auc_score(data.actual, data.probabilities[:, 1])
+
+def approximately(values: dict[str, float | None]) -> dict[str, Any]:
+    return {
+        name: value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12) for name, value in values.items()
+    }
 
 
 @given(st.integers(2, 5), st.integers(1, 50), st.integers(0, 1000))
-def test_rankings_are_the_scores(labels: int, rows: int, seed: int) -> None:
+def test_a_row_with_a_weight_is_ranked_as_several(labels: int, rows: int, seed: int) -> None:
     data = classified(labels, rows, seed)
-    for name, value in rankings(data).items():
-        expected = score(name, data)
+    weight = np.random.default_rng(seed).integers(1, 4, rows)
+    repeated = Classified(*(np.repeat(part, weight, axis=0) for part in data))
+    for name, value in rankings(data, weight.astype(np.float64)).items():
+        expected = rankings(repeated)[name]
         assert value == (None if expected is None else pytest.approx(expected))
 
 
