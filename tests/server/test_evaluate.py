@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from tests.server.explaining import backend
-from tests.server.refusals import refused
 from tests.server.recording import child_python
+from tests.server.refusals import refused
 from tests.server.shared import SharedServer, configure
 from tests.server.support import Connection, Wait, children, python_model, register, submit, value
 
