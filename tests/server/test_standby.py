@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from tests.conftest import TestCluster
-from tests.server.support import MLP, ROWS, Connection, Wait, submit, value
+from tests.server.support import MLP, ROWS, Connection, Wait, inference_pid, submit, value
 
 pytestmark = pytest.mark.long
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.long
 CLASS = f"SELECT string_agg(predict_class('m', r), '' ORDER BY a), sum(predict('m', r)) FROM ({ROWS}) r"
 MANY = f"SELECT count(*), sum(prediction) FROM predict_rows('m', $q${ROWS}$q$)"
 
+BY_PREDICTOR = {"pg_tensile.predict_in_session": "off", "pg_tensile.predict_batching": "off"}
 ONE = f"SELECT predict('m', r) FROM ({ROWS} LIMIT 1) r"
 WHY = f"SELECT e.* FROM ({ROWS} LIMIT 1) r, explain_prediction('m', r) e"
 
@@ -63,7 +64,7 @@ def fork_socket(server: TestCluster) -> Path:
 @pytest.fixture
 def pair(fresh_cluster: Callable[..., TestCluster], clusters_folder: Path) -> Iterator[tuple[TestCluster, TestCluster]]:
     """A primary with a trained model, and a standby that streams from it."""
-    primary = fresh_cluster({"pg_tensile.drift_sample_rate": 1})
+    primary = fresh_cluster(BY_PREDICTOR | {"pg_tensile.drift_sample_rate": 1})
     standby = TestCluster(clusters_folder / f"{primary.folder.name}s")
     standby._make_folder()
     TestCluster.live.append(standby)
@@ -93,16 +94,21 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         catch_up(up, down, wait_until)
         assert value(down, "SELECT pg_is_in_recovery()")
         assert down.execute(loaded).fetchall() == []
+        for session in (up, down):  # without the predictor
+            session.execute("SET pg_tensile.predict_in_session = on")
+        assert value(down, ONE) == value(up, ONE) and inference_pid(down) is None
+        for session in (up, down):
+            session.execute("RESET pg_tensile.predict_in_session")
         first = answers(up)
         assert answers(down) == first == answers(other)
-        wait_until(lambda: down.execute(loaded).fetchall() == [("m", 1, None, None)])
-        assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2402
+        wait_until(lambda: {*down.execute(loaded)} == {("m", 1, None, None)})
+        assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2403
         kinds = "SELECT backend_type FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%' ORDER BY 1"
         assert [kind for (kind,) in down.execute(kinds)] == ["pg_tensile inference", "pg_tensile launcher"]
         counted = "SELECT sum(rows) FROM tensile_internal.drift_counts"
-        wait_until(lambda: value(up, counted) == 1200)  # none of the standby's
+        wait_until(lambda: value(up, counted) == 1201)  # none of the standby's
         catch_up(up, down, wait_until)
-        assert value(down, counted) == 1200 and value(down, "SELECT tensile_internal._drift_rate()") == 0
+        assert value(down, counted) == 1201 and value(down, "SELECT tensile_internal._drift_rate()") == 0
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             submit(down, "m")
         exported = "SELECT export_model('m')"
@@ -160,7 +166,7 @@ def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
     fresh_cluster: Callable[..., TestCluster], clusters_folder: Path
 ) -> None:
     """The socket lies beside the server's, or, if that is elsewhere, among its temporary files."""
-    server = fresh_cluster()
+    server = fresh_cluster(BY_PREDICTOR)
     with server.connect() as conn:
         train(conn)
         answers(conn)
@@ -204,7 +210,7 @@ def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
 def test_a_stale_socket_is_replaced_and_a_foreign_one_is_not_used(
     fresh_cluster: Callable[..., TestCluster],
 ) -> None:
-    server = fresh_cluster()
+    server = fresh_cluster(BY_PREDICTOR)
     path = server.folder / f".s.pg_tensile.{server.port}"
     with server.connect() as conn:
         train(conn)
