@@ -53,7 +53,7 @@ ask_predictor(const PredictModel *model, FeatureBatch *batch, int64 memory_budge
 {
 	static int64 last_held = 0;
 	PredictClient *client = predict_session_client();
-	int64		held = batch->row > 1 ? ++last_held : 0;
+	int64		held = batch->row > 1 || wish->is_trial ? ++last_held : 0;
 	TimestampTz deadline = predict_deadline();
 	StringInfoData header;
 	WireBuffer *buffers;

@@ -23,6 +23,7 @@ typedef struct Wish
 {
 	WishKind	kind;
 	double		coverage;		/* of an interval */
+	bool		is_trial;		/* rows that nobody has asked for: none counts for drift */
 } Wish;
 
 /*

@@ -110,7 +110,7 @@ predict_mixtures(Mixtures *self)
 {
 	bool		multiclass = self->model->task == TASK_MULTICLASS;
 	int			rows = self->batch->row;
-	Wish		wish = {multiclass ? WISH_PROBABILITIES : WISH_NOTHING};
+	Wish		wish = {multiclass ? WISH_PROBABILITIES : WISH_NOTHING,.is_trial = true};
 	const double *probabilities = NULL;
 	Predictions answers;
 
@@ -238,7 +238,7 @@ shapley_attributions(const PredictModel *model, FeatureBatch *row, int64 memory_
 	Attributions result = {.label = -1,.features = palloc0(sizeof(double) * features)};
 	Predictions answer;
 
-	predict_answers(model, row, memory_budget, &(Wish) {WISH_NOTHING}, &answer);
+	predict_answers(model, row, memory_budget, &(Wish) {WISH_NOTHING,.is_trial = true}, &answer);
 	/* but not for drift */
 	tensile_count_predictions(model->version, 1, predict_unknown(&answer, 0, 1));
 	if (model->task != TASK_REGRESSION)
