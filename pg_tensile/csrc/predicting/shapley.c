@@ -239,7 +239,7 @@ shapley_attributions(const PredictModel *model, FeatureBatch *row, int64 memory_
 	Predictions answer;
 
 	predict_answers(model, row, memory_budget, &(Wish) {WISH_NOTHING,.is_trial = true}, &answer);
-	/* but not for drift */
+	/* The row counts as one that predict has answered, except for drift. */
 	tensile_count_predictions(model->version, 1, predict_unknown(&answer, 0, 1));
 	if (model->task != TASK_REGRESSION)
 		result.label = mixtures.label = model->task == TASK_BINARY ? 1 : answer.label[0];

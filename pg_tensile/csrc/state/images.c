@@ -36,7 +36,7 @@ image_path(TensileImagePath path, Oid database, int64 version, uint64 identity)
 {
 	snprintf(path, MAXPGPATH,
 			 "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX IMAGE_INFIX
-			 "%u_" INT64_FORMAT "_%016" INT64_MODIFIER "x", database, version, identity);
+			 "%u_" INT64_FORMAT "_" UINT64_FORMAT, database, version, identity);
 }
 
 void
