@@ -59,7 +59,7 @@ $(CSRC)/evaluator/dense.o: CFLAGS += -O3
 $(CSRC)/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno
 
 # The evaluator as a library that trainers load (pg_tensile/execution/evaluator.py), so without a sanitizer, which would
-# have to be in their interpreter.
+# have to be in their interpreter. Its map of exports chooses among symbols, all of which PGXS of 16 and later hides.
 EVALUATOR = pg_tensile_evaluator$(DLSUFFIX)
 EVALUATOR_OBJS = $(patsubst $(CSRC)/%.c,build/%.o,$(wildcard $(CSRC)/evaluator/*.c $(CSRC)/evaluator/library/*.c))
 EVALUATOR_MAP = $(CSRC)/evaluator/library/exports.map
@@ -70,7 +70,7 @@ build/evaluator/scaling.o: CFLAGS += -O3 -ffp-contract=off -fno-trapping-math -f
 $(EVALUATOR_OBJS): build/server $(wildcard $(CSRC)/evaluator/*.h) $(CSRC)/base/compat.h
 build/evaluator/%.o: $(CSRC)/evaluator/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(CFLAGS_SL) -fno-sanitize=all -DFRONTEND $(CPPFLAGS) -c $< -o $@
+	$(CC) $(CFLAGS) $(CFLAGS_SL) -fvisibility=default -fno-sanitize=all -DFRONTEND $(CPPFLAGS) -c $< -o $@
 $(EVALUATOR): $(EVALUATOR_OBJS) $(EVALUATOR_MAP)
 	$(CC) -shared -Wl,-z,defs,--version-script=$(EVALUATOR_MAP) $(EVALUATOR_OBJS) -L$(libdir) -L$(pkglibdir) \
 		$(EVALUATOR_LIBS) -o $@
@@ -216,8 +216,8 @@ test-docker: venv
 
 # The tests of what is compiled differently for each version (csrc/base/compat.h)
 MAJOR = 17
-OF_VERSIONS = batching catalogue explain_sessions feed launcher lineage predict security session_models statement_versions \
-	submit wait_for_job workers
+OF_VERSIONS = batching catalogue evaluate explain_sessions feed launcher lineage predict security session_models \
+	statement_versions submit wait_for_job workers
 TESTS = $(patsubst %,tests/server/test_%.py,$(OF_VERSIONS))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) bash -c "make -s installcheck && exec $(PYTEST) -m 'not long' $(TESTS)"

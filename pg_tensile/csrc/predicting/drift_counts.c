@@ -44,12 +44,24 @@ file_size(int bins)
 
 /* ---- files ---- */
 
+/*
+ * The file has its storage from the start, and never gets smaller: a session
+ * that counts in it, perhaps while another one makes it too, would end by
+ * SIGBUS otherwise.
+ */
 void
 drift_counts_create(const char *path, int bins)
 {
-	int			fd = OpenTransientFile(path, O_RDWR | O_CREAT | O_TRUNC | PG_BINARY);
+	int			fd = OpenTransientFile(path, O_RDWR | O_CREAT | PG_BINARY);
+	int			error = 0;
 
-	if (fd < 0 || ftruncate(fd, file_size(bins)) != 0 || CloseTransientFile(fd) != 0)
+	if (fd >= 0)
+		do
+			error = posix_fallocate(fd, 0, file_size(bins));
+		while (error == EINTR);
+	if (error != 0)
+		errno = error;
+	if (fd < 0 || error != 0 || CloseTransientFile(fd) != 0)
 		ereport(ERROR,
 				(errcode_for_file_access(), errmsg("could not create file \"%s\": %m", path)));
 }
