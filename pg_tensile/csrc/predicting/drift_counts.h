@@ -20,7 +20,7 @@ typedef struct DriftCounts
 	int			bins;
 } DriftCounts;
 
-/* Makes the file with that path, of counts that are 0. */
+/* Makes the file with that path, of counts that are 0, unless it is there. */
 extern void drift_counts_create(const char *path, int bins);
 
 /* Maps the file; without one, nothing is counted. */
