@@ -46,11 +46,11 @@ def trees_of(conn: psycopg.Connection[Any], model: str) -> int:
 def encoded(rows: pa.Table, categories: Sequence[pa.Array]) -> Matrix:
     """Return the features [rows, features]: numbers, and codes of the categories, NaN for null and unknown ones."""
     matrix = np.empty((rows.num_rows, len(FEATURES)))
-    for place in range(NUMBERS):
-        matrix[:, place] = rows.column(place).to_numpy()
-    for place, known in zip(CODES, categories, strict=True):
-        codes = pc.index_in(rows.column(place), value_set=known)  # null for what is not known
-        matrix[:, place] = pc.cast(codes, pa.float64()).to_numpy()
+    for column in range(NUMBERS):
+        matrix[:, column] = rows.column(column).to_numpy()
+    for column, known in zip(CODES, categories, strict=True):
+        codes = pc.index_in(rows.column(column), value_set=known)  # null for what is not known
+        matrix[:, column] = pc.cast(codes, pa.float64()).to_numpy()
     return matrix
 
 
@@ -62,7 +62,7 @@ class Libraries:
         with adbc.connect(cluster.dsn()) as conn, conn.cursor() as cursor:
             cursor.execute(f"SELECT {COLUMNS}, amount FROM train")
             rows = cursor.fetch_arrow_table()
-        self._categories = [pc.unique(rows.column(place)).drop_null() for place in CODES]
+        self._categories = [pc.unique(rows.column(column)).drop_null() for column in CODES]
         matrix, target = encoded(rows, self._categories), rows.column("amount").to_numpy()
         hist = HistGradientBoostingRegressor(max_iter=trees, early_stopping=False, categorical_features=CODES)
         hist.fit(matrix, target)

@@ -51,22 +51,22 @@ def measure_row(cluster: Cluster, conn: Connection, model: str, work: Work, call
     p99s: dict[str, list[float]] = {"alone": [], "training": []}
     for _ in range(work.rounds):
         sessions = measure_sessions(server, work)
-        for count, found in rates.items():
-            found.append(sessions[f"per_s_{count}"])
+        for count, measured in rates.items():
+            measured.append(sessions[f"per_s_{count}"])
         p99s["alone"].append(percentile([call.us for call in server.calls(work.seconds)], 99))
         with training(conn):
             p99s["training"].append(percentile([call.us for call in server.calls(work.seconds)], 99))
-    one, eight = (statistics.median(found) for found in rates.values())
-    alone, beside = (statistics.median(found) for found in p99s.values())
+    per_s = {count: statistics.median(measured) for count, measured in rates.items()}
+    p99_us = {beside: statistics.median(measured) for beside, measured in p99s.items()}
     return {
         "table": "row",
         "model": model,
         "p50_us": p50,
         "p99_us": p99,
-        "per_s_1": one,
-        "per_s_8": eight,
-        "sessions_times": eight / one,
-        "p99_alone_us": alone,
-        "p99_training_us": beside,
-        "training_times": beside / alone,
+        "per_s_1": per_s[1],
+        "per_s_8": per_s[8],
+        "sessions_times": per_s[8] / per_s[1],
+        "p99_alone_us": p99_us["alone"],
+        "p99_training_us": p99_us["training"],
+        "training_times": p99_us["training"] / p99_us["alone"],
     }

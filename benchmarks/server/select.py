@@ -110,7 +110,7 @@ GOALS: dict[tuple[str, str], tuple[Goal, ...]] = {
 
 
 def checks(results: Results) -> list[Check]:
-    found = [
+    checked = [
         goal.check(name, row | {"model": model})._replace(what=f"{model}: {goal.what}")
         for (name, model), goals in GOALS.items()
         for row in results.rows(name)
@@ -120,8 +120,8 @@ def checks(results: Results) -> list[Check]:
     faster = Goal("times_as_fast", "", ".2f", least=1)
     for row in results.rows("libraries"):
         what = f"boosted: times as fast as {row['library']} over fetched rows, {row['threads']} thread"
-        found.append(faster.check("libraries", row)._replace(what=what + "s" * (row["threads"] == "all")))
-    return found
+        checked.append(faster.check("libraries", row)._replace(what=what + "s" * (row["threads"] == "all")))
+    return checked
 
 
 TABLES: dict[str, Sequence[tuple[str, str, str]]] = {  # heading, key and format of each column

@@ -146,12 +146,12 @@ translate_target(Node *node, Builder *builder)
 	if (is_column(node))
 	{
 		int			below = column_below(builder, node);
-		int			place = 0;
+		int			position = 0;
 
 		builder->columns = list_append_unique_int(builder->columns, below);
-		while (list_nth_int(builder->columns, place) != below)
-			place++;
-		return (Node *) reference(node, INDEX_VAR, list_length(builder->calls) + place + 1);
+		while (list_nth_int(builder->columns, position) != below)
+			position++;
+		return (Node *) reference(node, INDEX_VAR, list_length(builder->calls) + position + 1);
 	}
 	return expression_tree_mutator(node, translate_target, builder);
 }

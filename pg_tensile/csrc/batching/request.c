@@ -424,12 +424,12 @@ label_text(Request *self, int32 label)
 
 /* Answers a row of a batch that was refused; returns its error, if it is the one. */
 static ErrorData *
-answer_alone(Request *self, int place)
+answer_alone(Request *self, int batch_row)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ErrorData  *volatile error = NULL;
 
-	feature_batch_take_row(self->single, self->batch, place);
+	feature_batch_take_row(self->single, self->batch, batch_row);
 	PG_TRY();
 	{
 		get_answers(self, self->single);
@@ -450,26 +450,26 @@ answer_alone(Request *self, int place)
 Datum
 request_result(Request *self, CallResult result, TupleDesc desc, int row, bool *isnull)
 {
-	int			place = self->places[row];
+	int			batch_row = self->places[row];
 	int			rows = self->answers.rows;
 	Datum		values[3];
 	bool		nulls[3] = {false, false, false};
 
-	*isnull = place == ROW_IS_NULL;
+	*isnull = batch_row == ROW_IS_NULL;
 	if (*isnull)
 		return (Datum) 0;
 	if (self->one_by_one)
-		place = 0;
+		batch_row = 0;
 	switch (result)
 	{
 		case RESULT_NUMBER:
-			return Float8GetDatum(self->answers.prediction[place]);
+			return Float8GetDatum(self->answers.prediction[batch_row]);
 		case RESULT_LABEL:
-			return label_text(self, self->answers.label[place]);
+			return label_text(self, self->answers.label[batch_row]);
 		case RESULT_INTERVAL:
-			values[0] = Float8GetDatum(self->numbers[2 * rows + place]);
-			values[1] = Float8GetDatum(self->answers.prediction[place]);
-			values[2] = Float8GetDatum(self->numbers[3 * rows + place]);
+			values[0] = Float8GetDatum(self->numbers[2 * rows + batch_row]);
+			values[1] = Float8GetDatum(self->answers.prediction[batch_row]);
+			values[2] = Float8GetDatum(self->numbers[3 * rows + batch_row]);
 			return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
 	}
 	pg_unreachable();
@@ -478,18 +478,18 @@ request_result(Request *self, CallResult result, TupleDesc desc, int row, bool *
 ErrorData *
 request_pass(Request *self, int row)
 {
-	int			place = self->places[row];
+	int			batch_row = self->places[row];
 	ErrorData  *error = NULL;
 
-	if (place >= 0 && self->one_by_one)
-		error = answer_alone(self, place);
+	if (batch_row >= 0 && self->one_by_one)
+		error = answer_alone(self, batch_row);
 	if (error != NULL)
 	{
 		self->places[row] = ROW_IS_NULL;
 		return error;
 	}
 	self->counts.rows++;
-	if (place >= 0)
+	if (batch_row >= 0)
 		self->passed++;
 	if (self->one_by_one)
 		request_count(self);

@@ -168,7 +168,7 @@ begin(CustomScanState *css, EState *estate, int eflags)
 
 /* ---- rows ---- */
 
-/* A number of rows; NO_LIMIT: there is none, or it is for LIMIT to complain about. */
+/* A number of rows; NO_LIMIT for null, and for a negative one, which LIMIT refuses. */
 static int64
 rows_of(PredictScan *self, ExprState *state)
 {

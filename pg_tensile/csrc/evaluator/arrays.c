@@ -153,11 +153,11 @@ arrays_begin(Arrays *self, const EvaluatorArrays *arrays, int rows, EvaluatorMis
 	return true;
 }
 
-/* The number at a place, 0 if it is not finite or lies behind those given. */
+/* The number at an index, 0 if it is not finite or lies behind those given. */
 static inline double
-number_at(const double *x, int given, int place)
+number_at(const double *x, int given, int index)
 {
-	return place < given && is_finite_number(x[place]) ? x[place] : 0.0;
+	return index < given && is_finite_number(x[index]) ? x[index] : 0.0;
 }
 
 /*

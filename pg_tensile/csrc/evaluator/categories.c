@@ -34,17 +34,17 @@ is_category(const JsonNode *feature)
 
 /* The slot of a string, or the free one where it belongs. */
 static uint32
-place(const CategorySlot *slots, uint32 mask, const char *strings, const char *bytes, uint32 length)
+slot_of(const CategorySlot *slots, uint32 mask, const char *strings, const char *bytes, uint32 length)
 {
 	uint32		hash = slot_hash(bytes, length);
 	uint32		slot = hash & mask;
 
 	for (uint32 tries = 0; tries <= mask; tries++, slot = (slot + 1) & mask)
 	{
-		const CategorySlot *found = &slots[slot];
+		const CategorySlot *candidate = &slots[slot];
 
-		if (found->code == 0 || (found->hash == hash && found->length == length &&
-								 memcmp(strings + found->start, bytes, length) == 0))
+		if (candidate->code == 0 || (candidate->hash == hash && candidate->length == length &&
+									 memcmp(strings + candidate->start, bytes, length) == 0))
 			break;
 	}
 	return slot;
@@ -82,7 +82,7 @@ compile_category(ImageWriter *writer, const JsonNode *feature)
 	length = 0;
 	json_for_each(item, strings)
 	{
-		CategorySlot *slot = &slots[place(slots, mask, bytes, item->u.string, item->count)];
+		CategorySlot *slot = &slots[slot_of(slots, mask, bytes, item->u.string, item->count)];
 
 		memcpy(bytes + length, item->u.string, item->count);
 		slot->start = (uint32) length;
@@ -160,7 +160,7 @@ int32
 category_code(const Category *self, const char *utf8, int length, bool *unknown)
 {
 	uint32		bytes = Max(length, 0);
-	uint32		slot = place(self->slots, self->slot_mask, self->strings, utf8, bytes);
+	uint32		slot = slot_of(self->slots, self->slot_mask, self->strings, utf8, bytes);
 	int32		code = self->slots[slot].code;
 
 	/* Without a free slot, which no table lacks that was compiled, the last one tried is any. */
