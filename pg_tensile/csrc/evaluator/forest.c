@@ -26,59 +26,34 @@ open_column(ForestColumn *self, ImageReader *reader, const Features *features)
 		reader->is_damaged = true;
 }
 
-static Size
-set_words(const ForestColumn *column)
-{
-	return (Size) column->codes / 32 + 1;
-}
-
 /*
- * Whether a node reads words behind the sets.  A node without a set, of which a
- * leaf may be of any column, reads the first one.
+ * Checks that no descent leaves the arrays.  Nodes are many, and each session
+ * checks them: so a number is wrong if it makes a difference negative, and the
+ * differences are collected without a branch.
  */
-static bool
-has_wrong_sets(const Forest *self, Size nodes, Size words)
-{
-	bool		is_wrong = false;
-	Size		longest = 1;
-
-	for (int i = 0; i < self->columns; i++)
-		longest = Max(longest, set_words(&self->column[i]));
-	if (longest > words)
-		return true;
-	for (Size i = 0; i < longest; i++)
-		is_wrong |= self->sets[i] != 0;
-	for (Size i = 0; i < nodes; i++)
-	{
-		int			column = forest_column(self->nodes[i]) / FOREST_ROWS;
-		Size		start = self->node_sets[i];
-		Size		length = column < self->columns ? set_words(&self->column[column]) : 1;
-
-		is_wrong |= start + length > words;
-		is_wrong |= start != 0 && forest_place(self->nodes[i]) != FOREST_NO_PLACE;
-	}
-	return is_wrong;
-}
-
-/* Checks that no descent leaves the arrays. */
 static void
 check_nodes(const Forest *self, ImageReader *reader, Size nodes, Size words)
 {
-	bool		is_wrong = false;
+	int64		last_left = (int64) nodes - 1 - FOREST_SPARE_NODES;
+	int64		last_column = (Max(self->columns, 1) - 1) * FOREST_ROWS;
+	Size		longest = forest_set_words(0);
+	int64		differences = 0;
 
 	for (int i = 0; i < self->trees; i++)
-		is_wrong |= self->roots[i] >= nodes || self->depths[i] > MOST_DEPTH;
+		if (self->roots[i] >= nodes || self->depths[i] > MOST_DEPTH)
+			reader->is_damaged = true;
 	for (Size i = 0; i < nodes; i++)
 	{
 		ForestNode	node = self->nodes[i];
-		bool		never_right = forest_place(node) == FOREST_NO_PLACE &&
-			(self->node_sets == NULL || self->node_sets[i] == 0);
 
-		is_wrong |= forest_left(node) + (Size) (never_right ? 0 : 1) >= nodes;
-		is_wrong |= forest_column(node) % FOREST_ROWS != 0 ||
-			forest_column(node) / FOREST_ROWS >= Max(self->columns, 1);
+		differences |= last_left - forest_left(node);
+		differences |= last_column - forest_column(node);
 	}
-	if (is_wrong || (self->node_sets != NULL && has_wrong_sets(self, nodes, words)))
+	for (int i = 0; i < self->columns; i++)
+		longest = Max(longest, forest_set_words(self->column[i].codes));
+	for (Size i = 0; self->node_sets != NULL && i < nodes; i++)
+		differences |= (int64) (words - longest) - self->node_sets[i];
+	if (differences < 0)
 		reader->is_damaged = true;
 }
 

@@ -36,6 +36,15 @@ typedef uint64 ForestNode;
 #define FOREST_NO_PLACE PG_UINT16_MAX	/* which none is above */
 #define FOREST_MOST_CODES PG_UINT16_MAX
 
+/* The words of a set of the codes of a column, and of all larger ones. */
+#define forest_set_words(codes) ((Size) (codes) / 32 + 1)
+
+/*
+ * Nodes after the last one, because a node has its left child, the right one,
+ * and, in a damaged image, one behind.
+ */
+#define FOREST_SPARE_NODES 2
+
 /* A column that some node compares. */
 typedef struct ForestColumn
 {
@@ -57,7 +66,8 @@ typedef struct Forest
 	const ForestNode *nodes;
 	const double *values;		/* [nodes], of leaves */
 	const uint32 *node_sets;	/* [nodes], where the set of codes begins; NULL: there are none */
-	const uint32 *sets;			/* words of the codes that go right; the first set is empty */
+	const uint32 *sets;			/* words of the codes that go right; the first set is empty, and
+								 * behind the last one are as many as the longest has */
 	uint32	   *places;			/* workspace [groups][columns][FOREST_ROWS]: forest_value() */
 	double	   *sums;			/* workspace [rows][outputs] */
 	int			categories;

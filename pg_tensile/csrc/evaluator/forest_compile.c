@@ -160,18 +160,11 @@ place_of(const Column *column, float threshold)
 	return low;
 }
 
-/* The words of a set of a column's codes. */
-static Size
-set_words(const Column *column)
-{
-	return column->codes / 32 + 1;
-}
-
 /* Makes a set of the codes that go right, those that the list lacks. */
 static void
 fill_set(const Column *column, const JsonNode *codes, uint32 *set)
 {
-	memset(set, 0xFF, sizeof(uint32) * set_words(column));
+	memset(set, 0xFF, sizeof(uint32) * forest_set_words(column->codes));
 	json_for_each(code, codes)
 		if (code->u.number < column->codes)
 		{
@@ -221,7 +214,7 @@ place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
 		{
 			arrays->node_sets[start + i] = arrays->next_set;
 			fill_set(column, tree->codes[node], arrays->sets + arrays->next_set);
-			arrays->next_set += set_words(column);
+			arrays->next_set += forest_set_words(column->codes);
 		}
 		arrays->nodes[start + i] = forest_node(column->number * FOREST_ROWS, place, left);
 	}
@@ -229,7 +222,8 @@ place_tree(Builder *self, const Tree *tree, uint32 start, NodeArrays *arrays)
 
 /*
  * Counts the words of all sets, none if no node has one.  They begin with an
- * empty set, as long as the longest, for nodes that have none.
+ * empty set, as long as the longest, for nodes that have none, and end with
+ * another one, so that a set may begin at any word before it.
  */
 static Size
 count_set_words(const Builder *self, Size *first)
@@ -244,10 +238,10 @@ count_set_words(const Builder *self, Size *first)
 
 			if (column->category < 0)
 				continue;
-			words += set_words(column);
-			*first = Max(*first, set_words(column));
+			words += forest_set_words(column->codes);
+			*first = Max(*first, forest_set_words(column->codes));
 		}
-	return words + *first;
+	return words + 2 * *first;
 }
 
 static void
@@ -259,15 +253,16 @@ write_trees(Builder *self, ImageWriter *writer)
 	Size		first_set;
 	Size		words = count_set_words(self, &first_set);
 	NodeArrays	arrays = {.next_set = (uint32) first_set};
+	int			nodes = self->nodes + (self->nodes > 0 ? FOREST_SPARE_NODES : 0);
 	uint32		start = 0;
 
 	if (words > MOST_SET_WORDS)
 		compilation_unsuitable(compilation);
 	if (!compilation_ready(compilation))
 		return;
-	arrays.nodes = compilation_new(compilation, ForestNode, self->nodes);
-	arrays.values = compilation_new(compilation, double, self->nodes);
-	arrays.node_sets = compilation_new(compilation, uint32, self->nodes);
+	arrays.nodes = compilation_new(compilation, ForestNode, nodes);
+	arrays.values = compilation_new(compilation, double, nodes);
+	arrays.node_sets = compilation_new(compilation, uint32, nodes);
 	arrays.sets = compilation_new(compilation, uint32, words);
 	for (int i = 0; i < self->count; i++)
 	{
@@ -279,9 +274,9 @@ write_trees(Builder *self, ImageWriter *writer)
 	image_write_whole(writer, self->count);
 	image_write_copy(writer, roots, self->count, sizeof(uint32));
 	image_write_copy(writer, depths, self->count, sizeof(uint8));
-	image_write_copy(writer, arrays.nodes, self->nodes, sizeof(ForestNode));
-	image_write_copy(writer, arrays.values, self->nodes, sizeof(double));
-	image_write_copy(writer, arrays.node_sets, words > 0 ? self->nodes : 0, sizeof(uint32));
+	image_write_copy(writer, arrays.nodes, nodes, sizeof(ForestNode));
+	image_write_copy(writer, arrays.values, nodes, sizeof(double));
+	image_write_copy(writer, arrays.node_sets, words > 0 ? nodes : 0, sizeof(uint32));
 	image_write_copy(writer, arrays.sets, words, sizeof(uint32));
 }
 
