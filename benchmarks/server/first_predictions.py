@@ -28,7 +28,7 @@ class FirstSizes(NamedTuple):
     """Numbers of starts, sessions, evaluations, and rows of an evaluation."""
 
     starts: int = 5
-    sessions: int = 20
+    sessions: int = 100
     evaluations: int = 3
     rows: int = 5_000
 
