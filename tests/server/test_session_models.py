@@ -189,5 +189,7 @@ def test_an_image_gives_way_to_a_job_and_is_made_again(scarce: Connection, clust
     assert not file.exists()
     assert value(conn, ask) == before
     assert file.exists() and maps(cluster, conn, file)
+    # beside it may be what the predictor keeps of models of other modules, which are dropped and not shown any more
     inference = value(conn, "SELECT inference_bytes FROM tensile.devices WHERE name = 'cpu'")
-    assert inference == value(conn, "SELECT sum(device_bytes) FROM tensile.loaded_models") >= file.stat().st_size
+    shown = value(conn, "SELECT device_bytes FROM tensile.loaded_models WHERE model = 'large'")
+    assert inference >= shown == file.stat().st_size
