@@ -218,7 +218,7 @@ def test_an_error_in_row_700_comes_at_row_700(conn: Connection, sql: str, error:
 
 
 def test_an_error_that_is_never_due(conn: Connection) -> None:
-    """What else reads the rows of the input meets it all the same, and nodes can be looked at."""
+    """An error behind a LIMIT is raised for other readers of the same rows only, and EXPLAIN ANALYZE shows the plan."""
     quotients = "WITH q AS MATERIALIZED (SELECT *, 1 / divisor AS quotient FROM wrong)"
     first = "SELECT predict('verdict', w) FROM wrong w WHERE 1 / divisor < 5 LIMIT 600"
     for sql in (

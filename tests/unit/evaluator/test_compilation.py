@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from pg_tensile.execution.models.boosted import Boosted
 from tests.evaluator.library import DAMAGED, READY, UNSUITABLE, Evaluator, RawRows, Stored, WrongLength, compiled
 from tests.evaluator.versions import Version, random_rows, random_version
 
@@ -27,7 +28,8 @@ def version_with(architecture: dict[str, Any]) -> Version:
 
 
 MLP = version_with({"type": "mlp", "hidden": [9]}).stored
-TREES = version_with({"type": "boosted"}).stored
+BOOSTED = version_with({"type": "boosted"})
+TREES = BOOSTED.stored
 TABULAR = version_with({"type": "tabular", "members": 2, "projection": 9, "hidden": 9}).stored
 LINEAR = version_with({"type": "linear"})
 
@@ -166,6 +168,32 @@ def test_an_image_whose_bounds_are_wrong_is_refused() -> None:
         damaged[word * 8 : word * 8 + 8] = (1 << 40).to_bytes(8, "little")
         with pytest.raises(ValueError, match="is damaged"):
             Evaluator(bytes(damaged))
+
+
+def test_a_forest_that_a_descent_would_leave_is_refused() -> None:
+    assert isinstance(BOOSTED.module, Boosted)
+    category = next(iter(BOOSTED.module.columns.cardinalities))
+    stored = changed_feature(trees(feature=[category], codes=[[40]]), "category", buckets=99)
+    image = compiled(stored)[1]
+    outputs = BOOSTED.preprocessing.outputs
+    last = 2 * outputs
+    leaf = 3 * outputs - 1  # the last node, and its own left child
+    starts = np.zeros(3 * outputs + 2, np.uint32)  # of the sets of nodes, two words each, behind an empty one
+    starts[: leaf + 1 : 3] = 2 * np.arange(1, outputs + 1)
+
+    def node(left: int, column: int = 0) -> bytes:
+        return (left << 32 | 0xFFFF << 16 | column * 8).to_bytes(8, "little")
+
+    def sets(start: int) -> bytes:
+        others = starts.copy()
+        others[leaf - 2] = start
+        return others.tobytes()
+
+    for right, wrong in ((node(leaf), node(leaf + 1)), (node(leaf), node(leaf, 1)), (sets(last), sets(last + 3))):
+        assert image.count(right) == 1
+        with pytest.raises(ValueError, match="is damaged"):
+            Evaluator(image.replace(right, wrong))
+    Evaluator(image.replace(sets(last), sets(last + 2))).close()  # the one behind, which is empty
 
 
 def test_an_array_of_a_wrong_length_is_named() -> None:
