@@ -16,6 +16,7 @@ from tests.emulated.emulated.native import native
 CONTEXT_BYTES = 256 << 20
 
 Place = torch.device | int | str | None
+_initialized = True  # torch.utils.checkpoint asks, and keeps the state of random numbers if so
 
 
 class Properties(NamedTuple):
