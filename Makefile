@@ -31,7 +31,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run first-gpu-run-server test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
 	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -146,7 +146,7 @@ help:
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make mutants         does make test see 34 faults? (MUTANTS="--only …")'
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
-	@echo 'make first-gpu-run   tests and short benchmarks on a GPU, and a page of the results;  first-gpu-run-server: in a server'
+	@echo 'make first-gpu-run   one of six parts of tests and benchmarks on a GPU, nine minutes at most (PART=1 to 6, ARGS=…)'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
 	@echo 'make clean           remove what was compiled'
 	@echo 'CONTRIBUTING.md says more about tests, docs/benchmarks.md about benchmarks.'
@@ -203,12 +203,9 @@ test-cuda:
 	@$(child_python) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make test-cuda: PyTorch sees no CUDA device: check nvidia-smi, and that torch is built for CUDA")'
 	@PG_TENSILE_ACCELERATOR=cuda $(child_python) -m pytest --confcutdir tests/accelerator tests/accelerator
 
-# The same and more, with a page of results to send back; see scripts/first_gpu_run.py
+# One of six parts, with a page of results (scripts/first_gpu_run); without PART, the next that has not run
 first-gpu-run:
-	@$(child_python) -m scripts.first_gpu_run
-
-first-gpu-run-server: venv deploy
-	@$(VENV_PYTHON) -m scripts.first_gpu_run --server
+	@$(child_python) -m scripts.first_gpu_run $(PART) $(ARGS)
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv

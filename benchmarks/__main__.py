@@ -16,6 +16,7 @@ import argparse
 import sys
 import traceback
 from math import inf
+from pathlib import Path
 
 from benchmarks.checks import print_checks
 from benchmarks.documents import all_checks, missing, page_part, write_documents, write_page
@@ -42,6 +43,7 @@ def parse(arguments: list[str]) -> tuple[str, list[str], Options]:
     parser.add_argument("--beside", metavar="REVISION", help="another revision in the same rounds (serving)")
     parser.add_argument("--jobs", type=int, metavar="N", help="short jobs (soak)")
     parser.add_argument("--phase-minutes", type=float, metavar="M", help="of each other phase (soak)")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="also write each row to a file at once, as JSON")
     asked = vars(parser.parse_args(arguments))
     command, names, listed = asked.pop("command"), asked.pop("section"), asked.pop("list")
     there = COMMANDS.get(command, tuple(SECTIONS))

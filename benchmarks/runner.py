@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.checks import Check, Goal
 from benchmarks.command import Row
-from benchmarks.results import Results, is_alike, kind_of, this_run
+from benchmarks.results import Results, is_alike, kind_of, rounded, text, this_run
 from benchmarks.tables import table
 
 
@@ -32,6 +32,7 @@ class Options(NamedTuple):
     beside: str | None = None
     jobs: int | None = None
     phase_minutes: float | None = None
+    rows: Path | None = None
 
 
 class Section(NamedTuple):
@@ -92,7 +93,11 @@ class Run:
             say(f"{name}: {count} rows in {took:.0f} s{ahead}")
 
     def add(self, row: Row) -> None:
+        """Add a row of the present scenario; it is also written at once to the file that was asked for, if any."""
         self._rows.append(row)
+        if self.options.rows is not None:
+            with self.options.rows.open("a") as file:
+                file.write(text(rounded(row)) + "\n")
 
 
 def once(name: str, measure: Callable[[Run], Iterable[Row]]) -> Callable[[Run], Iterator[Row]]:

@@ -17,11 +17,11 @@ class Place(NamedTuple):
 
 PLANS = (
     *("methods", "papers", "tensile", "core", "cold", "busy", "finetuning", "gpu", "systems", "planner", "prices"),
-    *("rounds", "allocator", "memory-flow", "parallel"),
+    *("rounds", "allocator", "memory-flow", "parallel", "devices"),
 )
 SERVER = (
     *("db", "feed", "predict", "select", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left"),
-    *("tuning", "soak"),
+    *("tuning", "soak", "sharing"),
 )
 ANSWERS = ("answers", "other-tables", "small-tables", "tables", "digits", "series", "texts")
 COMMANDS = {"plans": PLANS, "server": SERVER, "answers": ANSWERS}

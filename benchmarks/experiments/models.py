@@ -75,6 +75,22 @@ class GCN(nn.Module):
         return weights @ self.second(self.dropout(torch.relu(weights @ self.first(nodes))))
 
 
+class TabularLoss(nn.Module):
+    """The architecture `tabular` and the loss of its members. Input: numbers [rows, 20], classes [rows]."""
+
+    def __init__(self, numbers: int = 20, classes: int = 2) -> None:
+        super().__init__()
+        edges = tuple(number / 8 for number in range(9))
+        inputs = ModelInputs(2 * numbers, (), (), bins=(edges,) * numbers)
+        self.model = models.build(models.parse({"type": "tabular"}), inputs, classes)
+
+    def forward(self, numbers: Tensor, labels: Tensor) -> Tensor:
+        none = labels.new_zeros((len(labels), 0))
+        scaled = torch.cat([numbers, torch.sigmoid(numbers)], 1)  # the second half as if they were ranks
+        outputs = self.model(Features(scaled, none, ()))
+        return nn.functional.cross_entropy(outputs.transpose(1, 2), labels[:, None].expand(-1, outputs.shape[1]))
+
+
 class Finetuned(nn.Module):
     """The architecture `pretrained` with a classifier, from a folder. Input: tokens, of which 0 is padding."""
 

@@ -51,6 +51,7 @@ BERT = Network("BERT, 6 layers", f"{OWN}:bert", ("int64<30522:128",), ("--classe
 GPT2 = Network("GPT-2, 6 layers", f"{OWN}:gpt2", ("int64<50257:64",), ("--loss", "lm"), 1, '{"layers": 6}')
 LSTM = Network("LSTM", f"{OWN}:LSTMClassifier", ("int64<1000:32",), TEN, batch=16)
 GCN = Network("GCN", f"{OWN}:GCN", ("float32:128", "float32:256"), ("--classes", "7"), batch=256)
+TABULAR = Network("tabular", f"{OWN}:TabularLoss", ("float32:20", "int64<2"), ("--loss", "model"), batch=256)
 
 # fine-tuned, with their adapters or all weights trained
 TUNED = {"lora": "LoRA", "full": "all weights"}

@@ -1,0 +1,128 @@
+"""Steps of a part: each is a process with a time limit, whose output, results and end are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.cluster import REPOSITORY
+
+ROWS = "{rows}"  # in a step's words: the file that it writes its results to, a JSON object in each line
+LEAST_S = 20.0  # no step begins with less time left
+GRACE_S = 15.0  # from the request to end until a process is killed: benchmarks end their servers
+LAST_LINES = 30  # of the output of a step that failed
+
+Row = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """One step: a module of Python and its arguments, as after `python -m`.
+
+    `tool`: words before the interpreter. `needs`: what it cannot run without, of which `lacking` says whether it is
+    there."""
+
+    name: str
+    words: tuple[str, ...]
+    limit_s: float
+    environment: Mapping[str, str] = {}
+    tool: tuple[str, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """End of a step.
+
+    `status`: its exit status; None if it had no time, or not enough. `rows`: its results, as far as it has come."""
+
+    name: str
+    command: str
+    status: int | None
+    seconds: float
+    last: tuple[str, ...]  # lines of its output
+    rows: list[Row]
+
+    @property
+    def verdict(self) -> str:
+        if self.status is None:
+            return "no time" if self.seconds == 0 else "stopped"
+        return "passed" if self.status == 0 else f"failed ({self.status})"
+
+
+def run_steps(steps: Sequence[Step], limit_s: float, log: Path) -> Iterator[Outcome]:
+    """Run the steps one after the other within `limit_s` seconds, and yield the outcome of each.
+
+    Their output is appended to `log`."""
+    ends = time.monotonic() + limit_s
+    for step in steps:
+        left_s = ends - time.monotonic() - GRACE_S
+        if left_s < LEAST_S:
+            yield Outcome(step.name, shown(step), None, 0, (), [])
+        else:
+            yield run(step, min(step.limit_s, left_s), log)
+
+
+def run(step: Step, limit_s: float, log: Path) -> Outcome:
+    """Run one step. After `limit_s` seconds it is interrupted, as by Ctrl-C, and after GRACE_S more killed."""
+    rows = log.with_name(f"{log.stem}-rows.json")
+    rows.unlink(missing_ok=True)
+    words = [word.replace(ROWS, str(rows)) for word in step.words]
+    began = time.monotonic()
+    with log.open("ab") as output:
+        output.write(f"\n==== {step.name}: {shown(step)}\n".encode())
+        output.flush()
+        start = output.tell()
+        process = subprocess.Popen(
+            [*step.tool, sys.executable, "-m", *words], cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, env=os.environ | dict(step.environment), start_new_session=True,
+        )  # fmt: skip
+        try:
+            status: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(process)
+    with log.open("rb") as written:
+        written.seek(start)
+        lines = written.read().decode(errors="replace").splitlines()
+    last = tuple([line.rstrip() for line in lines if line.strip()][-LAST_LINES:])
+    found = rows_of(rows)
+    rows.unlink(missing_ok=True)
+    return Outcome(step.name, shown(step), status, time.monotonic() - began, last, found)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a process that still runs, and kill what is left of its session."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def rows_of(path: Path) -> list[Row]:
+    """Return the rows in a file that may be missing, or end within a line."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def shown(step: Step) -> str:
+    """Format a step as the command that repeats it."""
+    variables = [f"{name}={value}" for name, value in step.environment.items() if name != "PYTHONPATH"]
+    words = [word if word.replace("-", "").isalnum() else repr(word) for word in step.words if word != ROWS]
+    return " ".join([*variables, *step.tool, "python -m", *words])
