@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-Row = dict[str, Any]  # one policy's result, as the command writes it (pg_tensile.tools.bench.report.Row), or another's
+Row = dict[str, Any]  # one policy's result, as the command writes it (pg_tensile.tools.bench.row.Row), or another's
 Done = subprocess.CompletedProcess[str]
 
 

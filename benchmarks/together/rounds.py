@@ -31,7 +31,8 @@ from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Row, message_of, rates
+from pg_tensile.tools.bench.report import message_of, rates
+from pg_tensile.tools.bench.row import Row
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
 HOPELESS = 4.0  # times vanilla's first step of the same job: an entrant that takes longer is dropped,

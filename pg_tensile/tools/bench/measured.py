@@ -37,7 +37,8 @@ from pg_tensile.tools.bench.options import VANILLA, BenchOptions
 from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Report, Row, links, message_of, rates, title_of
+from pg_tensile.tools.bench.report import Report, links, message_of, rates, title_of
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.bench.workload import build_model, prepare, seed_everything
 
 CODEC_SECONDS = 20.0  # for measuring the codecs

@@ -24,7 +24,8 @@ from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.compression import Sparsity, plan_compressed
 from pg_tensile.tools.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Row, machine, message_of, versions
+from pg_tensile.tools.bench.report import machine, message_of, versions
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.bench.timeline import timeline
 from pg_tensile.tools.bench.workload import Workload
 

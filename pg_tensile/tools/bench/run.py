@@ -12,7 +12,8 @@ from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.options import PEERS, BenchOptions
 from pg_tensile.tools.bench.planned import failed_rows
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Report, budget_note, check_writable, print_table, table_console, write_rows
+from pg_tensile.tools.bench.report import Report, budget_note, print_table, table_console
+from pg_tensile.tools.bench.row_file import check_writable, write_rows
 
 
 def run(options: BenchOptions) -> int:

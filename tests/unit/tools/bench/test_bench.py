@@ -28,7 +28,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.tools.bench import compression, measured, options, planned
 from pg_tensile.tools.bench.contenders import same_bits
-from pg_tensile.tools.bench.report import Row, rates
+from pg_tensile.tools.bench.report import rates
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.cli.main import main
 from tests.unit.executing import captured_net
 
