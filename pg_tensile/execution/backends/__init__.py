@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends.conditions import Conditions
 
 if TYPE_CHECKING:
     from pg_tensile.execution.codecs.device import Coder
@@ -55,6 +56,10 @@ class Backend(Protocol):
 
     def load_of_others(self, device: torch.device) -> float:
         """Return the share of the device's time that other processes use, 0 … 1; 0 if that is unknown."""
+        ...
+
+    def conditions(self, device: torch.device) -> Conditions | None:
+        """Return the conditions under which the device works now; None if the driver does not tell them."""
         ...
 
     def use_deterministic_libraries(self) -> None:
