@@ -113,6 +113,14 @@ def device_load(device: torch.device) -> Callable[[], float] | None:
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
 
 
+def context_bytes(device: torch.device) -> int | None:
+    """Return this process's device memory outside PyTorch's allocator: the context and the libraries' code.
+
+    None for the CPU, and where the driver does not tell a process's memory, as in a container."""
+    used = None if device.type == "cpu" else backend_of(device.type).process_bytes(device)
+    return None if used is None else max(0, used - torch.accelerator.memory_reserved(device))
+
+
 @dataclass(frozen=True)
 class Streams:
     """Streams of a device; lanes and coding streams are indexed by `Direction`."""

@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pg_tensile.tools.bench.conditions import TurnConditions
+
 
 @dataclass(frozen=True)
 class Row:
@@ -21,6 +23,17 @@ class Row:
     its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over the sum of the graph's
     latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time
     (timeline.timeline), if requested.
+
+    What explains the numbers, besides: `step_ms` are all steps that count, by round, `scatter` their relative spread
+    (scatter.scatter), and `scatter_causes` what can explain one of more than 5 %. `conditions` are those of each round.
+    Of an accelerator's memory, in the steps that count of all rounds: `reserved_peak_bytes` is the most that PyTorch's
+    allocator had taken from the device, `allocated_peak_bytes` the most that was in use of it (`allocator_peak_bytes`
+    counts from before the contender was created), `allocator_retries` how often it gave cached memory back because the
+    device refused more; `context_bytes` is the process's memory outside the allocator, after the last round. Of one
+    recorded step's transfers: `out_gbps` and `in_gbps` are their bytes over the sum of their durations, `overlap` is
+    the share of their time in which the compute did not wait for one (transfers.overlap); `simulated_stall_ms`,
+    `simulated_transfer_ms` and `simulated_overlap` belong to `simulated_ms`. `rounds_taken` may be less than `rounds`
+    with `--seconds` or `--light`, whose reason is `light`.
     """
 
     model: str
@@ -39,6 +52,10 @@ class Row:
     predicted_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
     allocator_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    allocator_retries: int | None = None
+    context_bytes: int | None = None
     workspace_peak_bytes: int | None = None
     floor_bytes: int | None = None
     budget_bytes: int | None = None
@@ -50,10 +67,17 @@ class Row:
     step_ms_median: float | None = None
     step_ms_min: float | None = None
     step_ms_max: float | None = None
+    step_ms: list[list[float]] | None = None
     round_ms: list[float] | None = None
+    scatter: float | None = None
+    scatter_causes: list[str] | None = None
+    conditions: list[TurnConditions] | None = None
     first_step_ms: float | None = None
     planned_ms: float | None = None
     simulated_ms: float | None = None
+    simulated_stall_ms: float | None = None
+    simulated_transfer_ms: float | None = None
+    simulated_overlap: float | None = None
     vanilla_step_ms_median: float | None = None
     vanilla_first_step_ms: float | None = None
     eager_step_ms_median: float | None = None
@@ -64,6 +88,9 @@ class Row:
     bytes_in: int | None = None
     raw_bytes_out: int | None = None
     raw_bytes_in: int | None = None
+    out_gbps: float | None = None
+    in_gbps: float | None = None
+    overlap: float | None = None
     transfer_ms: float | None = None
     compression: str = "none"
     codecs: dict[str, int] | None = None
@@ -77,6 +104,8 @@ class Row:
     timeline: dict[str, list[float]] | None = None
     optimizer: str = ""
     rounds: int = 0
+    rounds_taken: int = 0
+    light: str | None = None
     iterations: int = 0
     warmup: int = 0
     seed: int = 0
