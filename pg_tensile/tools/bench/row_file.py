@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.row import Row
@@ -37,6 +38,8 @@ class RowFile:
             if self._is_regular:
                 os.replace(written, target)
         except OSError as error:
+            if self._is_regular:
+                Path(written).unlink(missing_ok=True)
             raise OptionError(f'--json: cannot write "{self._path}": {error.strerror}') from None
 
 
