@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-Row = dict[str, Any]  # one policy's result, as the command writes it (pg_tensile.tools.bench.report.Row), or another's
+Row = dict[str, Any]  # one policy's result, as the command writes it (pg_tensile.tools.bench.row.Row), or another's
+LIGHT = ("--light", "for tables of times, and one round shows that a method is slower than vanilla")
 Done = subprocess.CompletedProcess[str]
 
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from benchmarks.checks import Check
-from benchmarks.command import Row, run_bench
+from benchmarks.command import LIGHT, Row, run_bench
 from benchmarks.results import FAILURES, Results
 from benchmarks.runner import Run, Section
 
@@ -46,7 +46,7 @@ Scenarios = Callable[[str, bool], list[Scenario]]  # of a kind of device ("host"
 
 def rounds(count: int, iterations: int = 1) -> tuple[str, ...]:
     """Return arguments of the command for so many rounds, in which all policies take turns."""
-    return ("--rounds", str(count), "--warmup", "1", "--iterations", str(iterations), "--light")
+    return ("--rounds", str(count), "--warmup", "1", "--iterations", str(iterations), *LIGHT)
 
 
 def run_scenario(scenario: Scenario, device: str) -> list[Row]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from benchmarks.command import LIGHT
 from benchmarks.experiments.networks import PAPER, SMALL_RESNET, SMALL_SERESNET, TINY, Network
 from benchmarks.experiments.paper import PUBLISHED
 from pg_tensile.tools.bench import options
@@ -88,7 +89,7 @@ class Experiment(NamedTuple):
 
 
 def steps(network: Network, batch: int, size: Size) -> tuple[str, ...]:
-    rounds = ("--rounds", str(size.rounds), "--warmup", "1", "--iterations", "1", "--light")
+    rounds = ("--rounds", str(size.rounds), "--warmup", "1", "--iterations", "1", *LIGHT)
     return (*network.arguments(batch), *rounds, *(() if size.simulated else ("--timeline",)))
 
 

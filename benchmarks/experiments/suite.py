@@ -22,7 +22,9 @@ from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import check_writable, json_value, table_console
+from pg_tensile.tools.bench.report import table_console
+from pg_tensile.tools.bench.row import json_value
+from pg_tensile.tools.bench.row_file import check_writable
 from pg_tensile.tools.cli.bench import LATENCY_ERROR
 from pg_tensile.tools.cli.parser import Parser, add, count, number
 

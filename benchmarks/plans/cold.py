@@ -35,7 +35,7 @@ from pg_tensile.tools.cli.bench import parse
 
 BATCHES = (2, 8, 24)  # for calibration: the predicted batch lies between them
 SECONDS = 700.0  # of calibration, at most: enough for all rounds over all graphs
-ROUNDS = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
+ROUNDS = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--light", "only first steps are compared")
 STEPS = 21  # of one scenario
 FIRST_EOR = 1.3
 ERROR = 0.10  # median, relative, of an operator's predicted latency

@@ -31,7 +31,8 @@ from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Row, message_of, rates
+from pg_tensile.tools.bench.report import message_of, rates
+from pg_tensile.tools.bench.row import Row
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
 HOPELESS = 4.0  # times vanilla's first step of the same job: an entrant that takes longer is dropped,
@@ -50,7 +51,7 @@ class TogetherRow(Row):
     """
 
     jobs: list[str] = field(default_factory=list)
-    step_ms: list[float] | None = None  # of each job
+    job_ms: list[float] | None = None  # of each job's step
     job_eors: list[float] | None = None
     bytes_moved: int | None = None
 
@@ -211,8 +212,8 @@ def filled_row(row: TogetherRow, mine: Entrant, vanilla: Entrant) -> TogetherRow
     if mine.error is not None:
         return row
     peak, device_peak = peaks(mine)
-    step_ms, vanilla_ms = mine.job_ms(), vanilla.job_ms()
-    msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, sum(vanilla_ms), sum(step_ms))
+    job_ms, vanilla_ms = mine.job_ms(), vanilla.job_ms()
+    msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, sum(vanilla_ms), sum(job_ms))
     expected = [turn.digest for turn in vanilla.turns[0]] if vanilla.turns else None
     return replace(
         with_transfers(row, mine.turns),
@@ -221,9 +222,9 @@ def filled_row(row: TogetherRow, mine: Entrant, vanilla: Entrant) -> TogetherRow
         msr=msr,
         eor=eor,
         cbr=cbr,
-        step_ms=step_ms,
+        job_ms=job_ms,
         round_ms=mine.round_ms(),
-        job_eors=[ms / reference_ms for ms, reference_ms in zip(step_ms, vanilla_ms, strict=True)]
+        job_eors=[ms / reference_ms for ms, reference_ms in zip(job_ms, vanilla_ms, strict=True)]
         if vanilla_ms
         else None,
         bit_identical=all([turn.digest for turn in turns] == expected for turns in mine.turns) if expected else None,

@@ -76,10 +76,10 @@ def timelines(entrant: Entrant, measured: Sequence[Measured], profile: DevicePro
 
 def filled(row: TogetherRow, mine: Sequence[Timeline], vanilla: Sequence[Timeline]) -> TogetherRow:
     """Return the row with the simulator's times and peaks."""
-    step_ms = [timeline.iteration_us / 1e3 for timeline in mine]
+    job_ms = [timeline.iteration_us / 1e3 for timeline in mine]
     vanilla_ms = [timeline.iteration_us / 1e3 for timeline in vanilla]
     peak = sum(timeline.peak_bytes for timeline in mine)
-    msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, sum(vanilla_ms), sum(step_ms))
+    msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, sum(vanilla_ms), sum(job_ms))
     return replace(
         row,
         peak_bytes=peak,
@@ -87,8 +87,8 @@ def filled(row: TogetherRow, mine: Sequence[Timeline], vanilla: Sequence[Timelin
         msr=msr,
         eor=eor,
         cbr=cbr,
-        step_ms=step_ms,
-        job_eors=[ms / reference_ms for ms, reference_ms in zip(step_ms, vanilla_ms, strict=True)],
+        job_ms=job_ms,
+        job_eors=[ms / reference_ms for ms, reference_ms in zip(job_ms, vanilla_ms, strict=True)],
         stall_ms=sum(timeline.stall_us for timeline in mine) / 1e3,
         bytes_moved=sum(timeline.bytes_out + timeline.bytes_in for timeline in mine),
         recomputes=sum(timeline.recomputes for timeline in mine),

@@ -26,7 +26,7 @@ def test_a_benchmark_goes_on_where_an_operator_has_no_deterministic_algorithm(mo
         return measured(bench, captured)
 
     monkeypatch.setattr(MeasuredBench, "measured", refusing)
-    words = "bench --model benchmarks.experiments.tiny:cnn --input float32:3x8x8 --classes 10 --batch 2 --light"
+    words = "bench --model benchmarks.experiments.tiny:cnn --input float32:3x8x8 --classes 10 --batch 2 --light quick"
     options = parse([*words.split(), "--rounds", "1", "--iterations", "1", "--device", TYPE])
     with Progress() as progress:
         report = MeasuredBench(options, progress).run()

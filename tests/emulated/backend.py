@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends.conditions import Conditions
 from pg_tensile.execution.codecs.device import Coder, HostCoder
 from pg_tensile.planning.compression.codec import Codec, CodedChunk
 from tests.emulated import emulated
 from tests.emulated.emulated import control
+
+CONDITIONS = Conditions(sm_clock_mhz=1500, memory_clock_mhz=2000, temperature_c=40, clocks_event_reasons=())
 
 
 class EmulatedBackend:
@@ -39,6 +42,9 @@ class EmulatedBackend:
 
     def load_of_others(self, device: torch.device) -> float:
         return 0.0
+
+    def conditions(self, device: torch.device) -> Conditions | None:
+        return CONDITIONS
 
     def use_deterministic_libraries(self) -> None:
         return None

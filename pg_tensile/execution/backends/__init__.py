@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends.conditions import Conditions
 
 if TYPE_CHECKING:
     from pg_tensile.execution.codecs.device import Coder
@@ -55,6 +56,10 @@ class Backend(Protocol):
 
     def load_of_others(self, device: torch.device) -> float:
         """Return the share of the device's time that other processes use, 0 … 1; 0 if that is unknown."""
+        ...
+
+    def conditions(self, device: torch.device) -> Conditions | None:
+        """Return the conditions under which the device works now; None if the driver does not tell them."""
         ...
 
     def use_deterministic_libraries(self) -> None:
@@ -106,6 +111,14 @@ def use_deterministic_algorithms() -> None:
 def device_load(device: torch.device) -> Callable[[], float] | None:
     """Return the function that reads the load of an accelerator by others; None for the CPU."""
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
+
+
+def context_bytes(device: torch.device) -> int | None:
+    """Return this process's device memory outside PyTorch's allocator: the context and the libraries' code.
+
+    None for the CPU, and where the driver does not tell a process's memory, as in a container."""
+    used = None if device.type == "cpu" else backend_of(device.type).process_bytes(device)
+    return None if used is None else max(0, used - torch.accelerator.memory_reserved(device))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends.conditions import Conditions, read_conditions
 
 if TYPE_CHECKING:
     from pg_tensile.execution.codecs.device import Coder
@@ -75,6 +76,9 @@ class CudaBackend:
             return min(1.0, sum(newest.get(pid, 0) for pid in running - {os.getpid()}) / 100)
 
         return _ask_nvml(device, read) or 0.0
+
+    def conditions(self, device: torch.device) -> Conditions | None:
+        return _ask_nvml(device, read_conditions)
 
     def use_deterministic_libraries(self) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts

@@ -35,6 +35,7 @@ from pg_tensile.execution.backends import (
     Backend,
     Streams,
     backend_of,
+    context_bytes,
     module_of,
     streams_of,
     use_deterministic_algorithms,
@@ -185,10 +186,8 @@ class AcceleratorDevice:
 
         The libraries load code at the first call of each kernel, so it grows in the first iterations. None where the
         driver does not tell a process's memory, as in a container."""
-        used = self._backend.process_bytes(self.torch_device)
-        if used is None:
-            return None
-        return max(0, used - torch.accelerator.memory_reserved(self.torch_device)) + self.library_bytes + MARGIN_BYTES
+        context = context_bytes(self.torch_device)
+        return None if context is None else context + self.library_bytes + MARGIN_BYTES
 
     def limit_memory(self, budget_bytes: int | None) -> None:
         limit = None if budget_bytes is None else budget_bytes + self.library_bytes

@@ -25,6 +25,7 @@ from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState, training_state
 from pg_tensile.planning.memory_flow.groups import Group
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.tools.bench.conditions import AllocatorUse, TurnConditions, TurnWatch
 from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
 
 NO_STATE = TrainingState({}, {})
@@ -167,6 +168,8 @@ class Turn(NamedTuple):
     totals: Counters | None = None  # of the steps that count
     gradients: Mapping[str, Tensor] = {}  # of the first step, if requested
     digest: str = ""  # of losses and state, in place of them where the turn was taken in another process
+    allocator: AllocatorUse | None = None  # in the steps that count, on an accelerator that was watched
+    conditions: TurnConditions = TurnConditions()
 
     def without_state(self) -> Turn:
         return self._replace(state=NO_STATE, gradients={})
@@ -179,11 +182,12 @@ def take_turn(
     seed: int,
     gradients: bool = False,
     limit_s: float | None = None,
+    watch: TurnWatch | None = None,
 ) -> Turn:
     """Execute all batches from the initial weights; the first `warmup` of them do not count.
 
-    `gradients`: whether to keep those of the first step. Raises MeasurementError if the first step takes longer than
-    `limit_s`; None means no limit.
+    `gradients`: whether to keep those of the first step. `watch` observes the steps that count. Raises
+    MeasurementError if the first step takes longer than `limit_s`; None means no limit.
     """
     seed_everything(seed)
     gc.collect()
@@ -193,6 +197,8 @@ def take_turn(
     for number, batch in enumerate(batches):
         if number == warmup:
             stepper.count()
+            if watch is not None:
+                watch.start()
         began = time.perf_counter()
         with given_up_after(limit_s if number == 0 else None):
             loss = stepper.step(batch)
@@ -201,7 +207,11 @@ def take_turn(
         losses.append(loss.detach().cpu().clone())
         if gradients and number == 0:
             kept = stepper.gradients()
-    return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), stepper.totals(), kept)
+    turn = Turn(times[0], tuple(times[warmup:]), tuple(losses), totals=stepper.totals(), gradients=kept)
+    if watch is not None:
+        watch.stop()
+        turn = turn._replace(allocator=watch.allocator, conditions=watch.conditions)
+    return turn._replace(state=stepper.state())
 
 
 @contextmanager

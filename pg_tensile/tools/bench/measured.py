@@ -4,21 +4,26 @@ First vanilla runs alone: the policies plan with its operators' latencies, poole
 host its step time sets the link. The rounds follow, in each of which every contender takes a turn, from the same
 weights and with the same data; every other round reverses the order, because a machine's speed drifts during a
 benchmark. For the same reason every program's operators are measured again in every round, and the simulator's
-prediction uses these latencies. The allocator's own record of memory comes last, because it slows a step down.
-(`--light` uses the first round's latencies, omits the allocator's record, and skips later rounds of a contender that is
-slower than CLOSE × vanilla.)
+prediction uses these latencies. Memory and conditions are recorded around the steps that count (conditions.py), and
+no contender has the memory that another one left cached. The allocator's own record of memory comes last, because it
+slows a step down. (`--light` uses the first round's latencies, omits the allocator's record, and skips later rounds of
+a contender that is slower than CLOSE × vanilla.)
+
+The rows are given to `keep` before the first round and after each one, so that a run that is stopped leaves them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
+from pg_tensile.execution.backends import context_bytes
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.measuring import device as devices
@@ -32,12 +37,16 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity
+from pg_tensile.tools.bench.conditions import TurnWatch, release_cached_memory
+from pg_tensile.tools.bench.contender import NO_ROUND, Contender, measured_row
 from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
 from pg_tensile.tools.bench.options import VANILLA, BenchOptions
 from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Report, Row, links, message_of, rates, title_of
+from pg_tensile.tools.bench.report import Report, links, message_of, title_of
+from pg_tensile.tools.bench.row import Row
+from pg_tensile.tools.bench.scatter import scatter_notes
 from pg_tensile.tools.bench.workload import build_model, prepare, seed_everything
 
 CODEC_SECONDS = 20.0  # for measuring the codecs
@@ -46,44 +55,19 @@ CLOSE = 1.15  # times vanilla's step: `--light` skips later rounds of slower con
 OBSERVED_STEPS = 3  # whose operators are timed; one step is too noisy for operators without twins
 
 
-@dataclass(eq=False)
-class Contender:
-    """A participant of the rounds, and its results. `error`: why it takes no further part."""
+def rounds_within(rounds: int, limit_s: float | None, clock: Callable[[], float]) -> Iterator[int]:
+    """Yield the numbers of the rounds, each when it is to begin.
 
-    name: str
-    start: Callable[[], Stepper]
-    is_peer: bool = False
-    turns: list[Turn] = field(default_factory=list)
-    latency_us: list[np.ndarray] = field(default_factory=list)  # of the operators, one for each round
-    stall_us: float | None = None  # of one recorded step, where the totals do not have it
-    peak_bytes: int | None = None  # of a peer's step, where the totals do not have it
-    device_peak_bytes: int | None = None
-    transfer_ms: float | None = None
-    allocator_peak_bytes: int | None = None
-    difference: str | None = None  # from eager PyTorch
-    gradient_difference: float | None = None  # of a peer
-    error: str | None = None
-
-    def step_ms(self) -> float | None:
-        """Return the median over the rounds of the medians of their steps; None without turns."""
-        return statistics.median(self.round_ms()) if self.turns else None
-
-    def round_ms(self) -> list[float]:
-        return [statistics.median(turn.step_ms) for turn in self.turns]
-
-    def first_step_ms(self) -> float | None:
-        return statistics.median(turn.first_ms for turn in self.turns) if self.turns else None
-
-    def mean(self, name: str) -> int | None:
-        """Return the mean of a counter per step; None if nothing was counted."""
-        steps = sum(turn.totals.iterations for turn in self.turns if turn.totals)
-        return round(sum(getattr(turn.totals, name) for turn in self.turns) / steps) if steps else None
-
-    def stall_ms(self) -> float | None:
-        if self.stall_us is not None:
-            return self.stall_us / 1e3
-        stalls_ms = [turn.totals.stall_us / turn.totals.iterations / 1e3 for turn in self.turns if turn.totals]
-        return statistics.median(stalls_ms) if stalls_ms else None
+    After the first, one begins only if it would end within `limit_s` of the first one's beginning although it takes as
+    long as the longest before it. None means no limit.
+    """
+    began_s, longest_s = clock(), 0.0
+    for number in range(rounds):
+        started_s = clock()
+        if number and limit_s is not None and started_s + longest_s - began_s > limit_s:
+            return
+        yield number
+        longest_s = max(longest_s, clock() - started_s)
 
 
 def chosen_device(options: BenchOptions) -> torch.device:
@@ -95,13 +79,24 @@ def chosen_device(options: BenchOptions) -> torch.device:
 
 
 class MeasuredBench:
-    """One benchmark on one device."""
+    """One benchmark on one device.
 
-    def __init__(self, options: BenchOptions, progress: Progress) -> None:
+    `keep` receives the rows as they are before the first round and after each one; `clock` tells seconds for --seconds.
+    """
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        progress: Progress,
+        keep: Callable[[Sequence[Row]], None] = lambda rows: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if options.device.kind in ACCELERATORS and options.link_gbps is not None:
             raise OptionError("--link cannot be chosen for an accelerator", "Its link is measured; leave --link out.")
         self.options = options
         self.progress = progress
+        self.keep = keep
+        self.clock = clock
         self.torch_device = chosen_device(options)
         self.strict = True  # until an operator turns out to have no deterministic algorithm
         model = build_model(options)
@@ -130,13 +125,11 @@ class MeasuredBench:
         self.free = self.open_device(None)  # with the link
         self.policies = plan_policies(self.workload, self.profile, self.progress, sparsity)
         self.line_up()
-        for number in range(self.options.rounds):
-            self.progress.say(f"round {number + 1} of {self.options.rounds}")
-            for contender in reversed(self.contenders) if number % 2 else self.contenders:
-                self.round(contender)
+        self.take_rounds()
         if not self.options.light:
             self.witness()
-        return Report(self.rows(), title_of(self.options), self.notes)
+        rows = self.rows()
+        return Report(rows, title_of(self.options), [*self.notes, *self.findings(), *scatter_notes(rows)])
 
     # ---- before the rounds ----
 
@@ -243,6 +236,18 @@ class MeasuredBench:
 
     # ---- the rounds ----
 
+    def take_rounds(self) -> None:
+        asked, taken = self.options.rounds, 0
+        self.keep(self.rows())
+        for number in rounds_within(asked, self.options.seconds, self.clock):
+            self.progress.say(f"round {number + 1} of {asked}")
+            for contender in reversed(self.contenders) if number % 2 else self.contenders:
+                self.round(contender)
+            taken += 1
+            self.keep(self.rows())
+        if taken < asked:
+            self.notes.append(f"--seconds {self.options.seconds:g}: enough for {taken} of {asked} rounds")
+
     def round(self, contender: Contender) -> None:
         """Let a contender take one turn; if it fails, record its error and exclude it."""
         if contender.error is not None or self.is_settled(contender):
@@ -250,17 +255,19 @@ class MeasuredBench:
         options = self.options
         batches = self.workload.batches(options.warmup + options.iterations)
         try:
+            release_cached_memory(self.torch_device)
             stepper = contender.start()
             try:
-                turn = take_turn(stepper, batches, options.warmup, options.seed, self.wants_gradients(contender))
+                gradients, watch = self.wants_gradients(contender), TurnWatch(self.torch_device)
+                turn = take_turn(stepper, batches, options.warmup, options.seed, gradients, watch=watch)
+                contender.context_bytes = context_bytes(self.torch_device)
                 self.compare(contender, turn)
                 del turn  # its copy of the state would take the memory that the steps so far have used
                 if isinstance(stepper, PlanStepper):
                     self.look_closer(contender, stepper)
-                elif contender.is_peer and contender.peak_bytes is None:
+                elif contender.is_peer and contender.peaks is None:
                     assert isinstance(stepper, EagerStepper)
-                    peaks = measure_peaks(stepper, batches[0], self.free)
-                    contender.peak_bytes, contender.device_peak_bytes = peaks
+                    contender.peaks = measure_peaks(stepper, batches[0], self.free)
             finally:
                 stepper.close()
         except Exception as error:
@@ -270,7 +277,7 @@ class MeasuredBench:
     def is_settled(self, contender: Contender) -> bool:
         """Return whether further rounds of this contender can be skipped (`--light`)."""
         vanilla_ms, ms = self.vanilla.step_ms(), contender.step_ms()
-        return self.options.light and bool(ms and vanilla_ms and ms > CLOSE * vanilla_ms)
+        return bool(self.options.light and ms and vanilla_ms and ms > CLOSE * vanilla_ms)
 
     def wants_gradients(self, contender: Contender) -> bool:
         """Return whether to keep the gradients: in the first round of peers, and of eager PyTorch, their reference."""
@@ -286,15 +293,13 @@ class MeasuredBench:
         if self.options.light and contender.latency_us:
             return
         executor, (batch,) = stepper.executor, self.workload.batches(1)
-        executor.recording = contender.device_peak_bytes is None
+        executor.recording = contender.record is None
         executor.measure()
         stepper.step(batch)
         contender.latency_us.append(executor.measurement().latency_us)
         if executor.recording:
             assert executor.record is not None
-            contender.device_peak_bytes = executor.record.device_peak_bytes
-            transfers = executor.record.transfers
-            contender.transfer_ms = sum(transfer.end_us - transfer.start_us for transfer in transfers) / 1e3
+            contender.record = executor.record
             contender.stall_us = executor.record.stall_us if self.torch_device.type != "cpu" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
@@ -336,16 +341,22 @@ class MeasuredBench:
 
     # ---- the result ----
 
-    def rows(self) -> list[Row]:
+    def findings(self) -> list[str]:
+        """Return lines about contenders that failed or differ from eager PyTorch."""
+        lines = []
         for contender in self.contenders:
             if contender.error is not None and contender not in self.of_policy.values():
-                self.notes.append(f"{contender.name} failed: {contender.error}")
+                lines.append(f"{contender.name} failed: {contender.error}")
             if contender.difference is not None:
-                self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
+                lines.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
                 if contender.gradient_difference is not None:
                     relative = f"differ by {contender.gradient_difference:.2g} of the largest element"
                     finding = relative if contender.gradient_difference else "are equal"
-                    self.notes[-1] += f"; the gradients of its first step {finding}"
+                    lines[-1] += f"; the gradients of its first step {finding}"
+        return lines
+
+    def rows(self) -> list[Row]:
+        """Return the rows as they are after the turns taken so far."""
         return [self.row(policy) for policy in self.policies]
 
     def row(self, policy: PlannedPolicy) -> Row:
@@ -359,9 +370,11 @@ class MeasuredBench:
         contender = self.of_policy.get(policy.choice)
         if contender is None:
             return row
-        if contender.error:
-            return row.with_values(error=contender.error)
-        return distance(self.measured_row(row, contender), self.workload, policy, self.profile)
+        if contender.error or not contender.turns:
+            return row.with_values(error=contender.error or NO_ROUND)
+        is_identical = contender.difference is None if self.eager.turns else None
+        row = measured_row(row, contender, self.vanilla.step_ms(), is_identical)
+        return distance(row, self.workload, policy, self.profile)
 
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
         """Return the policy with the median latencies of its own rounds, for the simulator.
@@ -373,34 +386,3 @@ class MeasuredBench:
             return policy
         trace = policy.captured.trace.with_latencies(np.median(contender.latency_us, axis=0))
         return replace(policy, captured=replace(policy.captured, trace=trace))
-
-    def measured_row(self, row: Row, contender: Contender) -> Row:
-        times = [ms for turn in contender.turns for ms in turn.step_ms]
-        peak = contender.peak_bytes
-        if peak is None:
-            peak = max(turn.totals.peak_bytes for turn in contender.turns if turn.totals)
-        median, vanilla_ms = contender.step_ms() or 0.0, self.vanilla.step_ms() or 0.0
-        msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, vanilla_ms, median)
-        return row.with_values(
-            peak_bytes=peak,
-            device_peak_bytes=contender.device_peak_bytes,
-            allocator_peak_bytes=contender.allocator_peak_bytes,
-            msr=msr,
-            eor=eor,
-            cbr=cbr,
-            step_ms_median=median,
-            step_ms_min=min(times),
-            step_ms_max=max(times),
-            round_ms=contender.round_ms(),
-            first_step_ms=contender.first_step_ms(),
-            stall_ms=contender.stall_ms(),
-            bytes_out=contender.mean("bytes_out"),
-            bytes_in=contender.mean("bytes_in"),
-            raw_bytes_out=contender.mean("raw_bytes_out"),
-            raw_bytes_in=contender.mean("raw_bytes_in"),
-            transfer_ms=contender.transfer_ms,
-            passive_swap_ins=contender.mean("passive_swap_ins"),
-            recomputes=contender.mean("recomputes"),
-            bit_identical=contender.difference is None if self.eager.turns else None,
-            gradient_difference=contender.gradient_difference,
-        )

@@ -142,7 +142,8 @@ class BenchOptions:
     warmup: int
     seed: int
     threads: int
-    light: bool = False
+    light: str | None = None  # why fewer steps are taken
+    seconds: float | None = None  # for the rounds
     timeline: bool = False
     json_path: str | None = None
     latency_models: LatencyModels | None = None
@@ -309,6 +310,14 @@ def parse_value(text: str) -> int | float | bool | str | None:
     except (ValueError, RecursionError):
         return text
     return value if value is None or isinstance(value, int | float | bool) else text
+
+
+def parse_reason(text: str) -> str:
+    """Parse why fewer steps are taken, which the rows repeat: any text but an empty one."""
+    if not text.strip():
+        hint = "Write why fewer steps are enough: --light 'the device is lent for ten minutes'."
+        raise OptionError("the reason is missing", hint)
+    return text.strip()
 
 
 def parse_latency_models(path: str) -> LatencyModels:

@@ -24,8 +24,10 @@ from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.compression import Sparsity, plan_compressed
 from pg_tensile.tools.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Row, machine, message_of, versions
+from pg_tensile.tools.bench.report import machine, message_of, versions
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.bench.timeline import timeline
+from pg_tensile.tools.bench.transfers import overlap, transfer_ms
 from pg_tensile.tools.bench.workload import Workload
 
 NOT_SIMULATED = "PyTorch's own means can be executed, but not simulated"  # error of a peer on a simulated device
@@ -114,6 +116,7 @@ def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device 
         batch=options.batch,
         optimizer=options.optimizer,
         rounds=options.rounds,
+        light=options.light,
         iterations=options.iterations,
         warmup=options.warmup,
         early_update=choice.early_update,
@@ -153,6 +156,9 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         predicted_peak_bytes=timeline.peak_bytes,
         host_arena_bytes=timeline.host_arena_bytes,
         simulated_ms=timeline.iteration_us / 1e3,
+        simulated_stall_ms=timeline.stall_us / 1e3,
+        simulated_transfer_ms=transfer_ms(timeline.transfers),
+        simulated_overlap=overlap(timeline.transfers, timeline.stall_us),
         codecs=codecs_of(policy.plan),
     )
 

@@ -1,15 +1,12 @@
-"""Results of a benchmark: one JSON object for each policy, and a table."""
+"""A benchmark's table, and what it says about the machine and the versions."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,103 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 import pg_tensile
-from pg_tensile.errors import OptionError, TensileError
+from pg_tensile.errors import TensileError
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import GB, DeviceProfile
 from pg_tensile.text import NONE, binary_size, milliseconds
 from pg_tensile.tools.bench.options import VANILLA, BenchOptions
+from pg_tensile.tools.bench.row import Row
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state.
-
-    None means not known, because the policy failed or nothing was executed. msr, eor and cbr are those of TENSILE,
-    section V-A. `budget` is the requested one, `latencies` the source of the latencies in planning, `latency_error`
-    their median relative error against those measured before the rounds. `bytes_out` and `bytes_in` are moved over the
-    link, the raw ones are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` the number of
-    swap-outs of each codec. `gradient_difference` is a peer's, of its first step (peers.gradient_difference).
-    `planned_ms`: the plan's simulated time with the latencies that it was planned with; `simulated_ms`: with those of
-    its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over the sum of the graph's
-    latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time
-    (timeline.timeline), if requested.
-    """
-
-    model: str
-    policy: str
-    device: str
-    batch: int
-    label: str = ""
-    keywords: dict[str, Any] | None = None
-    budget: str | None = None
-    early_update: bool = False
-    latencies: str = ""
-    operators: int | None = None
-    tensors: int | None = None
-    vanilla_peak_bytes: int | None = None
-    peak_bytes: int | None = None
-    predicted_peak_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    allocator_peak_bytes: int | None = None
-    workspace_peak_bytes: int | None = None
-    floor_bytes: int | None = None
-    budget_bytes: int | None = None
-    host_arena_bytes: int | None = None
-    msr: float | None = None
-    eor: float | None = None
-    cbr: float | None = None
-    least_eor: float | None = None
-    step_ms_median: float | None = None
-    step_ms_min: float | None = None
-    step_ms_max: float | None = None
-    round_ms: list[float] | None = None
-    first_step_ms: float | None = None
-    planned_ms: float | None = None
-    simulated_ms: float | None = None
-    vanilla_step_ms_median: float | None = None
-    vanilla_first_step_ms: float | None = None
-    eager_step_ms_median: float | None = None
-    eager_peak_bytes: int | None = None
-    stall_ms: float | None = None
-    link_gbps: float | None = None
-    bytes_out: int | None = None
-    bytes_in: int | None = None
-    raw_bytes_out: int | None = None
-    raw_bytes_in: int | None = None
-    transfer_ms: float | None = None
-    compression: str = "none"
-    codecs: dict[str, int] | None = None
-    passive_swap_ins: int | None = None
-    recomputes: int | None = None
-    planning_ms: float | None = None
-    latency_error: float | None = None
-    capture_ms: float | None = None
-    bit_identical: bool | None = None
-    gradient_difference: float | None = None
-    timeline: dict[str, list[float]] | None = None
-    optimizer: str = ""
-    rounds: int = 0
-    iterations: int = 0
-    warmup: int = 0
-    seed: int = 0
-    threads: int = 0
-    versions: dict[str, str | None] | None = None
-    machine: dict[str, Any] | None = None
-    error: str | None = None
-
-    @property
-    def title(self) -> str:
-        """The policy as it was requested."""
-        return (self.label or self.policy) + (f" at {self.budget}" if self.budget else "")
-
-    def with_values(self, **values: Any) -> Row:
-        return replace(self, **values)
-
-    def to_json(self) -> str:
-        """Return the row as one line; numbers that JSON cannot express become null."""
-        return json.dumps(json_value(asdict(self)), allow_nan=False)
 
 
 class Report(NamedTuple):
@@ -125,15 +33,6 @@ class Report(NamedTuple):
     rows: list[Row]
     title: str
     notes: list[str]
-
-
-def json_value(value: Any) -> Any:
-    """Return a value as JSON types: floats with six digits after the point, NaN and infinities as None."""
-    if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: json_value(item) for key, item in value.items()}
-    return [json_value(item) for item in value] if isinstance(value, list) else value
 
 
 def rates(
@@ -315,26 +214,3 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
 def table_console(width: int = 100) -> Console:
     """Return a console as wide as the terminal, or of `width` columns if the output goes elsewhere."""
     return Console() if sys.stdout.isatty() else Console(width=width)
-
-
-# ---- the file -------------------------------------------------------------------------------------------------------
-
-
-def check_writable(path: str) -> None:
-    """Check before the run that its results can be written. Raises OptionError."""
-    try:
-        with open(path, "a"):
-            pass
-    except OSError as error:
-        raise OptionError(
-            f'--json: cannot write "{path}": {error.strerror}', "Name a file in a folder that exists."
-        ) from None
-
-
-def write_rows(path: str, rows: Sequence[Row]) -> None:
-    """Write the rows. Raises OptionError if that fails, for example on a full disk; the rows are lost then."""
-    try:
-        with open(path, "w") as file:
-            file.writelines(row.to_json() + "\n" for row in rows)
-    except OSError as error:
-        raise OptionError(f'--json: cannot write "{path}": {error.strerror}') from None

@@ -24,7 +24,8 @@ from pg_tensile.text import binary_size
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row, predicted
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Report, Row, links, rates, title_of
+from pg_tensile.tools.bench.report import Report, links, rates, title_of
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.bench.workload import Workload, build_model, prepare, weightless_model
 
 

@@ -103,8 +103,10 @@ def add_run(group: Any) -> None:
     threads = "threads of PyTorch (host device: all cores but one, as a job)"
     add(group, "--threads", count(1, 4096), default=0, metavar="T", help=threads)
     group.add_argument("--timeline", action="store_true", help="put memory over time into the rows of --json")
-    light = "fewer steps: each policy's operators are observed once, the allocator is not, slow ones have one round"
-    group.add_argument("--light", action="store_true", help=light)
+    seconds = "time for the rounds: after the first, none begins that would probably not end within S seconds"
+    add(group, "--seconds", number(0.0, "a number above 0"), metavar="S", help=seconds)
+    light = "fewer steps: operators are observed once, the allocator is not, slow policies have one round; says why"
+    add(group, "--light", options.parse_reason, metavar="REASON", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
 
 
@@ -158,6 +160,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         seed=arguments.seed,
         threads=arguments.threads,
         light=arguments.light,
+        seconds=arguments.seconds,
         timeline=arguments.timeline,
         json_path=arguments.json,
         latency_models=arguments.latency_models,

@@ -34,7 +34,7 @@ from pg_tensile.tools.cli.main import main
 pytestmark = pytest.mark.long
 
 HOST = DeviceChoice("host")
-TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
+TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light", "a test")
 
 
 @pytest.mark.parametrize("size", [QUICK, FULL])

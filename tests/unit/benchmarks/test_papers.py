@@ -82,7 +82,7 @@ def test_jobs_in_turns_take_the_times_of_all_and_the_sum_of_their_memory():
     none, vdnn, joint, peer, failed = suite.run_case(case, "sim:RTX_A6000", Progress())
     rows: list[Any] = simulate_policies(parse([*STEP, "--policies", "none,vdnn"]), Progress()).rows
     alone, moved = rows
-    assert none["step_ms"] == pytest.approx([2 * alone.step_ms_median] * 2) and none["eor"] == 1
+    assert none["job_ms"] == pytest.approx([2 * alone.step_ms_median] * 2) and none["eor"] == 1
     assert none["vanilla_peak_bytes"] == 2 * alone.peak_bytes and none["msr"] == 0
     assert vdnn["msr"] == pytest.approx(moved.msr) and vdnn["bytes_moved"] == 2 * (moved.bytes_out + moved.bytes_in)
     assert 1 < vdnn["eor"] < moved.eor  # while operators take twice as long, more of the copies hide

@@ -14,7 +14,7 @@ from benchmarks.experiments.paper import PUBLISHED
 from benchmarks.plans import busy, cold, core, finetuning, systems, tensile
 from benchmarks.results import Results
 from benchmarks.runner import Options, Run
-from pg_tensile.tools.bench.report import Row
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.bench.workload import find_callable
 from pg_tensile.tools.cli.bench import parse
 from pg_tensile.tools.cli.main import main

@@ -21,6 +21,7 @@ from pg_tensile.execution.training.prediction import Served
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import roofline
 from pg_tensile.tools.bench import report
+from pg_tensile.tools.bench.row import Row
 from tests.unit.executing import FAST
 from tests.unit.measured import results_with
 
@@ -115,7 +116,7 @@ def test_simulated_times_of_a_benchmark_are_checked_together(simulated_ms: list[
 def test_every_benchmark_of_plans_checks_their_simulated_times(module: Any, tmp_path: Path) -> None:
     """A row of each benchmark, with a simulated time that is off."""
     section = getattr(module, "SECTION", {cold: "cold start", core: "fidelity"}.get(module))
-    row: dict[str, Any] = dict.fromkeys(report.Row.__dataclass_fields__) | {
+    row: dict[str, Any] = dict.fromkeys(Row.__dataclass_fields__) | {
         "policy": "none", "label": "none", "latencies": "measured", "bit_identical": True,
         "step_ms_median": 1000.0, "simulated_ms": 1200.0,
         "device_peak_bytes": 1, "allocator_peak_bytes": 1, "peak_bytes": 1, "predicted_peak_bytes": 1,

@@ -218,8 +218,8 @@ def test_jobs_train_together_within_one_budget_and_get_the_same_weights(folder, 
     assert none.peak_bytes == none.vanilla_peak_bytes and none.bytes_moved == 0 and none.error is None
     assert joint.error is None and joint.bit_identical and joint.bytes_moved + joint.eor > 0
     assert joint.device_peak_bytes <= joint.budget_bytes == int(0.75 * none.vanilla_peak_bytes)
-    assert joint.msr >= 0.25 and len(joint.job_eors) == len(joint.step_ms) == 2
-    assert sum(joint.step_ms) / sum(none.step_ms) == pytest.approx(joint.eor)
+    assert joint.msr >= 0.25 and len(joint.job_eors) == len(joint.job_ms) == 2
+    assert sum(joint.job_ms) / sum(none.job_ms) == pytest.approx(joint.eor)
     assert len(joint.round_ms) == 2 and joint.gradient_difference is None
     assert failed.error == "ValueError: no plan today" and failed.peak_bytes is failed.eor is failed.round_ms is None
     assert all_out.bit_identical and all_out.bytes_moved > joint.bytes_moved
@@ -239,7 +239,7 @@ def test_a_policy_that_fails_in_one_job_is_out_and_the_others_go_on(folder):
     rows: list[Any] = run_together(jobs, jobs[0].policies, 2, 2, Progress())
     none, worn, swapped = rows
     assert worn.error == "job 2 failed: RuntimeError: it is worn out"
-    assert worn.peak_bytes is worn.step_ms is worn.bit_identical is None
+    assert worn.peak_bytes is worn.job_ms is worn.bit_identical is None
     for row in (none, swapped):
         assert row.error is None and row.bit_identical and len(row.round_ms) == 2
 
@@ -249,7 +249,7 @@ def test_a_policy_that_fails_in_one_job_is_out_and_the_others_go_on(folder):
 
 def alone(options: BenchOptions) -> list[Any]:
     """Rows of the first two peers."""
-    options = replace(options, policies=PEERS, light=True)
+    options = replace(options, policies=PEERS, light="a test")
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -268,7 +268,7 @@ def test_peers_take_their_turns_beside_policies(folder):
         assert row.error is None and row.bit_identical and row.gradient_difference == 0
         assert row.peak_bytes <= row.device_peak_bytes < none.device_peak_bytes
         assert row.msr == pytest.approx(1 - row.peak_bytes / none.peak_bytes)
-        assert row.eor == pytest.approx(sum(row.step_ms) / sum(none.step_ms)) and len(row.job_eors) == 2
+        assert row.eor == pytest.approx(sum(row.job_ms) / sum(none.job_ms)) and len(row.job_eors) == 2
         assert row.budget is row.budget_bytes is row.planning_ms is None
     expected = [alone(each) for each in jobs]
     for row, one, other in zip((checkpoint, saved), *expected, strict=True):
@@ -277,7 +277,7 @@ def test_peers_take_their_turns_beside_policies(folder):
     assert checkpoint.bytes_moved is checkpoint.stall_ms is None
     assert saved.bytes_moved == sum(2 * each[1].bytes_out for each in expected)
     # Nothing overlaps, and each has half of the link.
-    assert sum(saved.step_ms) > saved.stall_ms > 0.9 * 1e3 * saved.bytes_moved / (LINK_GBPS / 2 * GB)
+    assert sum(saved.job_ms) > saved.stall_ms > 0.9 * 1e3 * saved.bytes_moved / (LINK_GBPS / 2 * GB)
 
 
 def test_a_peer_that_cannot_be_had_in_one_job_is_out_with_all(folder):
@@ -439,7 +439,7 @@ def test_a_row_sums_its_jobs():
     mine = Entrant(NONE, turns=[[turn((6, 9, 7)), turn((4, 4, 4))], [turn((9, 9, 9), 12), turn((2, 2, 8), 1)]])
     found: Any = filled_row(row(), mine, vanilla)
     assert found.floor_bytes == 2 * floor_bytes(chain())
-    assert found.round_ms == [7 + 4, 9 + 2] and found.step_ms == [8, 3] and found.job_eors == [8 / 4, 3 / 2]
+    assert found.round_ms == [7 + 4, 9 + 2] and found.job_ms == [8, 3] and found.job_eors == [8 / 4, 3 / 2]
     assert found.eor == 11 / 6 and found.peak_bytes == 20 and found.device_peak_bytes == 30 and found.msr == 0.5
     assert found.bytes_moved == 2 * 7 and found.stall_ms == 2 * 2 and found.bit_identical is True
     mine.turns[1][1] = turn((2, 2, 8), digest="b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 import weakref
@@ -27,8 +28,10 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.tools.bench import compression, measured, options, planned
+from pg_tensile.tools.bench.contender import NO_ROUND
 from pg_tensile.tools.bench.contenders import same_bits
-from pg_tensile.tools.bench.report import Row, rates
+from pg_tensile.tools.bench.report import rates
+from pg_tensile.tools.bench.row import Row
 from pg_tensile.tools.cli.main import main
 from tests.unit.executing import captured_net
 
@@ -39,7 +42,8 @@ KEYS = """
     workspace_peak_bytes floor_bytes budget_bytes host_arena_bytes msr eor cbr step_ms_median step_ms_min step_ms_max
     first_step_ms vanilla_step_ms_median eager_step_ms_median eager_peak_bytes stall_ms link_gbps bytes_out bytes_in
     passive_swap_ins recomputes planning_ms planned_ms latency_error capture_ms bit_identical seed threads versions
-    error
+    step_ms scatter scatter_causes conditions out_gbps in_gbps overlap simulated_stall_ms simulated_transfer_ms
+    simulated_overlap reserved_peak_bytes allocated_peak_bytes allocator_retries context_bytes rounds_taken light error
 """
 MODELS = '''
 """Models of a user, in a file of theirs."""
@@ -167,10 +171,16 @@ def test_the_command_measures_a_users_model_and_writes_a_row_for_each_policy(fol
         assert row["passive_swap_ins"] == 0 and row["capture_ms"] > 0 and row["eager_peak_bytes"] > 0
         assert len(row["round_ms"]) == 2 and row["step_ms_median"] == pytest.approx(sum(row["round_ms"]) / 2, abs=1e-5)
         assert row["vanilla_first_step_ms"] == none["first_step_ms"] > 0
+        assert [statistics.median(steps) for steps in row["step_ms"]] == pytest.approx(row["round_ms"], abs=1e-5)
+        assert [len(steps) for steps in row["step_ms"]] == [2, 2] and len(row["conditions"]) == row["rounds_taken"] == 2
+        assert bool(row["scatter_causes"]) == (row["scatter"] > 0.05)
+        assert row["reserved_peak_bytes"] is row["context_bytes"] is row["light"] is None
         assert set(row["versions"]) == {"pg_tensile", "torch", "python", "revision"}
     assert none["eor"] == 1 and none["bytes_out"] == none["recomputes"] == 0
     assert swap_all["bytes_out"] > 0 and swap_all["bytes_in"] > 0 and swap_all["msr"] > 0.3
     assert swap_all["host_arena_bytes"] > 0 and swap_all["stall_ms"] > 0
+    assert 0 < swap_all["out_gbps"] <= swap_all["link_gbps"] and 0 <= swap_all["overlap"] <= 1
+    assert swap_all["simulated_stall_ms"] > 0 and swap_all["simulated_overlap"] < 1
     assert recompute_all["recomputes"] > 0 and recompute_all["bytes_out"] == 0
 
 
@@ -237,7 +247,7 @@ def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
     rows = {}
     for asked in ("none", "zvc", "auto"):
         arguments = ("--model", "nets.py:Net", "--input", "float32:192", "--classes", "10", "--batch", "256")
-        quick = ("--rounds", "1", "--iterations", "1", "--warmup", "0", "--light", "--link", "0.02")
+        quick = ("--rounds", "1", "--iterations", "1", "--warmup", "0", "--light", "a test", "--link", "0.02")
         status, (row,) = bench(folder, *arguments, "--policies", "swap_all", "--compression", asked, *quick)
         assert status == 0 and row["bit_identical"] is True and row["compression"] == asked
         rows[asked] = row
@@ -292,7 +302,7 @@ def test_settings_of_one_policy(folder, monkeypatch):
 
     monkeypatch.setitem(policies.POLICIES, "lanes", lanes)
     each = "none,lanes:lanes=1:early_update=true,lanes:name=y:budget=200%:latencies=roofline"
-    status, (none, first, second) = bench(folder, *NET, "--policies", each, "--light")
+    status, (none, first, second) = bench(folder, *NET, "--policies", each, "--light", "a test")
     assert status == 0 and [row["bit_identical"] for row in (none, first, second)] == [True] * 3
     (budget, one, _, measured), (share, _, name, estimated) = asked
     assert (budget, one, share, name) == (None, 1, 2 * none["peak_bytes"], "y")
@@ -318,13 +328,58 @@ def test_the_least_eor_is_that_of_the_policys_own_graph():
 
 def test_a_light_run_takes_fewer_steps_and_leaves_out_slow_policies(folder, monkeypatch):
     monkeypatch.setattr(measured, "CLOSE", 1.0)
-    rounds = ("--rounds", "2", "--warmup", "0", "--iterations", "1", "--threads", "1", "--light")
+    rounds = ("--rounds", "2", "--warmup", "0", "--iterations", "1", "--threads", "1", "--light", "a test")
     assert main(["bench", *NET, "--policies", "none,swap_all", *rounds, "--json", str(folder / "rows.json")]) == 0
     none, swapped = rows_of(folder)
-    assert len(none["round_ms"]) == 2 and len(swapped["round_ms"]) == 1
+    assert len(none["round_ms"]) == none["rounds_taken"] == 2 and len(swapped["round_ms"]) == 1
+    assert none["light"] == "a test" and swapped["rounds_taken"] == 1
     for row in (none, swapped):
         assert row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
         assert row["allocator_peak_bytes"] is None
+
+
+def test_the_rounds_that_a_limit_leaves_time_for():
+    """The first round takes 4 s, the others 6 s each; the longest before is what the next is taken to last."""
+
+    def taken(limit_s: float | None) -> list[int]:
+        now = [100.0]
+        numbers = []
+        for number in measured.rounds_within(5, limit_s, lambda: now[0]):
+            numbers.append(number)
+            now[0] += 6.0 if number else 4.0
+        return numbers
+
+    assert taken(None) == [0, 1, 2, 3, 4]
+    assert taken(0.5) == taken(7.9) == [0] and taken(8.0) == [0, 1]
+    assert taken(15.9) == [0, 1] and taken(16.0) == [0, 1, 2]
+
+
+def test_a_run_that_is_stopped_leaves_the_rows_of_its_rounds(folder, monkeypatch):
+    """A signal ends it anywhere; here Ctrl-C does, in the second round."""
+    seen = []
+    take = measured.MeasuredBench.round
+
+    def round(bench: measured.MeasuredBench, contender: Any) -> None:
+        if contender.name == "eager":
+            seen.append(rows_of(folder))
+        if contender.turns and contender.name == "swap_all":
+            raise KeyboardInterrupt
+        take(bench, contender)
+
+    monkeypatch.setattr(measured.MeasuredBench, "round", round)
+    status, rows = bench(folder, *NET, "--policies", "none,swap_all", "--rounds", "3")
+    before, *_ = seen
+    assert status == 130
+    assert [row["error"] for row in before] == [NO_ROUND] * 2 and before[1]["simulated_ms"] > 0
+    for row in rows:
+        assert row["error"] is None and row["bit_identical"] is True
+        assert (row["rounds"], row["rounds_taken"]) == (3, 1) and len(row["step_ms"]) == 1
+
+
+def test_seconds_end_the_rounds(folder, capsys):
+    status, (row,) = bench(folder, *NET, "--rounds", "3", "--seconds", "1e-9")
+    assert status == 0 and (row["rounds"], row["rounds_taken"]) == (3, 1)
+    assert "enough for 1 of 3 rounds" in capsys.readouterr().out
 
 
 def test_operators_are_timed_while_no_copy_of_the_state_exists(folder, monkeypatch):
@@ -417,6 +472,9 @@ WRONG = {
     (*NET, "--compression", "gzip"): 'no compression "gzip"',
     (*NET, "--compression", "auto", "--device", "sim:RTX_A6000"): "values to compress",
     (*NET, "--lr", "-1"): "--lr",
+    (*NET, "--light"): "--light",
+    (*NET, "--light", " "): "--light: the reason is missing",
+    (*NET, "--seconds", "0"): "--seconds",
     (*NET, "--kwargs", "[1]"): "not an object",
     (*NET, "--kwargs", "{"): "not JSON",
     (*NET, "--loss", "mse"): "--classes",

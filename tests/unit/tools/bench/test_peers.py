@@ -126,7 +126,7 @@ def test_peers_are_measured_in_the_same_run_as_policies(folder):
 
 
 def test_a_light_run_knows_the_peaks_of_peers_as_well(folder):
-    status, rows = bench(folder, "Net", "none,peer:checkpoint", "--light", "--optimizer", "sgd", "--clip", "1")
+    status, rows = bench(folder, "Net", "none,peer:checkpoint", "--light", "test", "--optimizer", "sgd", "--clip", "1")
     none, checkpoint = rows.values()
     assert status == 0 and checkpoint["allocator_peak_bytes"] is None
     assert 0 < checkpoint["peak_bytes"] <= checkpoint["device_peak_bytes"] < 0.75 * none["peak_bytes"]
@@ -185,7 +185,7 @@ def test_what_a_memory_budget_does_to_dropout_is_told_in_the_row(folder, capsys)
         assert wrong > 0.01
 
     names = "none,peer:checkpoint,peer:memory_budget=1,peer:memory_budget=0.2"
-    status, rows = bench(folder, "Net", names, "--kwargs", '{"dropout": 0.3}', "--light")
+    status, rows = bench(folder, "Net", names, "--kwargs", '{"dropout": 0.3}', "--light", "a test")
     _, checkpoint, whole, less = rows.values()
     assert status == 0  # how PyTorch's own means differ is no failure of ours
     assert checkpoint["bit_identical"] is whole["bit_identical"] is True
@@ -196,7 +196,7 @@ def test_what_a_memory_budget_does_to_dropout_is_told_in_the_row(folder, capsys)
 
 
 def test_checkpointing_updates_running_statistics_twice(folder, capsys):
-    status, rows = bench(folder, "Net", "peer:checkpoint", "--kwargs", '{"norm": true}', "--light")
+    status, rows = bench(folder, "Net", "peer:checkpoint", "--kwargs", '{"norm": true}', "--light", "a test")
     (row,) = rows.values()
     assert status == 0 and row["bit_identical"] is False and row["gradient_difference"] == 0
     printed = " ".join(capsys.readouterr().out.split())
