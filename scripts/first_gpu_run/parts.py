@@ -116,8 +116,11 @@ def transformer_steps(where: Where) -> list[Step]:
         VIT._replace(title="ViT, 12 layers", kwargs='{"layers": 12, "width": 768}', batch=128),
     )
     if where.quick:
-        small_vit = VIT._replace(title="small ViT", kwargs='{"layers": 2, "width": 96}', batch=2)
-        networks = (SMALL_GPT2._replace(batch=4), SMALL_BERT._replace(batch=4), small_vit)
+        networks = (
+            SMALL_GPT2._replace(title="small GPT-2", batch=4),
+            SMALL_BERT._replace(title="small BERT", batch=4),
+            VIT._replace(title="small ViT", kwargs='{"layers": 2, "width": 96}', batch=2),
+        )
     within = ("--budget", "65%,50%,35%")
     ours = [
         bench(where, network.title, network, 120, "none,joint,peer:checkpoint", *half, *within) for network in networks

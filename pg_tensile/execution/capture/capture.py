@@ -21,6 +21,7 @@ from pg_tensile.execution.capture.recorder import PLAIN
 from pg_tensile.execution.capture.session import Run, Session
 from pg_tensile.execution.capture.spec import StepSpec
 from pg_tensile.execution.capture.state import ModelState, generators_kept
+from pg_tensile.execution.raw_bytes import raw_bytes
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 _lock = threading.RLock()  # capturing replaces attributes of the model and of PyTorch
@@ -143,7 +144,5 @@ def _difference(source: str) -> CaptureError:
 
 
 def _same_bytes(first: Tensor, second: Tensor) -> bool:
-    def raw(tensor: Tensor) -> Tensor:
-        return tensor.contiguous().flatten().view(torch.uint8)
-
-    return first.shape == second.shape and first.dtype == second.dtype and torch.equal(raw(first), raw(second))
+    same = first.shape == second.shape and first.dtype == second.dtype
+    return same and torch.equal(raw_bytes(first), raw_bytes(second))

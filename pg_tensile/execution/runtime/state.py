@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, value_of
+from pg_tensile.execution.raw_bytes import raw_bytes
 from pg_tensile.execution.runtime.compressed_copies import HostCopy
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.lent_model import Bound, bind
@@ -318,7 +319,7 @@ def _identities(captured: Captured) -> list[Identity]:
     for persistent in captured.persistents:
         digest = b""
         if persistent.constant is not None:
-            raw = persistent.constant.cpu().contiguous().flatten().view(torch.uint8)
+            raw = raw_bytes(persistent.constant.cpu())
             layout = repr(_layout(captured, persistent))
             digest = hashlib.blake2b(raw.numpy().tobytes() + layout.encode()).digest()
         identity = (persistent.kind, persistent.name, persistent.key, digest, 0)

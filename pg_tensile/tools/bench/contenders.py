@@ -18,6 +18,7 @@ from torch import Tensor
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.raw_bytes import raw_bytes
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.memory_flow import Requests, claimed
@@ -264,7 +265,6 @@ def same_bits(tensor: Tensor, reference: Tensor | None) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
     if tensor.is_floating_point():
-        flat = flat.masked_fill(flat.isnan(), float("nan"))
-    return flat.view(torch.uint8)
+        tensor = tensor.masked_fill(tensor.isnan(), float("nan"))
+    return raw_bytes(tensor)

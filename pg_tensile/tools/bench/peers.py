@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from pg_tensile.errors import DeviceError, MeasurementError
+from pg_tensile.execution.raw_bytes import raw_bytes
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.measure import Meter, StorageObserver
 from pg_tensile.execution.runtime.record import Counters
@@ -140,7 +141,7 @@ class HostSaver:
     def _pack(self, tensor: Tensor) -> Packed:
         source = tensor.detach().contiguous()
         with _disable_current_modes():  # observers of device memory must not see host memory
-            raw = _bytes(source)
+            raw = raw_bytes(source)
             copy = self._device.host_memory(raw.numel())
             self._move(self._device.copy_out, raw, copy)
         self.counters.bytes_out += raw.numel()
@@ -149,7 +150,7 @@ class HostSaver:
     def _unpack(self, packed: Packed) -> Tensor:
         target = torch.empty(packed.shape, dtype=packed.dtype)
         with _disable_current_modes():
-            self._move(self._device.copy_in, packed.copy, _bytes(target))
+            self._move(self._device.copy_in, packed.copy, raw_bytes(target))
         self.counters.bytes_in += packed.copy.numel()
         return target
 
@@ -157,11 +158,6 @@ class HostSaver:
         began = time.perf_counter()
         self._device.wait(copy(source, target))
         self.counters.stall_us += (time.perf_counter() - began) * 1e6
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Return the memory of a contiguous tensor as uint8[n]."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 # ---- the partitioner's budget ---------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ BENCHED: Row = {
     "budget": "50%",
     "error": None,
     "bit_identical": True,
-    "budget_bytes": 1000,
-    "reserved_peak_bytes": 980,
+    "budget_bytes": 1000 << 20,
+    "reserved_peak_bytes": 980 << 20,
     "allocator_retries": 0,
     "context_bytes": 500 << 20,
     "step_ms_median": 10.5,
@@ -141,8 +141,8 @@ def broken(check: checks.Checks, *rows: Row, timed: bool = True, status: int | N
     [
         ({}, set()),
         ({"bit_identical": False}, {"results"}),
-        ({"reserved_peak_bytes": 1001}, {"reserved"}),
-        ({"reserved_peak_bytes": 960}, {"used"}),
+        ({"reserved_peak_bytes": 1023 << 20}, {"reserved"}),
+        ({"reserved_peak_bytes": 960 << 20}, {"used"}),
         ({"step_ms_median": 11.0}, {"step"}),
         ({"step_ms_median": 11.0, "budget": "35%"}, set()),
         ({"step_ms_median": 12.1, "budget": "35%"}, {"step"}),
@@ -157,7 +157,7 @@ def test_plans_of_transformers_are_checked(values: Row, what: set[str]) -> None:
 
 
 def test_times_of_an_emulated_device_are_not_checked() -> None:
-    slow = BENCHED | {"step_ms_median": 99.0, "reserved_peak_bytes": 500}
+    slow = BENCHED | {"step_ms_median": 99.0, "reserved_peak_bytes": 500 << 20}
     assert broken(checks.transformers, slow, timed=False) == set()
 
 

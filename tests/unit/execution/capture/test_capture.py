@@ -190,6 +190,23 @@ def test_a_tied_weight_is_one_tensor():
     assert "transformer.wte.weight" in names and "lm_head.weight" not in names
 
 
+def test_a_constant_of_one_element_may_lack_a_stride():
+    """Those of numpy and of `as_strided` may; PyTorch views no such tensor as bytes."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+            self.scale = torch.tensor([2.0]).as_strided((1,), (0,))
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    spec = StepSpec(F.mse_loss, OptimizerSpec("sgd", 0.1))
+    captured = capture(Scaled(), [torch.ones(4, 3)], [torch.ones(4, 1)], spec)
+    assert [kept.constant for kept in captured.persistents if kept.kind == Kind.CONSTANT] == [torch.tensor([2.0])]
+
+
 def test_leaves_out_what_is_not_used():
     model, inputs, targets, spec = ZOO["shared"].make()
     trace = capture(model, inputs, targets, spec).trace
