@@ -176,19 +176,19 @@ def small_model_steps(where: Where) -> list[Step]:
 
 def sanitizer_steps(where: Where) -> list[Step]:
     """Return PyTorch's sanitizer on the device's tests, CUDA's on the codecs, and a fine-tuning within 8 GB."""
-    quick, emulated = where.quick, where.device == "emulated"
-    tests, codecs = "tests/accelerator/test_device.py", "tests/accelerator/test_codecs.py"
-    confined = ("--confcutdir", "tests/accelerator")
-    if emulated:  # whose own detector looks at each test; codecs are interpreted
-        codecs, confined = "tests/kernels/test_interpreted.py", ()
-    tool = () if emulated else ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9")
     whole = DECODER[1]._replace(title="GPT-2, all weights", inputs=("int64<50258:128",), batch=128)
-    tuned = (SMALL_DECODER, "50%") if quick else (whole, EIGHT_GB)
-    network, budget = tuned
+    network, budget = (SMALL_DECODER, "50%") if where.quick else (whole, EIGHT_GB)
+    tuned = bench(where, network.title, network, 150, "none,joint", "--budget", budget, "--autocast", "bf16")
+    folder = "tests/accelerator"
+    confined, device = ("--confcutdir", folder), f"{folder}/test_device.py"
+    if where.device == "emulated":  # it has a detector of its own, and no kernels
+        interpreted = pytest(where, "codecs, interpreted", 200, "-m", "not long", "tests/kernels/test_interpreted.py")
+        return [pytest(where, "the emulator's detector", 150, *confined, device), interpreted, tuned]
+    racecheck = ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9")
     return [
-        pytest(where, "PyTorch's sanitizer", 150, *confined, tests, TORCH_CUDA_SANITIZER="1"),
-        pytest(where, "racecheck", 200, *confined, "-m", "not long", codecs, tool=tool),
-        bench(where, network.title, network, 150, "none,joint", "--budget", budget, "--autocast", "bf16"),
+        pytest(where, "PyTorch's sanitizer", 150, *confined, device, TORCH_CUDA_SANITIZER="1"),
+        pytest(where, "racecheck", 200, *confined, f"{folder}/test_codecs.py", tool=racecheck),
+        tuned,
     ]
 
 
