@@ -9,7 +9,7 @@ from benchmarks.server.sharing import ratio_checks, sharing_checks
 from pg_tensile.planning.plan.allocator import PAGES
 from scripts.first_gpu_run.steps import Outcome, Row
 
-# The allocator takes memory in pages: the last one of each segment may be partly used, for which the ledger has a margin.
+# The allocator takes memory in pages: the last of each segment may be partly used, for which the ledger has a margin.
 LAST_PAGES = sum(PAGES)
 
 Checks = Callable[[Sequence[Outcome], bool], list[Check]]
