@@ -175,7 +175,8 @@ SHARED: Row = {
     "seconds": 10.0,
     "bit_identical": True,
     "most_granted_bytes": 90,
-    "budget_bytes": 100,
+    "budget_bytes": 90,
+    "overhead_bytes": 10,
     "driver_bytes": [40, 41],
     "ledger_bytes": [45, 45],
 }
