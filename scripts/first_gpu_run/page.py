@@ -115,13 +115,29 @@ def bench_cells(row: Row) -> tuple[str, ...]:
 
 
 def bench_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the conditions of the run, and why the steps of a row may scatter."""
-    notes = [
-        f"- `{row['label']}` {row['budget'] or ''}: {'; '.join(row['scatter_causes'])}"
-        for row in rows
-        if row.get("scatter_causes")
-    ]
-    return ["", "Steps that scatter:", "", *notes] if notes else []
+    """Return the conditions of each row, and why its steps may scatter."""
+    conditions = [f"- {method(row)}: {text}" for row in rows if (text := conditions_of(row))]
+    causes = [f"- {method(row)}: {'; '.join(row['scatter_causes'])}" for row in rows if row.get("scatter_causes")]
+    lines = ["From the first step to the last:", "", *conditions, ""] if conditions else []
+    return lines + (["Steps that scatter:", "", *causes, ""] if causes else [])
+
+
+def method(row: Row) -> str:
+    return f"`{row['label']}`" + (f" at {row['budget']}" if row["budget"] else "")
+
+
+SHOWN = (("sm_clock_mhz", "MHz"), ("temperature_c", "°C"), ("power_w", "W"))
+
+
+def conditions_of(row: Row) -> str:
+    """Format clocks, temperature and power before the first round and after the last; empty if they are not known."""
+    rounds = row.get("conditions") or []
+    if not rounds or rounds[0].get("start") is None or rounds[-1].get("end") is None:
+        return ""
+    pairs = [(rounds[0]["start"].get(name), rounds[-1]["end"].get(name), unit) for name, unit in SHOWN]
+    shown = [f"{before:.0f} → {after:.0f} {unit}" for before, after, unit in pairs if None not in (before, after)]
+    reasons = sorted({reason for found in rounds for reason in found["end"].get("clocks_event_reasons") or ()})
+    return ", ".join([*shown, *reasons])
 
 
 def number(value: float | None, unit: float, form: str) -> str:

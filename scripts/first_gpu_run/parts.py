@@ -97,7 +97,7 @@ def section(where: Where, name: str, command: str, title: str, limit_s: float) -
 
 def accelerator_tests(where: Where) -> list[Step]:
     folder = "tests/accelerator"
-    each = ("--confcutdir", folder, *(("-m", "not long") if where.quick else ()))
+    each = ("--confcutdir", folder)
     times = "tests/accelerator/test_times.py"
     if where.device == "emulated":
         return [pytest(where, "tests", 500, "-n", "2", *each, folder)]

@@ -127,6 +127,17 @@ BENCHED: Row = {
     "out_gbps": 24.0,
     "in_gbps": 25.0,
     "overlap": 0.97,
+    "conditions": [
+        {
+            "start": {"sm_clock_mhz": 1980, "temperature_c": 45, "power_w": None, "clocks_event_reasons": []},
+            "end": {
+                "sm_clock_mhz": 1400,
+                "temperature_c": 71,
+                "power_w": 690.2,
+                "clocks_event_reasons": ["sw_power_cap"],
+            },
+        }
+    ],
 }
 
 
@@ -215,7 +226,8 @@ def test_the_page_has_what_came_out_and_what_is_left(tmp_path: Path) -> None:
     text = (tmp_path / "part-2.md").read_text()
     assert text.startswith("# Part 2: ") and "- gpu: none" in text
     assert "| `joint` | 50% |" in text and "| `joint` | 35% | no plan |" in text
-    assert "- `joint` 50%: the clock fell from 1,980 to 1,400 MHz" in text
+    assert "- `joint` at 50%: 1980 → 1400 MHz, 45 → 71 °C, sw_power_cap" in text
+    assert "- `joint` at 50%: the clock fell from 1,980 to 1,400 MHz" in text
     assert "0 passed, 1 failed, 0 skipped." in text and "### tests/a.py::test_b" in text and "assert 1 == 2" in text
     assert "| MLP | 0.25 |" in text
     assert "- not measured: late" in text
