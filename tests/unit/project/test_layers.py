@@ -29,8 +29,8 @@ PLANNING = (
 )  # fmt: skip
 # Those of execution.
 EXECUTION = (
-    "global_state", "evaluator", "codecs", "backends", "device_choice", "distributed", "capture", "runtime",
-    "measuring", "data", "models", "training", "exchange",
+    "global_state", "raw_bytes", "evaluator", "codecs", "backends", "device_choice", "distributed", "capture",
+    "runtime", "measuring", "data", "models", "training", "exchange",
 )  # fmt: skip
 
 
