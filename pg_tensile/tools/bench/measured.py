@@ -257,9 +257,10 @@ class MeasuredBench:
         batches = self.workload.batches(options.warmup + options.iterations)
         try:
             release_cached_memory(self.torch_device)
+            watch = TurnWatch(self.torch_device)
             stepper = contender.start()
             try:
-                gradients, watch = self.wants_gradients(contender), TurnWatch(self.torch_device)
+                gradients = self.wants_gradients(contender)
                 turn = take_turn(stepper, batches, options.warmup, options.seed, gradients, watch=watch)
                 contender.context_bytes = context_bytes(self.torch_device)
                 self.compare(contender, turn)
