@@ -30,7 +30,7 @@ class TurnConditions:
     """Conditions of one turn. Loads are the shares that other processes use, 0 … 1; None means not known.
 
     `start` and `end`: of the accelerator, right before and right after the counted steps. `host_load`: of the
-    processors during the turn, `device_load` of the accelerator at its end.
+    processors from the contender's start to the end of these steps, `device_load` of the accelerator at that end.
     """
 
     start: Conditions | None = None
@@ -40,7 +40,7 @@ class TurnConditions:
 
 
 class TurnWatch:
-    """Observer of one turn on a device, which is idle when `start` and `stop` are called."""
+    """Observer of one turn, created before its contender. The device is idle when `start` and `stop` are called."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         self._device = device

@@ -40,7 +40,7 @@ from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity
 from pg_tensile.tools.bench.conditions import TurnWatch, release_cached_memory
 from pg_tensile.tools.bench.contender import NO_ROUND, Contender, measured_row
 from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
-from pg_tensile.tools.bench.options import VANILLA, BenchOptions
+from pg_tensile.tools.bench.options import VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row
 from pg_tensile.tools.bench.progress import Progress
@@ -108,6 +108,7 @@ class MeasuredBench:
         self.workload = prepare(options, model, self.torch_device)
         self.free = self.open_device(None)
         self.notes: list[str] = []
+        self.distances: dict[PolicyChoice, Row] = {}  # with the bounds, which take seconds and rounds do not change
 
     def open_device(self, budget_bytes: int | None) -> Device:
         return open_device(self.torch_device, self.profile, budget_bytes, self.strict)
@@ -256,9 +257,10 @@ class MeasuredBench:
         batches = self.workload.batches(options.warmup + options.iterations)
         try:
             release_cached_memory(self.torch_device)
+            watch = TurnWatch(self.torch_device)
             stepper = contender.start()
             try:
-                gradients, watch = self.wants_gradients(contender), TurnWatch(self.torch_device)
+                gradients = self.wants_gradients(contender)
                 turn = take_turn(stepper, batches, options.warmup, options.seed, gradients, watch=watch)
                 contender.context_bytes = context_bytes(self.torch_device)
                 self.compare(contender, turn)
@@ -374,7 +376,10 @@ class MeasuredBench:
             return row.with_values(error=contender.error or NO_ROUND)
         is_identical = contender.difference is None if self.eager.turns else None
         row = measured_row(row, contender, self.vanilla.step_ms(), is_identical)
-        return distance(row, self.workload, policy, self.profile)
+        known = self.distances.get(policy.choice)
+        if known is None or known.device_peak_bytes != row.device_peak_bytes:
+            known = self.distances[policy.choice] = distance(row, self.workload, policy, self.profile)
+        return row.with_values(least_eor=known.least_eor, timeline=known.timeline)
 
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
         """Return the policy with the median latencies of its own rounds, for the simulator.

@@ -18,11 +18,11 @@ class Row:
     section V-A. `budget` is the requested one, `latencies` the source of the latencies in planning, `latency_error`
     their median relative error against those measured before the rounds. `bytes_out` and `bytes_in` are moved over the
     link, the raw ones are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` the number of
-    swap-outs of each codec. `gradient_difference` is a peer's, of its first step (peers.gradient_difference).
-    `planned_ms`: the plan's simulated time with the latencies that it was planned with; `simulated_ms`: with those of
-    its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over the sum of the graph's
-    latencies, both as known before the rounds; measured times may lie below. `timeline`: memory over time
-    (timeline.timeline), if requested.
+    swap-outs of each codec. `passive_swap_ins` is rounded up. `gradient_difference` is a peer's, of its first step
+    (peers.gradient_difference). `planned_ms`: the plan's simulated time with the latencies that it was planned with;
+    `simulated_ms`: with those of its own rounds. `least_eor`: bounds.least_us for this graph and `device_peak_bytes`
+    over the sum of the graph's latencies, both as known before the rounds; measured times may lie below. `timeline`:
+    memory over time (timeline.timeline), if requested.
 
     What explains the numbers, besides: `step_ms` are all steps that count, by round, `scatter` their relative spread
     (scatter.scatter), and `scatter_causes` what can explain one of more than 5 %. `conditions` are those of each round.

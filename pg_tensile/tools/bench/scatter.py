@@ -72,7 +72,7 @@ def memory_causes(row: Row) -> Iterator[str]:
     if row.allocator_retries:
         yield f"the allocator gave its cached memory back {how_often(row.allocator_retries)}, for lack of memory"
     if row.passive_swap_ins:
-        yield f"{row.passive_swap_ins:,} tensors a step were swapped in passively"
+        yield f"tensors were swapped in passively, on average up to {row.passive_swap_ins:,} a step"
 
 
 def load_causes(row: Row) -> Iterator[str]:

@@ -105,7 +105,7 @@ def add_run(group: Any) -> None:
     group.add_argument("--timeline", action="store_true", help="put memory over time into the rows of --json")
     seconds = "time for the rounds: after the first, none begins that would probably not end within S seconds"
     add(group, "--seconds", number(0.0, "a number above 0"), metavar="S", help=seconds)
-    light = "fewer steps: operators are observed once, the allocator is not, slow policies have one round; says why"
+    light = "fewer steps: operators are observed once, the allocator is not, slow policies have one round"
     add(group, "--light", options.parse_reason, metavar="REASON", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
 

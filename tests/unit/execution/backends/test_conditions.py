@@ -49,6 +49,14 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     assert CudaBackend().conditions(GPU) is None
 
 
+def test_the_library_has_what_is_read() -> None:
+    import pynvml
+
+    assert all(hasattr(pynvml, function) for function, *_ in OFFERED)
+    constants = ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU")
+    assert all(getattr(pynvml, name) == getattr(StandInNvml, name) for name in constants)
+
+
 def test_reasons_have_the_names_of_nvidia_smi() -> None:
     import pynvml
 
