@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 
@@ -32,12 +32,13 @@ from pg_tensile.execution.training.prediction import Served
 BUDGET = 0.6  # of the weights' bytes
 CLOSE = 1e-3  # of the largest output
 BATCH, ROUNDS = 256, 15
-MODELS = {
+Models = dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]  # how to make each, and the shape of its input
+MODELS: Models = {
     "MLP": (lambda: mlp(256, 1024), (256,)),
     "ViT, 12 layers": (lambda: VisionTransformer(12, 768), (3, 224, 224)),
     "ResNet-152": (network, (3 * 128 * 128,)),
 }
-QUICK_MODELS = {
+QUICK_MODELS: Models = {
     "MLP": (mlp, (256,)),
     "small ViT": (lambda: VisionTransformer(2, 96), (3, 224, 224)),
 }

@@ -85,11 +85,15 @@ class Processes:
         found = process_bytes(self._device)
         sql = "SELECT job, granted_bytes + overhead_bytes FROM tensile_internal._grants()"
         ledger = dict(self._conn.execute(sql).fetchall())
-        for job, pid in trainers(self._cluster).items():
+        for job, pid in trainers(self._cluster, self._conn).items():
             if job in ledger and pid in found:
-                before, allowed = self.most.get(job, (0, 0))
-                if found[pid] - ledger[job] >= before - allowed:
-                    self.most[job] = (found[pid], ledger[job])
+                self.keep(job, found[pid], ledger[job])
+
+    def keep(self, job: int, found: int, allowed: int) -> None:
+        """Keep the bytes of a process by the driver and in the ledger if they exceed by more than before."""
+        before = self.most.get(job)
+        if before is None or found - allowed > before[0] - before[1]:
+            self.most[job] = (found, allowed)
 
 
 def trainers(cluster: Cluster, conn: Connection) -> dict[int, int]:

@@ -82,7 +82,7 @@ def bench(
         *(word for pair in taken for word in pair),
         *("--seconds", f"{limit_s * 2 / 3:.0f}", "--device", where.device, "--json", ROWS),
     )
-    return Step(name, words, limit_s, where.environment() | (variables or {}))
+    return Step(name, words, limit_s, {**where.environment(), **(variables or {})})
 
 
 def section(where: Where, name: str, command: str, title: str, limit_s: float) -> Step:
