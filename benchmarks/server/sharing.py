@@ -22,6 +22,7 @@ import signal
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,11 @@ from scripts.cluster import Cluster
 
 WAYS = ("turns", "together", "tight", "killed", "predicting")
 SAMPLE_S = 0.05
+SETTLED_S = 5.0
+LEDGER = """
+    SELECT t.job, coalesce(p.granted_bytes, 0) + t.overhead_bytes
+    FROM tensile.traces t LEFT JOIN tensile.plans p USING (job)
+"""
 SMALL_SPEEDUP = 1.2  # of two small jobs together over one after the other
 MOST = 1.02  # times turns, of jobs together
 FEATURES = 8
@@ -75,16 +81,24 @@ QUICK_MIXES = {
 
 
 class Processes:
-    """Bytes of each trainer by the driver, beside the ledger's, where the former exceed the latter by most."""
+    """Bytes of each trainer by the driver, beside the ledger's, where the former exceed the latter by most.
+
+    The ledger's are the most of the last SETTLED_S seconds: a trainer gives memory back a little after its new plan."""
 
     def __init__(self, cluster: Cluster, conn: Connection, device: str) -> None:
         self._cluster, self._conn, self._device = cluster, conn, device
         self.most: dict[int, tuple[int, int]] = {}  # by job: by the driver, in the ledger
+        self._lately: deque[tuple[float, dict[int, int]]] = deque()  # the ledger at times
 
     def look(self) -> None:
         found = process_bytes(self._device)
-        sql = "SELECT job, granted_bytes + overhead_bytes FROM tensile_internal._grants()"
-        ledger = dict(self._conn.execute(sql).fetchall())
+        now = time.monotonic()
+        self._lately.append((now, dict(self._conn.execute(LEDGER).fetchall())))
+        while self._lately[0][0] < now - SETTLED_S:
+            self._lately.popleft()
+        ledger: dict[int, int] = {}
+        for _, there in self._lately:
+            ledger |= {job: max(nbytes, ledger.get(job, 0)) for job, nbytes in there.items()}
         for job, pid in trainers(self._cluster, self._conn).items():
             if job in ledger and pid in found:
                 self.keep(job, found[pid], ledger[job])
