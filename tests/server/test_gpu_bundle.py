@@ -1,0 +1,103 @@
+"""A bundle installed where there is neither a network nor PostgreSQL, beside an interpreter that has PyTorch.
+
+Long: the bundle is made, which needs a network and compresses for a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.gpu_bundle.packages import read_at_hand
+from tests.repository import REPOSITORY
+
+pytestmark = pytest.mark.long
+
+# What the server here has, so that it cannot be found: folders, and some of the libraries.
+HIDE = """
+for folder in /usr/lib/postgresql /usr/share/postgresql /usr/share/zoneinfo; do mount -t tmpfs -o mode=755 tmpfs $folder; done
+for library in libpython3.11.so.1.0 libpq.so.5 libicudata.so.72 libxml2.so.2; do
+    mount --bind /dev/null "$(realpath /usr/lib/x86_64-linux-gnu/$library)"
+done
+"""
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what git would have, and not .venv."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True).stdout
+    packed = ["tar", "-c", "--null", "--ignore-failed-read", "-T", "-"]
+    archive = subprocess.run(packed, cwd=REPOSITORY, input=names, check=True, capture_output=True).stdout
+    target.mkdir()
+    subprocess.run(["tar", "-x", "--no-same-owner"], cwd=target, input=archive, check=True)
+
+
+def at_hand() -> Iterator[metadata.Distribution]:
+    """Yield what PyTorch's image has, as far as it is here, and what that needs."""
+    waiting = [*read_at_hand(REPOSITORY / "scripts" / "gpu_bundle" / "at_hand.txt")]
+    seen = set()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if name not in seen:
+                seen.add(name)
+                distribution = metadata.distribution(name)
+                requirements = [Requirement(line) for line in distribution.requires or ()]
+                waiting += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+                yield distribution
+
+
+def make_interpreter(folder: Path) -> Path:
+    """Make an environment with links to what is at hand; return the list of it."""
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    lines = []
+    for distribution in at_hand():
+        lines.append(f"{distribution.name}=={distribution.version}\n")
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            link = packages / top
+            if not link.exists():
+                link.symlink_to(str(distribution.locate_file(top)))
+    listed = folder / "list.txt"
+    listed.write_text("".join(lines))
+    return listed
+
+
+@pytest.mark.timeout(900)
+def test_a_bundle_works_without_network_and_postgresql(clusters_folder):
+    folder = clusters_folder / "bundle"
+    folder.mkdir()
+    try:
+        copy_checkout(folder / "checkout")
+        listed = make_interpreter(folder / "interpreter")
+        command = [sys.executable, "-m", "scripts.gpu_bundle", f"--python=3.{sys.version_info.minor}"]
+        subprocess.run([*command, "--at-hand", listed, "--output", folder / "made"], cwd=REPOSITORY, check=True)
+        program = f"""
+        set -eu
+        {HIDE}
+        cd {folder}/checkout
+        {folder}/interpreter/bin/python -m scripts.gpu_bundle.unpack --folder {folder}/there --bundle {folder}/made
+        . {folder}/there/environment
+        pg-tensile --help
+        exec python -m pytest -q -p no:cacheprovider tests/server/test_first_steps.py
+        """
+        environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        command = ["unshare", "--mount", "--net", "sh", "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = {entry["name"]: entry for entry in json.loads((folder / "there" / "check.json").read_text())["found"]}
+        assert found["training"]["found"] == "completed" and found["lightgbm"]["found"] and found["torch"]["found"]
+        assert not any(entry["problem"] for entry in found.values())
+    finally:
+        shutil.rmtree(folder)
