@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts.gpu_bundle.manifest import Manifest
 
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("torch", "tabm", "rtdl-num-embeddings", "transformers", "peft", "pytorchcv")
 # Modules whose name is not their package's
 MODULES = {"scikit-learn": "sklearn", "nvidia-ml-py": "pynvml", "pytest-xdist": "xdist", "lz4": "lz4.frame"}
+TRAINING = "training in a server"
 LIMIT_S = 120
 
 
@@ -79,16 +81,23 @@ def look_at_server() -> Iterator[Finding]:
     from scripts.cluster import temporary_cluster
 
     folder = Path(tempfile.gettempdir(), f"pg_tensile-check-{os.getpid()}")
-    try:
-        with temporary_cluster(folder) as cluster, cluster.connect() as conn:
-            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-            yield Finding("PostgreSQL", cluster.version().split(")")[-1].strip(), "")
-            conn.execute("CREATE TABLE points AS SELECT x, 2 * x AS y FROM generate_series(1, 100) x")
-            conn.execute("SELECT train_model('line', 'SELECT * FROM points', 'y', architecture => 'linear')")
-            ((state,),) = conn.execute("SELECT wait_for_job(1)")
-            yield Finding("training", state, "" if state == "completed" else cluster.log()[-2000:])
-    except Exception as error:
-        yield Finding("PostgreSQL", "", f"{type(error).__name__}: {error}")
+    with temporary_cluster(folder) as cluster:
+        yield Finding("PostgreSQL", cluster.version().removeprefix("postgres (PostgreSQL)").strip())
+        try:
+            with cluster.connect() as conn:
+                yield Finding(TRAINING, train(conn))
+        except Exception as error:
+            yield Finding(TRAINING, "", f"{error}\n{cluster.log()[-2000:]}")
+
+
+def train(conn: Any) -> str:
+    """Train a small model, and return the state in which the job ended."""
+    conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    conn.execute("CREATE TABLE points AS SELECT x, 2 * x AS y FROM generate_series(1, 100) x")
+    conn.execute("""SELECT register_model('line', '{"type": "linear"}')""")
+    ((job,),) = conn.execute("SELECT train_model('line', 'SELECT * FROM points', 'y')")
+    ((state,),) = conn.execute("SELECT wait_for_job(%s, %s)", (job, f"{LIMIT_S // 2} s"))
+    return str(state)
 
 
 # ---- before them -----------------------------------------------------------------------------------------------------
@@ -113,7 +122,7 @@ def findings(process: subprocess.Popen[str], expected: Sequence[str]) -> Iterato
     try:
         output, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        process.send_signal(signal.SIGINT)  # it removes its server
         output, errors = process.communicate()
     found = [Finding(*json.loads(line)) for line in output.splitlines() if line.startswith("[")]
     yield from found
@@ -131,7 +140,7 @@ def look(manifest: Manifest, folder: Path) -> list[Finding]:
     others = {name: version for name, version in manifest.minimum.items() if name not in with_torch}
     started = [
         (start(python, environment, with_torch), [*with_torch, "GPU"]),
-        (start(python, environment, None), ["PostgreSQL"]),
+        (start(python, environment, None), ["PostgreSQL", TRAINING]),
         (start(python, environment, others), [*others]),
     ]
     return [finding for process, expected in started for finding in findings(process, expected)]

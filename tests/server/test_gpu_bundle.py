@@ -97,7 +97,7 @@ def test_a_bundle_works_without_network_and_postgresql(clusters_folder):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         found = {entry["name"]: entry for entry in json.loads((folder / "there" / "check.json").read_text())["found"]}
-        assert found["training"]["found"] == "completed" and found["lightgbm"]["found"] and found["torch"]["found"]
+        assert found["training in a server"]["found"] == "finished" and found["lightgbm"]["found"] and found["torch"]["found"]
         assert not any(entry["problem"] for entry in found.values())
     finally:
         shutil.rmtree(folder)
