@@ -13,10 +13,10 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from importlib import metadata
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -40,7 +40,7 @@ def required() -> dict[str, Requirement]:
     optional = {extra: [*map(Requirement, lines)] for extra, lines in project["optional-dependencies"].items()}
     chosen = [Requirement(line) for line in project["dependencies"]]
     chosen += [requirement for extra in EXTRAS for requirement in optional[extra]]
-    chosen += [requirement for extra in ("dev", "bench") for requirement in optional[extra] if requirement.name in TESTS]
+    chosen += [requirement for requirement in optional["dev"] + optional["bench"] if requirement.name in TESTS]
     return {canonicalize_name(requirement.name): requirement for requirement in chosen}
 
 
@@ -154,7 +154,7 @@ def missing(folder: Path, python: str) -> Iterator[str]:
     """Yield requirements of the packages in `folder`, stubs among them, that none of them meets under `python`."""
     there = [*metadata.distributions(path=[str(folder)])]
     versions = {canonicalize_name(found.name): found.version for found in there}
-    environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    environment: dict[str, str | AbstractSet[str]] = {"python_version": python, "python_full_version": f"{python}.0"}
     for found in there:
         for requirement in map(Requirement, found.requires or ()):
             needed = requirement.marker is None or requirement.marker.evaluate(environment)
@@ -168,5 +168,3 @@ def leave_out_data(folder: Path) -> None:
     for path in (folder / DATA_LEFT_OUT).rglob("*"):
         if path.is_file() and path != folder / DATA_KEPT:
             path.unlink()
-
-

@@ -4,7 +4,7 @@ PostgreSQL finds its files from the place of its programs, so the folder repeats
 them are:
 
 - `lib`: all shared libraries that the server loads but for those of the C library, and pythonhome.c. Every file that
-  loads some has a path to them relative to itself, and a library path in the environment does not come first (DT_RPATH).
+  loads some has a path to them relative to itself, which a library path in the environment does not precede (DT_RPATH).
 - `python`: the standard library of PL/Python's interpreter.
 - `zoneinfo`: the time zones, if the server takes them from the system.
 """
@@ -54,7 +54,7 @@ class Server:
         )
         self.plpython = Path(self.library, "plpython3.so")
         if not self.plpython.exists():
-            raise BundleError(f"{self.plpython} is missing", "Run make deploy, or name another server with PG_CONFIG=….")
+            raise BundleError(f"{self.plpython} is missing", "Run make deploy; PG_CONFIG=… names another server.")
 
     def zones(self) -> str | None:
         """Return the system's folder of time zones if the server uses it."""

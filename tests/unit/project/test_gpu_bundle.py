@@ -52,7 +52,7 @@ def refused(action: Callable[[], object]) -> str:
 
 def test_lists_of_packages_are_those_of_pip(tmp_path: Path) -> None:
     listed = tmp_path / "list"
-    listed.write_text("# there\nTorch==2.11.0+cu130\nruamel.yaml\nlocal @ file:///build/local\n-e git+https://x#egg=y\n\n")
+    listed.write_text("# there\nTorch==2.11.0+cu130\nruamel.yaml\nlocal @ file:///local\n-e git+https://x#egg=y\n\n")
     assert packages.read_at_hand(listed) == {"torch": "2.11.0+cu130", "ruamel-yaml": None, "local": None}
     usual = packages.read_at_hand(USUAL)
     assert usual["torch"] and {"numpy", "transformers", "pytest"} <= usual.keys() and "psycopg" not in usual
@@ -183,7 +183,7 @@ def test_packages_are_imported_and_compared() -> None:
 
 
 def test_what_a_process_has_not_come_to_is_missing() -> None:
-    program = "import sys; print('[\"one\", \"1.0\", \"\"]', flush=True); sys.exit('broken library')"
+    program = 'import sys; print(\'["one", "1.0", ""]\', flush=True); sys.exit(\'broken library\')'
     command = [sys.executable, "-c", program]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert [*check.findings(process, ["one", "two"])] == [("one", "1.0", ""), ("two", "", "broken library")]
