@@ -151,7 +151,7 @@ def run(manifest: Manifest, folder: Path) -> bool:
     began = time.monotonic()
     found = [Finding("Python", sys.version.split()[0]), *look(manifest, folder)]
     for name, version, problem in sorted(found, key=lambda finding: bool(finding.problem)):
-        print(f"{name:22} {version}" if not problem else f"{name:22} {version} MISSING: {problem}", flush=True)
+        print(f"{name:22} {version}" if not problem else f"{name:22} {version} FAILED: {problem}", flush=True)
     facts = {"revision": manifest.revision, "executable": sys.executable, "seconds": time.monotonic() - began}
     facts["found"] = [finding._asdict() for finding in found]
     (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")
