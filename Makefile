@@ -213,7 +213,7 @@ first-gpu-run-server: $(if $(given_python),,venv deploy)
 	@$(or $(given_python),$(VENV_PYTHON)) -m scripts.first_gpu_run --server
 
 # What a machine without a network needs, at most 45 MiB, in the folder gpu-bundle; see scripts/gpu_bundle
-gpu-bundle: venv deploy
+gpu-bundle: setup
 	@$(VENV_PYTHON) -m scripts.gpu_bundle $(BUNDLE)
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).

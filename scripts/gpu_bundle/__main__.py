@@ -2,7 +2,7 @@
 
     python -m scripts.gpu_bundle [--python 3.12] [--at-hand FILE] [--output FOLDER] [--limit MIB]
 
-Needs a network, and the extension's build as make deploy leaves it; no GPU.
+Needs a network, and what compiles the extension (make setup); no GPU. An earlier bundle in the folder is replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from scripts.cluster import REPOSITORY
 from scripts.gpu_bundle import packages, server
-from scripts.gpu_bundle.manifest import PACKAGES, SERVER, BundleError, File, Manifest, describe
+from scripts.gpu_bundle.manifest import PACKAGES, SERVER, BundleError, File, Manifest, describe, refuse_foreign
 
 MIB = 1 << 20
 LIMIT_MIB = 45
@@ -66,6 +66,7 @@ def revision() -> str:
 
 def make(output: Path, python: str, at_hand: Path, limit_mib: int) -> Manifest:
     """Make the bundle in the folder `output`, instead of one that is there, and return its manifest."""
+    refuse_foreign(output, "--output")
     glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(prefix="gpu-bundle-") as scratch, ThreadPoolExecutor() as pool:
         made = Path(scratch, "bundle")

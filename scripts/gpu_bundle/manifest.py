@@ -66,6 +66,12 @@ def read(folder: Path) -> Manifest:
         raise BundleError(f"{folder / NAME} is damaged", "Copy the folder of the bundle again.") from None
 
 
+def refuse_foreign(folder: Path, option: str) -> None:
+    """Raise BundleError if a folder that is to be replaced has something, and not from an earlier bundle."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / NAME).exists():
+        raise BundleError(f"{folder} is not empty, and not of an earlier bundle", f"Name another one with {option}.")
+
+
 def describe(path: Path) -> File:
     """Return the size and the digest of a file."""
     with path.open("rb") as file:

@@ -54,7 +54,7 @@ class Server:
         )
         self.plpython = Path(self.library, "plpython3.so")
         if not self.plpython.exists():
-            raise BundleError(f"{self.plpython} is missing", "Run make deploy; PG_CONFIG=… names another server.")
+            raise BundleError(f"{self.plpython} is missing", "Run make setup; PG_CONFIG=… names another server.")
 
     def zones(self) -> str | None:
         """Return the system's folder of time zones if the server uses it."""
@@ -100,7 +100,7 @@ def copy_server(server: Server, root: Path) -> None:
     for arguments in ((f"-j{os.cpu_count()}", "all"), ("install", f"DESTDIR={root}")):
         done = subprocess.run(["make", "-s", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
         if done.returncode != 0:
-            raise BundleError(f"make {arguments[0]} failed:\n{done.stderr.strip()}", "Run make deploy first.")
+            raise BundleError(f"make {arguments[0]} failed:\n{done.stderr.strip()}", "Run make setup first.")
     for name in ("pg_tensile.so", "pg_tensile_evaluator.so"):
         output("strip", "--strip-unneeded", root / server.library[1:] / name)
 

@@ -30,7 +30,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scripts.gpu_bundle import check
-from scripts.gpu_bundle.manifest import NAME, PACKAGES, SERVER, ZONES, BundleError, Manifest, read, verify
+from scripts.gpu_bundle.manifest import (
+    NAME,
+    PACKAGES,
+    SERVER,
+    ZONES,
+    BundleError,
+    Manifest,
+    read,
+    refuse_foreign,
+    verify,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -55,8 +65,7 @@ def refuse_machine(manifest: Manifest) -> None:
 
 def empty(folder: Path) -> None:
     """Make the folder, or remove what an earlier bundle has left in it."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / NAME).exists():
-        raise BundleError(f"{folder} is not empty, and not of an earlier bundle", "Name another one with --folder.")
+    refuse_foreign(folder, "--folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("server", "venv"):
         shutil.rmtree(folder / name, ignore_errors=True)
