@@ -34,7 +34,7 @@ HOME_LIBRARY = "libpythonhome.so"
 NOT_OF_THE_SERVER = ("bitcode", "pgxs", "*.a", "llvmjit*", "man", "doc", "postmaster", "pg_tensile*")
 NOT_OF_PYTHON = (
     "config-*", "test", "tests", "idlelib", "tkinter", "turtledemo", "turtle.py", "ensurepip", "lib2to3", "pydoc_data",
-    "dist-packages", "site-packages", "sitecustomize.py", "*.opt-?.pyc", "_sqlite3.*", "_dbm.*", "_gdbm.*", "_curses*",
+    "dist-packages", "site-packages", "sitecustomize.*", "*.opt-?.pyc", "_sqlite3.*", "_dbm.*", "_gdbm.*", "_curses*",
     "_tkinter.*", "_test*", "_ctypes_test.*", "readline.*", "nis.*", "xx*",
 )  # fmt: skip
 NOT_OF_ZONES = ("posix", "right")
