@@ -92,7 +92,7 @@ def test_a_bundle_works_without_network_and_postgresql(clusters_folder):
         {folder}/interpreter/bin/python -m scripts.gpu_bundle.unpack --folder {folder}/there --bundle {folder}/made
         . {folder}/there/environment
         pg-tensile --help
-        exec python -m pytest -q -p no:cacheprovider tests/server/test_first_steps.py
+        exec python -m pytest -q -p no:cacheprovider -m 'not long' tests/server/test_jobs.py
         """
         environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         command = ["unshare", "--mount", "--net", "sh", "-c", program]
