@@ -20,19 +20,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.gpu_bundle.packages import read_at_hand
+from scripts.gpu_bundle.server import Server, loaded
 from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.long
 
-# What the server here has, so that it cannot be found: folders, and some of the libraries.
-HIDE = """
-for folder in /usr/lib/postgresql /usr/share/postgresql /usr/share/zoneinfo; do
-    mount -t tmpfs -o mode=755 tmpfs $folder
-done
-for library in libpython3.11.so.1.0 libpq.so.5 libicudata.so.72 libxml2.so.2; do
-    mount --bind /dev/null "$(realpath /usr/lib/x86_64-linux-gnu/$library)"
-done
-"""
+
+def commands_to_hide(server: Server) -> str:
+    """Return commands for a shell after which nothing of the server is here: its folders and some of its libraries."""
+    folders = {server.bin, server.library, server.share, "/usr/share/zoneinfo"}
+    libraries = loaded(Path(server.bin, "postgres")) | loaded(server.plpython)
+    hidden = {str(path.resolve()) for name, path in libraries.items() if name.startswith(("libpython", "libicu"))}
+    return "\n".join(
+        [
+            *(f"mount -t tmpfs -o mode=755 tmpfs {folder}" for folder in sorted(folders)),
+            *(f"mount --bind /dev/null {library}" for library in sorted(hidden)),
+        ]
+    )
 
 
 def copy_checkout(target: Path) -> None:
@@ -87,7 +91,7 @@ def test_a_bundle_works_without_network_and_postgresql(clusters_folder):
         subprocess.run([*command, "--at-hand", listed, "--output", folder / "made"], cwd=REPOSITORY, check=True)
         program = f"""
         set -eu
-        {HIDE}
+        {commands_to_hide(Server())}
         cd {folder}/checkout
         {folder}/interpreter/bin/python -m scripts.gpu_bundle.unpack --folder {folder}/there --bundle {folder}/made
         . {folder}/there/environment
