@@ -71,14 +71,14 @@ def make(output: Path, python: str, at_hand: Path, limit_mib: int) -> Manifest:
     with tempfile.TemporaryDirectory(prefix="gpu-bundle-") as scratch, ThreadPoolExecutor() as pool:
         made = Path(scratch, "bundle")
         made.mkdir()
-        print("gpu-bundle: copying the server", flush=True)
-        root = Path(scratch, "server")
-        found = server.copy(root)
-        packed_server = pool.submit(archive, root, made / SERVER)
+        folders = {PACKAGES: Path(scratch, "packages"), SERVER: Path(scratch, "server")}
         print("gpu-bundle: choosing the packages", flush=True)
-        chosen = packages.install(Path(scratch, "packages"), python, glibc, packages.read_at_hand(at_hand))
+        chosen = packages.install(folders[PACKAGES], python, glibc, packages.read_at_hand(at_hand))
+        print("gpu-bundle: copying the server", flush=True)
+        found = server.copy(folders[SERVER])
         print("gpu-bundle: compressing", flush=True)
-        files = {PACKAGES: archive(Path(scratch, "packages"), made / PACKAGES), SERVER: packed_server.result()}
+        packed = {name: pool.submit(archive, folder, made / name) for name, folder in folders.items()}
+        files = {name: file.result() for name, file in packed.items()}
         for name, file in files.items():
             print(f"gpu-bundle: {file.size / MIB:5.1f} MiB {name}")
         refuse_large(files, limit_mib)

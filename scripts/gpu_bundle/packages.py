@@ -114,7 +114,7 @@ def pip(*arguments: str) -> None:
     if done.returncode != 0:
         complaints = [line for line in done.stderr.splitlines() if not line.startswith("WARNING:")]
         raise BundleError(
-            "pip could not choose the packages:\n" + "\n".join(complaints[-25:]),
+            "pip could not install the packages:\n" + "\n".join(complaints[-25:]),
             "If a package at hand is too old for the others, remove it from the list of packages at hand; else look for"
             " the network.",
         )

