@@ -28,7 +28,7 @@ def check(device: str) -> None:
     """Check that what the parts need is there. Exits with a hint if something is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        hint = "scripts/gpu_bundle brings them to a machine without a network."
+        hint = "Install them, or on a machine without a network a bundle: docs/without-network.md."
         sys.exit(f"first-gpu-run: modules are missing: {' '.join(missing)}\nhint: {hint}")
     import torch
 

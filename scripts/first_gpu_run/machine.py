@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from importlib import metadata
 
 from pg_tensile.tools.bench.report import revision
+from scripts.cluster import REPOSITORY
+from scripts.gpu_bundle.manifest import NAME
 
 NAMED = ("torch", "triton", "transformers", "numpy", "nvidia-ml-py", "nvidia-nvcomp-cu13")
 
@@ -16,7 +19,7 @@ def machine(device: str, quick: bool) -> dict[str, str]:
     import torch
 
     facts = {
-        "revision": str(revision()),
+        "revision": revision() or bundled_revision(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "device": device + (", small networks" if quick else ""),
         "python": platform.python_version(),
@@ -33,6 +36,14 @@ def machine(device: str, quick: bool) -> dict[str, str]:
             "driver": driver(),
         }
     return facts
+
+
+def bundled_revision() -> str:
+    """Return the revision that the bundle of a machine without git was made of."""
+    try:
+        return f"{json.loads((REPOSITORY / 'gpu-bundle' / NAME).read_text())['revision']}, of the bundle"
+    except (OSError, ValueError, KeyError):
+        return "unknown"
 
 
 def installed(name: str) -> str | None:

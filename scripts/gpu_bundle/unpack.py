@@ -5,7 +5,7 @@
 Run it with the interpreter that has PyTorch. FOLDER (/opt/pg_tensile for root, else ~/.local/share/pg_tensile) gets:
 
 - `venv`: an environment with the packages of the bundle, and those of this interpreter;
-- `server`: PostgreSQL with the extension;
+- `server`: PostgreSQL with the extension, whose Python files are those of the checkout;
 - `environment`: variables for a shell, so that `. FOLDER/environment` makes all commands of the checkout use them;
 - `check.json`: what check.py has found. The exit status is 1 if something is missing.
 
@@ -120,6 +120,15 @@ def provide_zones(manifest: Manifest, server: Path) -> None:
         ) from None
 
 
+def install_python(manifest: Manifest, server: Path) -> None:
+    """Replace the server's Python files by those of the checkout, which may be newer than the bundle."""
+    target = server / manifest.share / "pg_tensile" / "python"
+    shutil.rmtree(target)
+    without = shutil.ignore_patterns("__pycache__", "csrc")
+    for package in ("pyworker", "pg_tensile"):
+        shutil.copytree(REPOSITORY / package, target / package, ignore=without)
+
+
 def configure(manifest: Manifest, server: Path, python: Path) -> None:
     """Add the settings of pg_tensile to the file that initdb copies."""
     with (server / manifest.share / "postgresql.conf.sample").open("a") as sample:
@@ -165,6 +174,7 @@ def unpack(bundle: Path, folder: Path) -> Manifest:
     with ThreadPoolExecutor() as pool:
         for done in (pool.submit(extract, bundle / PACKAGES, packages), pool.submit(extract, bundle / SERVER, server)):
             done.result()
+    install_python(manifest, server)
     provide_zones(manifest, server)
     configure(manifest, server, environment / "bin" / "python")
     write_environment(manifest, folder, make_user())
