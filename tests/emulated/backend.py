@@ -34,6 +34,9 @@ class EmulatedBackend:
     def near(self, device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def create_context(self, device: torch.device) -> None:
+        return None
+
     def process_bytes(self, device: torch.device) -> int | None:
         return control.process_bytes(device.index)
 

@@ -49,6 +49,10 @@ class Backend(Protocol):
         """Return a context in which pages that this thread touches first lie next to the device, if possible."""
         ...
 
+    def create_context(self, device: torch.device) -> None:
+        """Create this process's context on the device, if that is not done yet, in a way that shows its memory."""
+        ...
+
     def process_bytes(self, device: torch.device) -> int | None:
         """Return the device memory of this process by the driver's count; None if it does not tell."""
         ...
@@ -106,6 +110,14 @@ def use_deterministic_algorithms() -> None:
 def device_load(device: torch.device) -> Callable[[], float] | None:
     """Return the function that reads the load of an accelerator by others; None for the CPU."""
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
+
+
+def outside_bytes(device: torch.device) -> int | None:
+    """Return the bytes that this process takes of an accelerator besides those of PyTorch's allocator; None if unknown.
+
+    That is the context, and code that libraries have loaded."""
+    used = backend_of(device.type).process_bytes(device)
+    return None if used is None else max(0, used - torch.accelerator.memory_reserved(device))
 
 
 @dataclass(frozen=True)

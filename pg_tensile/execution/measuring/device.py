@@ -17,7 +17,7 @@ from typing import cast
 import torch
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.backends import backend_of, module_of, streams_of
+from pg_tensile.execution.backends import backend_of, module_of, outside_bytes, streams_of
 from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceKind, DeviceProfile, Direction
@@ -96,6 +96,7 @@ def _handover_us(profile: DeviceProfile) -> float:
 
 
 def _measure_accelerator(device: torch.device) -> DeviceProfile:
+    backend_of(device.type).create_context(device)
     with torch.accelerator.device_index(device.index):
         profile = _measure_accelerator_rates(device)
     torch.accelerator.empty_cache()  # of the buffers, which are larger than most tensors
@@ -143,17 +144,8 @@ def _measure_accelerator_rates(device: torch.device) -> DeviceProfile:
         bytes_per_s=_bytes_per_s(device, _BUFFER, best),
         transfer_latency_us=best(lambda: copy_out(64)) * 1e6,
         launch_us=_launch_us(device, best),
-        process_bytes=_process_bytes(device),
+        process_bytes=outside_bytes(device) or 0,  # with a library's code for matmul
     )
-
-
-def _process_bytes(device: torch.device) -> int:
-    """Return the device memory that this process takes besides its tensors, with a library's code for matmul.
-
-    0 where the driver does not tell.
-    """
-    used = backend_of(device.type).process_bytes(device)
-    return 0 if used is None else max(0, used - torch.accelerator.memory_reserved(device))
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -36,6 +36,7 @@ from pg_tensile.execution.backends import (
     Streams,
     backend_of,
     module_of,
+    outside_bytes,
     streams_of,
     use_deterministic_algorithms,
 )
@@ -160,6 +161,7 @@ class AcceleratorDevice:
         self.budget_bytes = budget_bytes
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
+        self._backend.create_context(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
         self._capturing = False
         make_deterministic(self.torch_device.type, strict)
@@ -184,11 +186,9 @@ class AcceleratorDevice:
         the margin of the allocator.
 
         The libraries load code at the first call of each kernel, so it grows in the first iterations. None where the
-        driver does not tell a process's memory, as in a container."""
-        used = self._backend.process_bytes(self.torch_device)
-        if used is None:
-            return None
-        return max(0, used - torch.accelerator.memory_reserved(self.torch_device)) + self.library_bytes + MARGIN_BYTES
+        driver does not tell it."""
+        outside = outside_bytes(self.torch_device)
+        return None if outside is None else outside + self.library_bytes + MARGIN_BYTES
 
     def limit_memory(self, budget_bytes: int | None) -> None:
         limit = None if budget_bytes is None else budget_bytes + self.library_bytes

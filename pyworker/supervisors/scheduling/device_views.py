@@ -40,6 +40,7 @@ class Situation(NamedTuple):
     ending_bytes: int  # granted to jobs that are not planned any more
     host_bytes: int
     traces: dict[int, tuple[str, bool]]  # by job: when it was captured, and whether the job is pinned
+    overheads: dict[int, int]  # by job
     priorities: dict[int, int]
     searched_plans: dict[int, int]  # by job: number of the plan that a search has found
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, in their order, and whether they have aged
@@ -55,7 +56,10 @@ class Situation(NamedTuple):
             return [f"job {job} has come" for job in sorted(self.traces)]
         staying = sorted(self.traces.keys() & before.traces.keys())
         words = [f"job {job} has come" for job in sorted(self.traces.keys() - before.traces.keys())]
-        words += [f"job {job} needs another plan" for job in staying if self.traces[job] != before.traces[job]]
+        replaced = [job for job in staying if self.traces[job] != before.traces[job]]
+        words += [f"job {job} needs another plan" for job in replaced]
+        other = [job for job in staying if self.overheads[job] != before.overheads[job] and job not in replaced]
+        words += [f"the memory of job {job} besides its tensors was measured" for job in other]
         sparser = [job for job in staying if self.sparsities[job] != before.sparsities[job]]
         words += [f"the zeros in tensors of job {job} have been counted" for job in sparser]
         if self.ending_bytes <= before.ending_bytes:
@@ -136,6 +140,7 @@ def read_device_views(server: Server, records: JobRecords, searches: PlanSearche
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in granted.items() if job not in jobs),
             host_bytes_left(name, host_bytes, records, jobs),
             {job: (row["captured"], records[job].pinned) for job, row in jobs.items()},
+            {job: row["overhead_bytes"] for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             {job: search.number for job in jobs if (search := searches.successful(job)) is not None},
             tuple((row["job"], 0 < ageing_s <= row["waited_s"]) for row in waiting),

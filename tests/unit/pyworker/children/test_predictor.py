@@ -384,7 +384,7 @@ def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
     """With the profile of the catalogue, or a measured one."""
 
     def describe(name: str, profiles: dict[str, Any]) -> dict[str, Any]:
-        predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles})
+        predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles, "overheads": []})
         frame = None
         while frame is None or frame.type == FrameType.PROGRESS:
             frame = predictor.supervisor.recv(timeout=100)  # of a busy machine that is measured

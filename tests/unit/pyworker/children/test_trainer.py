@@ -94,6 +94,7 @@ class Child:
             "has_version": False,
             "resume": None,
             "profiles": {"cpu": asdict(PROFILE)},
+            "overheads": [],
             "latency_models": [] if models is None else ["cpu"],
             "latency_weight": 0.2,
             "ranks": None,
