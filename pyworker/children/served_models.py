@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.idle_models import IdleModels
-from pyworker.children.overhead import earlier_overhead, overhead_bytes
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
 from pyworker.children.model_thread import Deliveries, ModelThread, Result, Steps, Wanted, one_at_a_time
+from pyworker.children.overhead import earlier_overhead, overhead_bytes
 from pyworker.connection import Connection
 from pyworker.state_frames import StateReader
 from pyworker.wire import Frame, FrameType, ProtocolError

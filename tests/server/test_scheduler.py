@@ -63,7 +63,12 @@ class Job:
         """Store the trace as the worker does on a TRACE frame, with `data` instead of its own."""
         self.trace, self.revision = trace, self.revision + 1
         header = {"device": device, "profile": profile(), "revision": self.revision, "policy": policy}
-        header |= {"overhead_bytes": 0, "overhead_measured": False, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
+        header |= {
+            "overhead_bytes": 0,
+            "overhead_measured": False,
+            "operator": "backward",
+            "graphs": [{"name": "train", "rows": 8}],
+        }
         header |= {"least_bytes": claim if trace is None else least_bytes(trace), "load": 0.0}
         if trace is None:
             header |= {"policy": "none", "graphs": []}

@@ -108,6 +108,7 @@ def own_number(device: torch.device, counts: Counts, read: Callable[[], Counts])
     """Return NVML's number of this process among `counts`, or None; `read` reads them again."""
     known = _own_by_number(device, counts.keys())
     if known is None and any(used is not None for used in counts.values()):
+        torch.accelerator.empty_cache()  # so that new memory is taken
         known = identified(read, partial(_taking, device))
         if known is not None:
             _numbers[device] = known
@@ -138,7 +139,6 @@ def identified(read: Callable[[], Counts], taking: Callable[[int], AbstractConte
 @contextmanager
 def _taking(device: torch.device, blocks: int) -> Iterator[int]:
     """Take small blocks; nothing, which is 0 bytes, if there is no memory for them."""
-    torch.accelerator.empty_cache()  # so that new memory is taken
     before = torch.accelerator.memory_reserved(device)
     try:
         held = [torch.empty(_SMALL, dtype=torch.uint8, device=device) for _ in range(blocks)]

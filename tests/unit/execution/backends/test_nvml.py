@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 import pytest
@@ -133,7 +134,9 @@ def test_after_an_error_of_the_driver_nothing_is_known(taking, install, monkeypa
 class Device:
     """Memory of a device, before and after a context was created; `others` is read anew."""
 
-    def __init__(self, others: Callable[[], dict[int, int | None]], own: bool = False, context: int = 400 * MIB) -> None:
+    def __init__(
+        self, others: Callable[[], dict[int, int | None]], own: bool = False, context: int = 400 * MIB
+    ) -> None:
         self.others, self.own, self.context = others, own, context
         self.created = False
 
@@ -154,6 +157,10 @@ def test_the_growth_of_the_device_is_the_context(own: bool) -> None:
     assert context_bytes(device.read, device.create) == 400 * MIB
 
 
+def growing(sizes: Iterator[int]) -> dict[int, int | None]:
+    return {1: next(sizes)}
+
+
 def growing_once(device: Callable[[], Device]) -> dict[int, int | None]:
     return {1: 100 * MIB + (MIB if device().created else 0)}
 
@@ -163,7 +170,7 @@ def growing_once(device: Callable[[], Device]) -> dict[int, int | None]:
     [
         Device(lambda: {1: 100 * MIB}, context=MIB),  # it was there before
         Device(lambda: {1: None}),  # what the other one takes is not known
-        Device(lambda steps=count(): {1: 100 * MIB + next(steps)}),  # it grows all the time
+        Device(partial(growing, count(100 * MIB))),  # it grows all the time
     ],
 )
 def test_what_may_be_the_work_of_others_is_no_context(device: Device) -> None:
