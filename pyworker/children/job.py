@@ -202,10 +202,11 @@ def with_predicted_latencies(
 ) -> Trace:
     """Return the trace with latencies predicted by the device's models or, without models, by the roofline.
 
-    `load` is that of the device by others.
+    `load` is that of the device by others. The trace has the rules of the device's allocator, too.
     """
     from pg_tensile.planning.latency import model_bytes, roofline
 
+    trace = trace.with_allocator(profile.allocator)
     if models is None:
         return trace.with_latencies(roofline.estimate(trace, profile))
     return trace.with_latencies(model_bytes.decode(bytes(models)).predict(trace, profile, load))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def overhead_bytes(device: str, profile: DeviceProfile, earlier: int | None = No
     from pg_tensile.execution.backends import backend_of
 
     code = backend_of(device.partition(":")[0]).code_bytes
-    return (profile.process_bytes or UNMEASURED_BYTES) + code + MARGIN_BYTES
+    return (profile.process_bytes or UNMEASURED_BYTES) + code + profile.allocator.margin_bytes
 
 
 def earlier_overhead(measured: list[dict[str, Any]], device: str, network: str | None = None) -> int | None:
@@ -66,6 +65,7 @@ class Overhead:
         self.is_measured = device.type == "cpu"
         self._channel = channel
         self._device = device
+        self._margin_bytes = profile.allocator.margin_bytes
         self._told = self.header()
         self._ticks = 0
         self._epochs = 0
@@ -95,7 +95,7 @@ class Overhead:
         from pg_tensile.execution.backends import outside_bytes
 
         outside = outside_bytes(self._device)
-        return None if outside is None else outside + MARGIN_BYTES
+        return None if outside is None else outside + self._margin_bytes
 
     def tick(self, device: Device | None) -> None:
         """Measure it when the first step has ended; called between two steps."""

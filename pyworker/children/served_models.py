@@ -238,7 +238,7 @@ def _loading(header: dict[str, Any], chunks: list[memoryview]) -> Generator[None
     profile = None
     if header.get("memory_budget"):
         _import_planning()
-        profile = DeviceProfile(**header["profile"])
+        profile = DeviceProfile.from_json(header["profile"])
     return load(header, chunks, profile, header["device"])
     yield
 

@@ -16,9 +16,10 @@ from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import EagerSteps
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.job_planner.planner import JobPlanner
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES, plan_bytes
+from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.trace.trace import Trace

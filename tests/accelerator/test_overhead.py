@@ -12,8 +12,8 @@ import torch
 from pg_tensile.execution.backends import backend_of
 from pg_tensile.execution.backends.nvml import _taking, identified
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from pyworker.children.overhead import UNMEASURED_BYTES, overhead_bytes
 from tests.accelerator.target import DEVICE, TYPE
 

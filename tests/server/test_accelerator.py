@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from scripts.demo import training
 from scripts.demo.data import load
 from scripts.demo.server import DATABASE
@@ -270,7 +270,7 @@ def test_the_device_is_calibrated(server: Any, emulated: Lab) -> None:
         "SELECT device, kinds, samples, profile FROM tensile.latency_models JOIN tensile.device_profiles USING (device)"
     ).fetchall()
     assert device == DEVICE and samples >= kinds > 5
-    profile = DeviceProfile(**measured)
+    profile = DeviceProfile.from_json(measured)
     assert profile.kind == TYPE
     if TYPE == "emulated":
         assert (profile.memory_bytes, profile.process_bytes) == (MEMORY, CONTEXT)

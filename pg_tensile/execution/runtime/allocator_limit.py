@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from pg_tensile.execution.backends import module_of
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 
 _EXPANDABLE = "expandable_segments"
 
@@ -43,11 +43,15 @@ class AllocatorLimit:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._budgets: dict[int, int | None] = {}
+        self._margin_bytes = MARGIN_BYTES
         self._lock = threading.Lock()
 
-    def set(self, user: int, budget_bytes: int | None) -> None:
-        """Set what a user may take. If that is less than before, cached memory is given back to the device."""
+    def set(self, user: int, budget_bytes: int | None, margin_bytes: int = MARGIN_BYTES) -> None:
+        """Set what a user may take. If that is less than before, cached memory is given back to the device.
+
+        `margin_bytes` is that of the allocator's rules; the largest one counts from then on."""
         with self._lock:
+            self._margin_bytes = max(self._margin_bytes, margin_bytes)
             before = self._budgets.get(user)
             self._budgets[user] = budget_bytes
             self._apply()
@@ -64,7 +68,7 @@ class AllocatorLimit:
         if budgets and None not in budgets:
             _, total = torch.accelerator.get_memory_info(self._device)
             # half a byte more, as the allocator rounds the product of fraction and total down
-            fraction = min(1.0, (sum(filter(None, budgets)) + MARGIN_BYTES + 0.5) / total)
+            fraction = min(1.0, (sum(filter(None, budgets)) + self._margin_bytes + 0.5) / total)
         module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pg_tensile.execution.backends.cuda import CudaBackend
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from pyworker.children.overhead import UNMEASURED_BYTES, Overhead, earlier_overhead, expected_overhead
 from pyworker.wire import FrameType
 

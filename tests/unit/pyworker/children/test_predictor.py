@@ -396,7 +396,7 @@ def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
     assert known == {"error": None, "device": "cpu", "profile": asdict(FAST), "overhead_bytes": 0}
     answered = describe("cpu", {})
     assert answered["error"] is None, answered
-    measured = DeviceProfile(**answered["profile"])
+    measured = DeviceProfile.from_json(answered["profile"])
     assert (measured.name, measured.memory_bytes) == ("host", memory_bytes())
     error = describe("cuda:77", {})["error"]
     assert error["sqlstate"] == "55000" and "cuda:77" in error["message"] and error["hint"]
