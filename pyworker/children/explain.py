@@ -39,7 +39,7 @@ from pyworker.children.job import (
     with_hint,
     with_predicted_latencies,
 )
-from pyworker.children.overhead import expected_overhead
+from pyworker.children.overhead import allocator_cautions, expected_overhead
 from pyworker.children.running_jobs import running_jobs
 from pyworker.cluster_device import PREFIX
 from pyworker.wire import FrameType
@@ -76,8 +76,9 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
-    warnings = tuple(cautions(store, fitted, Split.of(spec), spec["options"].get("task"))) or None
-    request = _request(spec, subject)._replace(choice=choice, warnings=warnings, ranks=ranks)
+    warnings = cautions(store, fitted, Split.of(spec), spec["options"].get("task"))
+    warnings += allocator_cautions(subject.target.name.removeprefix(PREFIX), subject.target.profile)
+    request = _request(spec, subject)._replace(choice=choice, warnings=tuple(warnings) or None, ranks=ranks)
     request = request._replace(architecture_reason=None if chosen is None else chosen.reason)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})

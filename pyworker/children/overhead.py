@@ -57,6 +57,15 @@ def expected_overhead(spec: dict[str, Any], device: str, profile: DeviceProfile)
     return overhead_bytes(device, profile, earlier_overhead(spec["overheads"], device, network))
 
 
+def allocator_cautions(device: str, profile: DeviceProfile) -> list[str]:
+    """Return a warning if the allocator on the device does not do what plans count with."""
+    if device == "cpu":
+        return []
+    from pg_tensile.execution.runtime.allocator_limit import allocator_caution
+
+    return list(filter(None, [allocator_caution(profile.allocator)]))
+
+
 class Overhead:
     """The overhead of a job's process, in bytes: expected at first, then measured where the driver tells it."""
 

@@ -116,6 +116,14 @@ BEGIN
                 HINT = 'The trainer measured this value; code of the model may have disturbed the measurement.';
         END IF;
     END LOOP;
+    FOREACH field IN ARRAY ARRAY['block_bytes', 'small_bytes', 'small_page_bytes', 'large_page_bytes'] LOOP
+        number := profile->'allocator'->>field;
+        IF number NOT BETWEEN 1 AND 2 ^ 30 THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('%s of the allocator of device "%s" cannot be %s', field, device, number),
+                HINT = 'The trainer measured this value; code of the model may have disturbed the measurement.';
+        END IF;
+    END LOOP;
 END $$;
 
 CREATE FUNCTION tensile_internal._keep_tables(job bigint, tables jsonb) RETURNS void

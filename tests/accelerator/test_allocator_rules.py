@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pg_tensile.execution.measuring.allocator import _sizes, allocator_rules
+from pg_tensile.execution.runtime.allocator_limit import allocator_caution
 from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from tests.accelerator.target import DEVICE, TYPE
 
@@ -59,3 +60,25 @@ def test_larger_pages_are_found(here: torch.device, settings: Callable[[str], No
 def test_segments_that_do_not_grow_follow_no_such_rules(here: torch.device, settings: Callable[[str], None]) -> None:
     settings("expandable_segments:False")
     assert not allocator_rules(here).is_followed
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("expandable_segments:False", "expandable_segments:False"),
+        ("roundup_power2_divisions:[256:1,512:2,>:4], expandable_segments:True", "roundup_power2_divisions:"),
+        ("max_split_size_mb:100,garbage_collection_threshold:0.5", "max_split_size_mb:100, garbage_collection"),
+    ],
+)
+def test_settings_that_plans_do_not_count_with_are_told(settings: Callable[[str], None], text: str, told: str) -> None:
+    settings(text)
+    caution = allocator_caution(DEFAULT_RULES)
+    assert caution is not None and f"is set to {told}" in caution
+
+
+@emulated
+def test_other_settings_are_no_reason_to_be_cautious(settings: Callable[[str], None]) -> None:
+    settings("expandable_segments:True,pinned_use_background_threads:True")
+    assert allocator_caution(DEFAULT_RULES) is None
+    assert "does not take memory as plans expect" in (allocator_caution(AllocatorRules(is_followed=False)) or "")

@@ -8,15 +8,18 @@ own. With a limit it does that when the limit is reached.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from functools import cache
 
 import torch
 
 from pg_tensile.execution.backends import module_of
-from pg_tensile.planning.allocator_rules import MARGIN_BYTES
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES, AllocatorRules
 
 _EXPANDABLE = "expandable_segments"
+_SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,\[\]]+)")
+_NOT_PLANNED = ("roundup_power2_divisions", "max_split_size_mb", "garbage_collection_threshold")
 
 
 def use_expandable_segments() -> None:
@@ -26,6 +29,23 @@ def use_expandable_segments() -> None:
     settings = _allocator_settings()
     if _EXPANDABLE not in settings:
         torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (settings, f"{_EXPANDABLE}:True"))))
+
+
+def allocator_caution(rules: AllocatorRules) -> str | None:
+    """Return a sentence for users if the allocator does not do what plans count with; None if it does.
+
+    `rules` are those that were measured with the device."""
+    settings = _SETTING.findall(_allocator_settings().replace(" ", ""))
+    wrong = [
+        f"{name}:{value}" for name, value in settings if name in _NOT_PLANNED or (name, value) == (_EXPANDABLE, "False")
+    ]
+    if wrong:
+        what = f"PyTorch's allocator is set to {', '.join(wrong)} (PYTORCH_ALLOC_CONF), which plans do not count with"
+    elif not rules.is_followed:
+        what = "PyTorch's allocator does not take memory as plans expect"
+    else:
+        return None
+    return f"{what}: a job may need more device memory than it is granted"
 
 
 def _allocator_settings() -> str:
