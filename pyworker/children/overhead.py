@@ -66,6 +66,16 @@ def allocator_cautions(device: str, profile: DeviceProfile) -> list[str]:
     return list(filter(None, [allocator_caution(profile.allocator)]))
 
 
+def limit_cautions(device: torch.device) -> list[str]:
+    """Return a warning if the driver or the kernel offers to limit the process, but could not."""
+    if device.type == "cpu":
+        return []
+    from pg_tensile.execution.backends import backend_of
+
+    limit = backend_of(device.type).hard_limit(device)
+    return [] if limit is None or limit.obstacle is None else [limit.obstacle]
+
+
 class Overhead:
     """The overhead of a job's process, in bytes: expected at first, then measured where the driver tells it."""
 

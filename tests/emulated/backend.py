@@ -40,6 +40,9 @@ class EmulatedBackend:
     def process_bytes(self, device: torch.device) -> int | None:
         return control.process_bytes(device.index)
 
+    def hard_limit(self, device: torch.device) -> None:
+        return None
+
     def load_of_others(self, device: torch.device) -> float:
         return 0.0
 

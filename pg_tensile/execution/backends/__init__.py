@@ -20,6 +20,7 @@ import torch
 from pg_tensile.errors import DeviceError
 
 if TYPE_CHECKING:
+    from pg_tensile.execution.backends.memory_limits import HardLimit
     from pg_tensile.execution.codecs.device import Coder
 
 GROUP = "pg_tensile.backends"
@@ -55,6 +56,10 @@ class Backend(Protocol):
 
     def process_bytes(self, device: torch.device) -> int | None:
         """Return the device memory of this process by the driver's count; None if it does not tell."""
+        ...
+
+    def hard_limit(self, device: torch.device) -> HardLimit | None:
+        """Return the limit of this process's device memory that the driver or the kernel enforces; None without one."""
         ...
 
     def load_of_others(self, device: torch.device) -> float:

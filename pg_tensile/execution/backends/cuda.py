@@ -13,6 +13,7 @@ import torch
 
 from pg_tensile.errors import DeviceError
 from pg_tensile.execution.backends import nvml
+from pg_tensile.execution.backends.memory_limits import HardLimit, hard_limit
 
 if TYPE_CHECKING:
     from pg_tensile.execution.codecs.device import Coder
@@ -56,6 +57,10 @@ class CudaBackend:
     def process_bytes(self, device: torch.device) -> int | None:
         return nvml.process_bytes(device, self.code_bytes)
 
+    def hard_limit(self, device: torch.device) -> HardLimit | None:
+        limit = hard_limit(device, _pci_address(device))
+        return None if limit.enforced_by is None else limit
+
     def load_of_others(self, device: torch.device) -> float:
         return nvml.load_of_others(device)
 
@@ -95,12 +100,15 @@ class CudaBackend:
         return coder_of(device)
 
 
-def _cpus_near(device: torch.device) -> set[int]:
+def _pci_address(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
+    domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    return f"{domain:04x}:{bus:02x}:{number:02x}.0"
+
+
+def _cpus_near(device: torch.device) -> set[int]:
     try:
-        domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
-        address = f"{domain:04x}:{bus:02x}:{number:02x}.0"
-        return parse_cpus(Path("/sys/bus/pci/devices", address, "local_cpulist").read_text())
+        return parse_cpus(Path("/sys/bus/pci/devices", _pci_address(device), "local_cpulist").read_text())
     except (AttributeError, OSError, ValueError):
         return set()
 

@@ -43,9 +43,9 @@ def process_bytes(device: torch.device, code_bytes: int) -> int | None:
 
     Where only its context is known, it is that, `code_bytes` for the code that libraries load, and what PyTorch's
     allocator has taken."""
-    counts = _ask(device, _counts)
+    counts = ask(device, _counts)
     if counts is not None:
-        number = own_number(device, counts, lambda: _ask(device, _counts) or {})
+        number = own_number(device, counts, lambda: ask(device, _counts) or {})
         used = None if number is None else counts.get(number)
         if used is not None:
             return used
@@ -67,7 +67,7 @@ def load_of_others(device: torch.device) -> float:
         newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
         return min(1.0, sum(newest.get(number, 0) for number in running - {own}) / 100)
 
-    return _ask(device, read) or 0.0
+    return ask(device, read) or 0.0
 
 
 def create_context(device: torch.device) -> None:
@@ -81,7 +81,7 @@ def create_context(device: torch.device) -> None:
         del block
         return torch.accelerator.memory_reserved(device)
 
-    context = context_bytes(partial(_ask, device, _situation), create)
+    context = context_bytes(partial(ask, device, _situation), create)
     if context is not None:
         _contexts[device] = context
 
@@ -174,7 +174,7 @@ def _situation(nvml: Any, handle: Any) -> Situation:
     return Situation(nvml.nvmlDeviceGetMemoryInfo(handle).used, _counts(nvml, handle))
 
 
-def _ask(device: torch.device, read: Callable[[Any, Any], _T]) -> _T | None:
+def ask(device: torch.device, read: Callable[[Any, Any], _T]) -> _T | None:
     """Return what `read` returns, given the module of NVML and its handle of the device; None after its errors.
 
     Its numbers of devices are not CUDA's, so the device is looked up by its UUID."""

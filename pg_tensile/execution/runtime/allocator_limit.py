@@ -2,7 +2,8 @@
 
 A job within its grant must not take memory that another one was granted. The allocator keeps what was freed, so without
 a limit it would take more than the grant: it gives memory back only when the device has none left, and then only its
-own. With a limit it does that when the limit is reached.
+own. With a limit it does that when the limit is reached. Where the driver or the kernel offers to limit a process
+(backends/memory_limits.py), they do so as well, at a higher limit, for memory that the allocator does not know.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache
 
 import torch
 
-from pg_tensile.execution.backends import module_of
+from pg_tensile.execution.backends import backend_of, module_of, outside_bytes
 from pg_tensile.planning.allocator_rules import MARGIN_BYTES, AllocatorRules
 
 _EXPANDABLE = "expandable_segments"
@@ -84,12 +85,24 @@ class AllocatorLimit:
             self._apply()
 
     def _apply(self) -> None:
-        fraction, budgets = 1.0, list(self._budgets.values())
+        fraction, budgets, most = 1.0, list(self._budgets.values()), None
         if budgets and None not in budgets:
+            most = sum(filter(None, budgets)) + self._margin_bytes
             _, total = torch.accelerator.get_memory_info(self._device)
             # half a byte more, as the allocator rounds the product of fraction and total down
-            fraction = min(1.0, (sum(filter(None, budgets)) + self._margin_bytes + 0.5) / total)
+            fraction = min(1.0, (most + 0.5) / total)
         module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
+        self._apply_hard(most)
+
+    def _apply_hard(self, most: int | None) -> None:
+        """Have the driver limit what this process takes of the device, if it can: `most`, and room for what is outside
+        the allocator, with code that libraries still load."""
+        backend = backend_of(self._device.type)
+        limit = backend.hard_limit(self._device)
+        if limit is None:
+            return
+        outside = None if most is None else outside_bytes(self._device)
+        limit.set(None if most is None or outside is None else most + outside + backend.code_bytes)
 
 
 _limit_of = cache(AllocatorLimit)
