@@ -44,7 +44,6 @@ def test_a_process_is_known_by_the_memory_that_it_takes():
         pytest.skip("the driver does not tell the memory of this process")
     others: dict[int, int | None] = {1: 500 << 20, 2: None}
     taking = partial(_taking, device)
-    torch.accelerator.empty_cache()
     assert identified(lambda: {**others, own: backend.process_bytes(device)}, taking) == own
     assert (backend.process_bytes(device) or 0) <= before
     assert identified(lambda: others, taking) is None

@@ -108,7 +108,6 @@ def own_number(device: torch.device, counts: Counts, read: Callable[[], Counts])
     """Return NVML's number of this process among `counts`, or None; `read` reads them again."""
     known = _own_by_number(device, counts.keys())
     if known is None and any(used is not None for used in counts.values()):
-        torch.accelerator.empty_cache()  # so that new memory is taken
         known = identified(read, partial(_taking, device))
         if known is not None:
             _numbers[device] = known
@@ -119,8 +118,10 @@ def identified(read: Callable[[], Counts], taking: Callable[[int], AbstractConte
     """Return the number of the only process whose memory grows when this one takes more; None if it is not only one.
 
     `taking(blocks)` is a context in which this process has taken so many blocks of 1 MiB more; it returns the bytes by
-    which the allocator's memory has grown."""
+    which the allocator's memory has grown. At its end all that is free is given back to the device."""
     candidates: set[int] | None = None
+    with taking(0):  # so that what is taken next is new
+        pass
     for blocks in SystemRandom().sample(_AMOUNTS, 2):  # by chance, another process may take the first amount as well
         before = read()
         with taking(blocks) as taken:
