@@ -143,6 +143,11 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) 
         ).fetchall()
         assert planned <= budgets[policy] and moved + repeated > 0
     assert emulated.log("note") == []  # such as that another policy had to make the plan
+    ((overheads,),) = emulated.conn.execute(
+        "SELECT array_agg(DISTINCT overhead_bytes) FROM tensile.traces WHERE overhead_measured AND device = %s",
+        (DEVICE,),
+    ).fetchall()
+    assert overheads and (overheads == [vanilla.overhead] or TYPE != "emulated")
 
 
 @pytest.mark.long
