@@ -66,22 +66,13 @@ def allocator_cautions(device: str, profile: DeviceProfile) -> list[str]:
     return list(filter(None, [allocator_caution(profile.allocator)]))
 
 
-def limit_cautions(device: torch.device) -> list[str]:
-    """Return a warning if the driver or the kernel offers to limit the process, but could not."""
-    if device.type == "cpu":
-        return []
-    from pg_tensile.execution.backends import backend_of
-
-    limit = backend_of(device.type).hard_limit(device)
-    return [] if limit is None or limit.obstacle is None else [limit.obstacle]
-
-
 class Overhead:
     """The overhead of a job's process, in bytes: expected at first, then measured where the driver tells it."""
 
     def __init__(self, channel: Channel, device: torch.device, profile: DeviceProfile) -> None:
         self.bytes = expected_overhead(channel.spec, str(device), profile)
         self.is_measured = device.type == "cpu"
+        self._limited_by: str | None = None
         self._channel = channel
         self._device = device
         self._margin_bytes = profile.allocator.margin_bytes
@@ -91,7 +82,8 @@ class Overhead:
 
     def header(self) -> dict[str, Any]:
         """Return the fields of a TRACE frame."""
-        self._told = {"overhead_bytes": self.bytes, "overhead_measured": self.is_measured}
+        measured = {"overhead_bytes": self.bytes, "overhead_measured": self.is_measured}
+        self._told = measured | {"limited_by": self._limited_by}
         return self._told
 
     def begin(self) -> None:
@@ -106,6 +98,10 @@ class Overhead:
         before, measured = self.bytes, self._read() if device is None else device.overhead_bytes()
         if measured is not None:
             self.bytes, self.is_measured = measured, True
+        if self._device.type != "cpu":
+            from pg_tensile.execution.runtime.allocator_limit import limit_enforced_by
+
+            self._limited_by = limit_enforced_by(self._device)
         return self.bytes > before
 
     def _read(self) -> int | None:
@@ -134,4 +130,4 @@ class Overhead:
         """Tell the scheduler if it is not what the last frame said."""
         told = self._told
         if self.header() != told:
-            self._channel.send(FrameType.PROGRESS, {"overhead_bytes": self.bytes})
+            self._channel.send(FrameType.PROGRESS, {"overhead": self._told})

@@ -48,8 +48,6 @@ class TrainingRun:
 
     def fit(self, prepared: Prepared, checkpoint: State | None, profile: Future[DeviceProfile]) -> None:
         """Train, from the preprocessed rows to the weights; `profile` is the device's."""
-        from pyworker.children.overhead import limit_cautions
-
         channel = self._channel
         channel.send(FrameType.PROGRESS, {"phase": "building"})
         job = self._build(prepared)
@@ -63,7 +61,7 @@ class TrainingRun:
             graphs = self._memory.device_graphs()
             if graphs.obstacle is not None:
                 self._warnings.append(f"iterations were not captured as device graphs: {graphs.obstacle}")
-        self._warnings += [*limit_cautions(job.device), *outcome.warnings]
+        self._warnings += outcome.warnings
         self._send_results(job, outcome, prepared)
         channel.send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
 

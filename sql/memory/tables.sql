@@ -21,7 +21,8 @@ CREATE TABLE tensile_internal.traces (
     torch            text,
     profile          jsonb,
     codec_times      jsonb,
-    overhead_measured bool NOT NULL DEFAULT false
+    overhead_measured bool NOT NULL DEFAULT false,
+    limited_by       text
 );
 ALTER TABLE tensile_internal.traces ENABLE ROW LEVEL SECURITY;
 

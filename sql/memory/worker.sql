@@ -29,20 +29,23 @@ BEGIN
     END IF;
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
-        least_bytes bigint, operator text, graphs jsonb, load float8, torch text, overhead_measured bool);
+        least_bytes bigint, operator text, graphs jsonb, load float8, torch text, overhead_measured bool,
+        limited_by text);
     INSERT INTO tensile_internal.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes,
                                               persistent_bytes, parameters, vanilla_bytes, least_bytes,
-                                              largest_operator, graphs, traces, load, torch, profile, overhead_measured)
+                                              largest_operator, graphs, traces, load, torch, profile, overhead_measured,
+                                              limited_by)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
                 h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch,
-                CASE WHEN tensile_internal._on_cluster(h.device) THEN h.profile END, h.overhead_measured)
+                CASE WHEN tensile_internal._on_cluster(h.device) THEN h.profile END, h.overhead_measured,
+                h.limited_by)
         ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
             policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
             persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
             vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
             refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch,
-            profile = EXCLUDED.profile, overhead_measured = EXCLUDED.overhead_measured;
+            profile = EXCLUDED.profile, overhead_measured = EXCLUDED.overhead_measured, limited_by = EXCLUDED.limited_by;
     UPDATE tensile_internal.trials k SET least_bytes = h.least_bytes + h.overhead_bytes WHERE k.job = j;
     IF h.profile <> 'null' THEN
         PERFORM tensile_internal._check_profile(h.device, h.profile);
@@ -59,11 +62,13 @@ BEGIN
     PERFORM tensile_internal._notify(j);
 END $$;
 
--- PROGRESS frame: the memory besides its tensors that the trainer has measured since its last trace
-CREATE FUNCTION tensile_worker._job_overhead(bytes bigint) RETURNS void
+-- PROGRESS frame: the memory besides its tensors, and who limits it, as in a TRACE and later than that
+CREATE FUNCTION tensile_worker._job_overhead(header jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE tensile_internal.traces t SET overhead_bytes = $1, overhead_measured = true
+    UPDATE tensile_internal.traces t SET overhead_bytes = h.overhead_bytes, overhead_measured = h.overhead_measured,
+            limited_by = h.limited_by
+        FROM jsonb_to_record($1) AS h (overhead_bytes bigint, overhead_measured bool, limited_by text)
         WHERE t.job = tensile_worker._my_job();
     UPDATE tensile_internal.trials k SET least_bytes = t.least_bytes + t.overhead_bytes
         FROM tensile_internal.traces t WHERE t.job = k.job AND k.job = tensile_worker._my_job();

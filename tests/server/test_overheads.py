@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.stage import Stage
 from tests.server.support import value
-from tests.server.test_traces import FIRST, trace
+from tests.server.test_traces import FIRST, literal, trace
 
 MEASURED = "SELECT tensile_worker._job_overheads() AS measured"
 
@@ -39,12 +39,13 @@ def use(stage: Stage, model: str, architecture: dict[str, Any]) -> None:
 
 def test_what_a_trainer_has_measured_replaces_what_was_expected(stage: Stage, jobs: list[int]) -> None:
     job, other = jobs
-    shown = "SELECT overhead_bytes, overhead_measured FROM tensile.traces WHERE job = %s"
+    report = {"overhead_bytes": 500, "overhead_measured": True, "limited_by": "allocator"}
+    shown = "SELECT overhead_bytes, overhead_measured, limited_by FROM tensile.traces WHERE job = %s"
     trace(stage, job, device="cuda:0", torch="2.13.0")
-    assert stage.alice.execute(shown, (job,)).fetchone() == (FIRST["overhead_bytes"], False)
+    assert stage.alice.execute(shown, (job,)).fetchone() == (FIRST["overhead_bytes"], False, None)
     assert measured(stage, other) == []
-    stage.woken("scheduler", lambda: stage.order(job, "SELECT tensile_worker._job_overhead(500)"))
-    assert stage.alice.execute(shown, (job,)).fetchone() == (500, True)
+    stage.woken("scheduler", lambda: stage.order(job, f"SELECT tensile_worker._job_overhead({literal(report)})"))
+    assert stage.alice.execute(shown, (job,)).fetchone() == (500, True, "allocator")
     listed = "SELECT overhead_bytes FROM tensile_internal._schedule_jobs()"
     assert stage.order("scheduler", listed) == [{"overhead_bytes": 500}]
     alike = {"device": "cuda:0", "torch": "2.13.0", "network": "mlp"}

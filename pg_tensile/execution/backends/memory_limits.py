@@ -55,6 +55,8 @@ class HardLimit:
         """Limit the process to `nbytes`, or None for no limit; return whether that succeeded."""
         if self.enforced_by is None or self.obstacle is not None:
             return False
+        if nbytes is None and not self._has_entered:
+            return True
         try:
             if self._group is not None and not self._has_entered:
                 with entering(self._group) as own:

@@ -46,7 +46,7 @@ def process_bytes(device: torch.device, code_bytes: int) -> int | None:
     counts = ask(device, _counts)
     if counts is not None:
         number = own_number(device, counts, lambda: ask(device, _counts) or {})
-        used = None if number is None else counts.get(number)
+        used = None if number is None else (ask(device, _counts) or {}).get(number)  # less, if it was just identified
         if used is not None:
             return used
     context = _contexts.get(device)

@@ -65,6 +65,7 @@ class AllocatorLimit:
         self._device = device
         self._budgets: dict[int, int | None] = {}
         self._margin_bytes = MARGIN_BYTES
+        self._most: int | None = None  # that the allocator may take
         self._lock = threading.Lock()
 
     def set(self, user: int, budget_bytes: int | None, margin_bytes: int = MARGIN_BYTES) -> None:
@@ -92,6 +93,7 @@ class AllocatorLimit:
             # half a byte more, as the allocator rounds the product of fraction and total down
             fraction = min(1.0, (most + 0.5) / total)
         module_of(self._device).set_per_process_memory_fraction(fraction, self._device)
+        self._most = most
         self._apply_hard(most)
 
     def _apply_hard(self, most: int | None) -> None:
@@ -104,8 +106,22 @@ class AllocatorLimit:
         outside = None if most is None else outside_bytes(self._device)
         limit.set(None if most is None or outside is None else most + outside + backend.code_bytes)
 
+    def enforced_by(self) -> str | None:
+        """Return who keeps this process within its limit, "allocator and driver" for example; None without a limit."""
+        if self._most is None:
+            return None
+        hard = backend_of(self._device.type).hard_limit(self._device)
+        if hard is None:
+            return "allocator"
+        return f"allocator and {hard.enforced_by}" if hard.obstacle is None else f"allocator; {hard.obstacle}"
+
 
 _limit_of = cache(AllocatorLimit)
+
+
+def limit_enforced_by(device: torch.device) -> str | None:
+    """Return who keeps this process within its limit on a device (with its index); None if it has none."""
+    return _limit_of(device).enforced_by()
 
 
 def allocator_limit(device: torch.device) -> AllocatorLimit:

@@ -110,7 +110,7 @@ class JobMemory:
         if rejected is not None:
             reason = self._server.text(rejected["reason"])
             self._server.call("tensile_worker._job_log(text,text,int8)", "rejected", reason, rejected["generation"])
-        overhead = progress.get("overhead_bytes")
+        overhead = progress.get("overhead")
         if overhead is not None and self._registered:
-            self._register(overhead)
-            self._server.call("tensile_worker._job_overhead(int8)", overhead)
+            self._register(overhead["overhead_bytes"])
+            self._server.call("tensile_worker._job_overhead(jsonb)", self._server.json(overhead))

@@ -108,6 +108,7 @@ def test_the_driver_limits_a_group_of_this_process_alone(group: Path, install: I
     limit = HardLimit(DEVICE, ADDRESS)
     assert limit.enforced_by == "driver" and driver.limits == {}
     own = str(group / f"pg_tensile-{OWN}")
+    assert limit.set(None) and driver.limits == {}, "there is nothing to be taken back"
     assert limit.set(1000) and driver.limits == {own: (0, 1000)}
     assert limit.set(2000) and driver.limits == {own: (0, 2000)}
     assert limit.set(None) and driver.limits == {own: (0, LimitingNvml.NVML_DEVICE_MEMORY_LIMIT_MAX)}
@@ -138,14 +139,19 @@ def test_the_kernel_limits_a_group_that_it_controls(group: Path, install: Instal
 
 def test_the_hard_limit_leaves_room_for_what_is_outside_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int | None] = []
-    backend = SimpleNamespace(code_bytes=7, hard_limit=lambda device: SimpleNamespace(set=limits.append))
+    hard = SimpleNamespace(set=limits.append, enforced_by="driver", obstacle=None)
+    backend = SimpleNamespace(code_bytes=7, hard_limit=lambda device: hard)
     module = SimpleNamespace(set_per_process_memory_fraction=lambda fraction, device: None)
     monkeypatch.setattr(allocator_limit, "backend_of", lambda type: backend)
     monkeypatch.setattr(allocator_limit, "module_of", lambda device: module)
     monkeypatch.setattr(allocator_limit, "outside_bytes", lambda device: 500)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (1 << 40, 1 << 40))
     limit = AllocatorLimit(DEVICE)
+    assert limit.enforced_by() is None
     limit.set(1, 1000)
+    assert limit.enforced_by() == "allocator and driver"
+    hard.obstacle = "the driver refuses"
+    assert limit.enforced_by() == "allocator; the driver refuses"
     limit.set(2, None)
     limit.drop(2)
     monkeypatch.setattr(allocator_limit, "outside_bytes", lambda device: None)

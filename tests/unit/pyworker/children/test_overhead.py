@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pg_tensile.execution.backends.cuda import CudaBackend
+from pg_tensile.execution.runtime import allocator_limit
 from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB
 from pyworker.children.overhead import UNMEASURED_BYTES, Overhead, earlier_overhead, expected_overhead
@@ -31,9 +32,9 @@ class Scheduler:
         self.spec = {"network": {"type": "mlp"}, "overheads": list(overheads)}
         self.reported: list[int] = []
 
-    def send(self, kind: FrameType, header: dict[str, int]) -> None:
+    def send(self, kind: FrameType, header: dict[str, Any]) -> None:
         assert kind == FrameType.PROGRESS
-        self.reported += header.values()
+        self.reported.append(header["overhead"]["overhead_bytes"])
 
 
 def overhead_of(scheduler: Scheduler) -> Overhead:
@@ -69,12 +70,12 @@ def test_without_such_jobs_it_is_what_the_device_was_measured_with(process_bytes
 def test_what_is_measured_is_reported_once() -> None:
     scheduler = Scheduler(entry(600))
     overhead = overhead_of(scheduler)
-    assert overhead.header() == {"overhead_bytes": 600, "overhead_measured": False}
+    assert overhead.header() == {"overhead_bytes": 600, "overhead_measured": False, "limited_by": None}
     assert not overhead.measure(device(500))
     overhead.report()
     overhead.report()
     assert scheduler.reported == [500]
-    assert overhead.header() == {"overhead_bytes": 500, "overhead_measured": True}
+    assert overhead.header() == {"overhead_bytes": 500, "overhead_measured": True, "limited_by": None}
 
 
 def test_it_grows_with_the_code_that_libraries_load() -> None:
@@ -99,6 +100,16 @@ def test_what_the_driver_does_not_tell_stays_as_expected() -> None:
     assert not overhead.measure(device(None))
     overhead.report()
     assert (overhead.bytes, overhead.is_measured, scheduler.reported) == (600, False, [])
+
+
+def test_who_limits_the_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator_limit, "limit_enforced_by", lambda device: "allocator and driver")
+    scheduler = Scheduler(entry(600))
+    overhead = overhead_of(scheduler)
+    overhead.measure(device(None))
+    overhead.report()
+    assert scheduler.reported == [600]
+    assert overhead.header()["limited_by"] == "allocator and driver"
 
 
 def test_a_growth_is_told_to_whoever_measures() -> None:
