@@ -1,6 +1,6 @@
 """Rules of PyTorch's caching allocator with expandable segments, as far as plans count with them.
 
-The defaults are those of PyTorch 2.11 to 2.13. With 2.13, `large_segment_size_mb` in PYTORCH_ALLOC_CONF changes the pages
+The defaults are those of PyTorch 2.11 to 2.13. In 2.13, `large_segment_size_mb` in PYTORCH_ALLOC_CONF changes the pages
 for large blocks. The rules of the allocator at hand are measured with the device (measuring/allocator.py).
 """
 
