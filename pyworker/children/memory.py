@@ -109,11 +109,10 @@ class MemoryClient:
 
         Raises StopTraining, and the error that a REFUSE frame means."""
         needed = lasting_bytes(self.job.model, self.job.settings) + taken_bytes
-        grown = self.overhead.measure(None)
-        if needed <= self._claimed_bytes and not grown:
+        self.overhead.measure(None)
+        if needed <= self._claimed_bytes:
             self.overhead.report()
             return
-        needed = max(needed, self._claimed_bytes)
         try:
             self._claim(needed)
         except Stopped as stop:

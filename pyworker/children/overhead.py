@@ -77,8 +77,7 @@ class Overhead:
         self._device = device
         self._margin_bytes = profile.allocator.margin_bytes
         self._told = self.header()
-        self._ticks = 0
-        self._epochs = 0
+        self._has_stepped = self._has_ended_epoch = False
 
     def header(self) -> dict[str, Any]:
         """Return the fields of a TRACE frame."""
@@ -113,16 +112,16 @@ class Overhead:
         return None if outside is None else outside + self._margin_bytes
 
     def tick(self, device: Device | None) -> None:
-        """Measure it when the first step has ended; called between two steps."""
-        self._ticks += 1
-        if self._ticks == 2:  # the first time is before a step
+        """Measure it when the first step has ended; called after each."""
+        if not self._has_stepped:
+            self._has_stepped = True
             self.measure(device)
             self.report()
 
     def epoch_ended(self, device: Device | None) -> None:
         """Measure it when the first epoch has ended, since the validation has called other kernels."""
-        self._epochs += 1
-        if self._epochs == 1:
+        if not self._has_ended_epoch:
+            self._has_ended_epoch = True
             self.measure(device)
             self.report()
 

@@ -90,7 +90,7 @@ AS $$
                        ELSE coalesce((SELECT e.type FROM jsonb_array_elements_text(a.architecture->'members') e (type)
                                       WHERE e.type NOT IN ('linear', 'boosted')), 'tabular') END) n (network)
           WHERE t.overhead_measured AND NOT tensile_internal._on_cluster(t.device)
-              AND (n.network <> 'python' OR m.id = $1)
+              AND ((tensile_internal._rules()->'architectures'->n.network->>'code')::bool IS NOT TRUE OR m.id = $1)
           GROUP BY t.device, t.torch, n.network) o
 $$;
 CREATE FUNCTION tensile_worker._job_overheads() RETURNS jsonb

@@ -29,6 +29,9 @@ JOBS = """
 """
 
 
+LITTLE_LESS = 0.9  # of a job's overhead before: up to that, less of it is no reason to plan
+
+
 class Situation(NamedTuple):
     """Inputs of a device's plans; a change of them is a reason to plan."""
 
@@ -58,8 +61,8 @@ class Situation(NamedTuple):
         words = [f"job {job} has come" for job in sorted(self.traces.keys() - before.traces.keys())]
         replaced = [job for job in staying if self.traces[job] != before.traces[job]]
         words += [f"job {job} needs another plan" for job in replaced]
-        other = [job for job in staying if self.overheads[job] != before.overheads[job] and job not in replaced]
-        words += [f"the memory of job {job} besides its tensors was measured" for job in other]
+        unlike = [job for job in staying if _is_unlike(self.overheads[job], before.overheads[job])]
+        words += [f"the memory of job {job} besides its tensors was measured" for job in unlike if job not in replaced]
         sparser = [job for job in staying if self.sparsities[job] != before.sparsities[job]]
         words += [f"the zeros in tensors of job {job} have been counted" for job in sparser]
         if self.ending_bytes <= before.ending_bytes:
@@ -83,6 +86,11 @@ class Situation(NamedTuple):
         if self.queue != tuple(entry for entry in before.queue if entry[0] in waiting) and not words:
             words.append("the jobs that wait have another order")
         return words
+
+
+def _is_unlike(overhead_bytes: int, before: int) -> bool:
+    """Return whether an overhead is more than before, or less by an amount that other jobs have a use for."""
+    return overhead_bytes > before or overhead_bytes < LITTLE_LESS * before
 
 
 class DeviceView(NamedTuple):
