@@ -186,8 +186,8 @@ COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the trainer
 COMMENT ON COLUMN tensile.traces.overhead_measured IS
     'true if the trainer has measured overhead_bytes; false: what it is expected to take';
 COMMENT ON COLUMN tensile.traces.limited_by IS
-    'who keeps the trainer within its device memory: the allocator, and the driver or the kernel where they can; '
-    'null: no one';
+    'what keeps the trainer within its device memory: the allocator, and the driver or the kernel where they can; '
+    'null: nothing';
 COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
 COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
 COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';

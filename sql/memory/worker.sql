@@ -62,7 +62,7 @@ BEGIN
     PERFORM tensile_internal._notify(j);
 END $$;
 
--- PROGRESS frame: the memory besides its tensors, and who limits it, as in a TRACE and later than that
+-- PROGRESS frame: the memory besides its tensors, and what limits it, as in a TRACE and later than that
 CREATE FUNCTION tensile_worker._job_overhead(header jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -30,7 +30,7 @@ PREFIX = "pg_tensile-"  # of groups that processes make for themselves, followed
 class HardLimit:
     """The limit of this process on one device, whose PCI address is `address` ("0000:65:00.0").
 
-    `enforced_by` says who enforces it: "driver", "kernel", or None if no one offers to. `obstacle` is why it could not
+    `enforced_by` is "driver" or "kernel", None if neither offers to enforce it. `obstacle` is why it could not
     be set, None if it could or was not asked for."""
 
     def __init__(self, device: torch.device, address: str) -> None:

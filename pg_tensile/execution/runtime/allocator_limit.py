@@ -107,7 +107,7 @@ class AllocatorLimit:
         limit.set(None if most is None or outside is None else most + outside + backend.code_bytes)
 
     def enforced_by(self) -> str | None:
-        """Return who keeps this process within its limit, "allocator and driver" for example; None without a limit."""
+        """Return what keeps this process within its limit, "allocator and driver" for example; None without a limit."""
         if self._most is None:
             return None
         hard = backend_of(self._device.type).hard_limit(self._device)
@@ -120,7 +120,7 @@ _limit_of = cache(AllocatorLimit)
 
 
 def limit_enforced_by(device: torch.device) -> str | None:
-    """Return who keeps this process within its limit on a device (with its index); None if it has none."""
+    """Return what keeps this process within its limit on a device (with its index); None if it has none."""
     return _limit_of(device).enforced_by()
 
 

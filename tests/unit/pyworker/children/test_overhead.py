@@ -100,7 +100,7 @@ def test_what_the_driver_does_not_tell_stays_as_expected() -> None:
     assert (overhead.bytes, overhead.is_measured, scheduler.reported) == (600, False, [])
 
 
-def test_who_limits_the_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_limits_the_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator_limit, "limit_enforced_by", lambda device: "allocator and driver")
     scheduler = Scheduler(entry(600))
     overhead = overhead_of(scheduler)
@@ -110,7 +110,7 @@ def test_who_limits_the_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     assert overhead.header()["limited_by"] == "allocator and driver"
 
 
-def test_a_growth_is_told_to_whoever_measures() -> None:
+def test_a_growth_is_told_once() -> None:
     overhead = overhead_of(Scheduler(entry(600)))
     assert overhead.measure(device(700))
     assert not overhead.measure(device(700))
