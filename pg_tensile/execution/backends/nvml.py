@@ -117,8 +117,8 @@ def own_number(device: torch.device, counts: Counts, read: Callable[[], Counts])
 def identified(read: Callable[[], Counts], taking: Callable[[int], AbstractContextManager[int]]) -> int | None:
     """Return the number of the only process whose memory grows when this one takes more; None if it is not only one.
 
-    `taking(blocks)` is a context in which this process has taken that number of blocks of 1 MiB; it returns the bytes by
-    which the allocator's memory has grown. At its end all that is free is given back to the device."""
+    `taking(blocks)` is a context in which this process has taken that number of blocks of 1 MiB. It returns the bytes
+    by which the allocator's memory has grown, and gives back to the device what is free at its end."""
     candidates: set[int] | None = None
     with taking(0):  # so that what is taken next is new
         pass
