@@ -76,9 +76,7 @@ def create_context(device: torch.device) -> None:
         return
 
     def create() -> int:
-        block = torch.empty(1, device=device)
-        torch.accelerator.synchronize(device)
-        del block
+        torch.empty(1, device=device)
         return torch.accelerator.memory_reserved(device)
 
     context = context_bytes(partial(ask, device, _situation), create)
@@ -148,7 +146,7 @@ def _taking(device: torch.device, blocks: int) -> Iterator[int]:
     try:
         yield torch.accelerator.memory_reserved(device) - before if held else 0
     finally:
-        held.clear()
+        del held
         torch.accelerator.empty_cache()
 
 
