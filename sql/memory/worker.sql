@@ -76,7 +76,8 @@ AS $$
 $$;
 
 -- The most memory besides their tensors that jobs have measured, by device, version of PyTorch, and type of the network.
--- A trainer that executes code of users says what it wants, so it counts for jobs of its own model only.
+-- A trainer that executes code of users says what it wants, so it counts for jobs of its own model only. Queries of jobs
+-- can call what their workers call, so nothing above 4 GiB counts: no context takes as much.
 CREATE FUNCTION tensile_internal._measured_overheads(model_id bigint) RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -89,7 +90,7 @@ AS $$
                    SELECT CASE WHEN a.architecture->>'type' <> 'ensemble' THEN a.architecture->>'type'
                        ELSE coalesce((SELECT e.type FROM jsonb_array_elements_text(a.architecture->'members') e (type)
                                       WHERE e.type NOT IN ('linear', 'boosted')), 'tabular') END) n (network)
-          WHERE t.overhead_measured AND NOT tensile_internal._on_cluster(t.device)
+          WHERE t.overhead_measured AND t.overhead_bytes BETWEEN 0 AND 4::bigint << 30 AND NOT tensile_internal._on_cluster(t.device)
               AND ((tensile_internal._rules()->'architectures'->n.network->>'code')::bool IS NOT TRUE OR m.id = $1)
           GROUP BY t.device, t.torch, n.network) o
 $$;

@@ -82,6 +82,14 @@ def test_code_of_users_counts_for_its_own_model_only(stage: Stage, jobs: list[in
     assert value(stage.conn, "SELECT tensile_internal._measured_overheads(NULL)") == [], "nor for the predictor"
 
 
+def test_impossible_numbers_count_for_no_other_job(stage: Stage, jobs: list[int]) -> None:
+    job, other = jobs
+    trace(stage, job, device="cuda:0", torch="2.13.0", overhead_bytes=5 << 30, overhead_measured=True)
+    assert measured(stage, other) == []
+    trace(stage, job, device="cuda:0", torch="2.13.0", overhead_bytes=4 << 30, overhead_measured=True)
+    assert [entry["bytes"] for entry in measured(stage, other)] == [4 << 30]
+
+
 def test_devices_of_a_cluster_are_not_this_machines(stage: Stage, jobs: list[int]) -> None:
     job, other = jobs
     trace(stage, job, device=f"ray:{job}", torch="2.13.0", overhead_measured=True)

@@ -113,4 +113,4 @@ class JobMemory:
         overhead = progress.get("overhead")
         if overhead is not None and self._registered:
             self._register(overhead["overhead_bytes"])
-            self._server.call("tensile_worker._job_overhead(jsonb)", self._server.json(overhead))
+            self._server.call("tensile_worker._job_overhead(jsonb)", overhead)
