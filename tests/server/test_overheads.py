@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.stage import Stage
-from tests.server.support import value
+from tests.server.support import MLP, value
 from tests.server.test_traces import FIRST, literal, trace
 
 MEASURED = "SELECT tensile_worker._job_overheads() AS measured"
@@ -25,6 +25,7 @@ def jobs(stage: Stage) -> Iterator[list[int]]:
     yield jobs
     for job in jobs:
         stage.cancel(job)
+    use(stage, "m", MLP)
 
 
 def measured(stage: Stage, job: int) -> list[dict[str, Any]]:
