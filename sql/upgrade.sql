@@ -111,7 +111,7 @@ ALTER TABLE tensile_internal.checkpoint_chunks SET (
 -- Only the scheduler writes into the plan table, so trainers find no damaged plans; nothing read the launch times of
 -- kernels. Plans count with the load of the device at present, and memory flows between jobs.
 ALTER TABLE tensile_internal.traces DROP COLUMN replans, ADD load float8, ADD torch text, ADD profile jsonb,
-    ADD codec_times jsonb;
+    ADD codec_times jsonb, ADD overhead_measured bool NOT NULL DEFAULT false, ADD limited_by text;
 ALTER TABLE tensile_internal.codec_times DROP COLUMN launch;
 ALTER TABLE tensile_internal.operator_latencies ADD average_load float8, ADD alone_us float8;
 ALTER TABLE tensile_internal.plans ADD groups bytea NOT NULL DEFAULT '';

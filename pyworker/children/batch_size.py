@@ -233,7 +233,7 @@ class Chooser:
         predictions = SizePredictions(
             self._job,
             memory.profile,
-            budget_bytes(self._channel.spec, memory.profile, memory.overhead_bytes),
+            budget_bytes(self._channel.spec, memory.profile, memory.overhead.bytes),
             self._channel.spec["plan_events"],
             lambda trace: memory.predicted(trace).latency_us,
             lambda: memory.listen("choosing"),

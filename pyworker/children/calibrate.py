@@ -24,7 +24,8 @@ import numpy as np
 from pg_tensile.errors import MeasurementError, TensileError
 from pyworker.children.calibration_workloads import Workload, capture_workload, workloads
 from pyworker.children.claim import Claims
-from pyworker.children.job import network_of, overhead_bytes
+from pyworker.children.job import network_of
+from pyworker.children.overhead import earlier_overhead, overhead_bytes
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size:
     """Request `size` bytes of the device, or its budget if that is less, and return the bytes granted.
 
     Waits until they are granted. Raises channel.Stopped."""
-    overhead = overhead_bytes(device.type, profile)
+    overhead = overhead_bytes(str(device), profile, earlier_overhead(channel.spec["overheads"], str(device)))
     claims = Claims(channel, str(device), profile, overhead)
     while (answer := claims.request(size)).type == FrameType.REFUSE:
         size = min(size, answer.header["budget_bytes"] - overhead)

@@ -22,6 +22,7 @@ class Claims:
             "policy": "none",
             "fingerprint": None,
             "overhead_bytes": overhead_bytes,
+            "overhead_measured": False,
             "persistent_bytes": 0,
             "parameters": 0,
             "vanilla_bytes": None,

@@ -36,10 +36,10 @@ from pyworker.children.job import (
     job_recipe,
     job_settings,
     least_batch_size,
-    overhead_bytes,
     with_hint,
     with_predicted_latencies,
 )
+from pyworker.children.overhead import allocator_cautions, expected_overhead
 from pyworker.children.running_jobs import running_jobs
 from pyworker.cluster_device import PREFIX
 from pyworker.wire import FrameType
@@ -76,8 +76,9 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
-    warnings = tuple(cautions(store, fitted, Split.of(spec), spec["options"].get("task"))) or None
-    request = _request(spec, subject)._replace(choice=choice, warnings=warnings, ranks=ranks)
+    warnings = cautions(store, fitted, Split.of(spec), spec["options"].get("task"))
+    warnings += allocator_cautions(subject.target.name.removeprefix(PREFIX), subject.target.profile)
+    request = _request(spec, subject)._replace(choice=choice, warnings=tuple(warnings) or None, ranks=ranks)
     request = request._replace(architecture_reason=None if chosen is None else chosen.reason)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
@@ -120,17 +121,14 @@ class _TargetDevice(NamedTuple):
     """Device that the job would run on.
 
     `name` is the scheduler's name of it, with a prefix for a device of a Ray cluster; `approximate` is why `device` is
-    not the same one, or None if it is.
+    not the same one, or None if it is. `overhead_bytes` is the memory of the job's process besides its tensors.
     """
 
     device: torch.device
     name: str
     profile: DeviceProfile
     approximate: str | None
-
-    @property
-    def overhead_bytes(self) -> int:
-        return overhead_bytes(self.name.removeprefix(PREFIX), self.profile)
+    overhead_bytes: int
 
     @property
     def is_host(self) -> bool:
@@ -241,10 +239,11 @@ def _target_device(channel: Channel) -> _TargetDevice:
         profile = channel.wait_for(channel.background.submit(measure, device), "building")
     else:
         profile = DeviceProfile.from_json(fields)
+    overhead = expected_overhead(spec, name, profile)
     if spec["ranks"] is not None:
         not_known = "the devices of the Ray cluster are taken to be like this machine's"
         name, approximate = f"{PREFIX}{name}", "; ".join(filter(None, (approximate, not_known)))
-    return _TargetDevice(device, name, profile, approximate)
+    return _TargetDevice(device, name, profile, approximate, overhead)
 
 
 def _request(spec: dict[str, Any], subject: _Subject) -> Request:

@@ -16,7 +16,6 @@ from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.text_fitting import with_text_vectors
 from pg_tensile.execution.data.weights import Weighting
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 FITTED = ("linear", "boosted")  # types of architectures that a library fits
 # Members of an ensemble; lines may be as good as trees where training rows are few
 FEW, MANY = ("linear", "boosted", "tabular"), ("boosted", "tabular")
-CONTEXT_BYTES = 768 << 20  # of a process on an accelerator besides its tensors, unless measured; 714 MiB on an H100
 
 
 class Job(NamedTuple):
@@ -199,27 +197,16 @@ def least_batch_size(spec: dict[str, Any]) -> int:
     return int(spec["batch_size"] or least)
 
 
-def overhead_bytes(device: str, profile: DeviceProfile) -> int:
-    """Return the device memory besides its tensors that a process on the device is expected to take.
-
-    It is what was measured with little of the libraries' code loaded, and room for the rest of that."""
-    if device == "cpu":
-        return 0
-    from pg_tensile.execution.backends import backend_of
-
-    code = backend_of(device.partition(":")[0]).code_bytes
-    return (profile.process_bytes or CONTEXT_BYTES) + code + MARGIN_BYTES
-
-
 def with_predicted_latencies(
     trace: Trace, profile: DeviceProfile, models: memoryview | None, load: float = 0.0
 ) -> Trace:
     """Return the trace with latencies predicted by the device's models or, without models, by the roofline.
 
-    `load` is that of the device by others.
+    `load` is that of the device by others. The trace has the rules of the device's allocator, too.
     """
     from pg_tensile.planning.latency import model_bytes, roofline
 
+    trace = trace.with_allocator(profile.allocator)
     if models is None:
         return trace.with_latencies(roofline.estimate(trace, profile))
     return trace.with_latencies(model_bytes.decode(bytes(models)).predict(trace, profile, load))

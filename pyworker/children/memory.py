@@ -44,8 +44,9 @@ from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import group_socket
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.compression import CompressionClient
-from pyworker.children.job import Job, overhead_bytes, with_predicted_latencies
+from pyworker.children.job import Job, with_predicted_latencies
 from pyworker.children.latency_reports import LatencyReports
+from pyworker.children.overhead import Overhead
 from pyworker.children.refusal import refusal_error, refusal_while_choosing
 from pyworker.children.trace_tables import trace_tables
 from pyworker.wire import Frame, FrameType
@@ -70,7 +71,7 @@ class MemoryClient:
     ) -> None:
         self.job = job
         self.profile = profile
-        self.overhead_bytes = overhead_bytes(job.device.type, profile)  # on the device, besides its tensors
+        self.overhead = Overhead(channel, job.device, profile)
         self._name = name or str(job.device)
         self._channel = channel
         self._load = load
@@ -101,13 +102,16 @@ class MemoryClient:
         That is its `memory_budget` or, without one, what the model's state takes: until the first step, nothing else
         is known."""
         self._claim(self._channel.spec["memory_budget"] or state_bytes(self.job.model, self.job.settings))
+        self.overhead.begin()
 
     def claim_taken(self, taken_bytes: int) -> None:
         """Request the memory that the first step has taken, beyond what stays from step to step, if that is more.
 
         Raises StopTraining, and the error that a REFUSE frame means."""
         needed = lasting_bytes(self.job.model, self.job.settings) + taken_bytes
+        self.overhead.measure(None)
         if needed <= self._claimed_bytes:
+            self.overhead.report()
             return
         try:
             self._claim(needed)
@@ -146,6 +150,7 @@ class MemoryClient:
                 with self._claimed(grant):
                     graphs = self._with_workspaces(graphs, device, grant)
         self._steps = steps
+        self.overhead.report()
         self._compression.begin(steps)
         self._latencies.begin(steps, graphs.train.trace.latency_us, self._predicted_load)
         return steps
@@ -231,10 +236,7 @@ class MemoryClient:
 
     def _measure_overhead(self, device: Device) -> bool:
         """Measure the device memory besides the job's tensors, if the driver tells it; return whether it has grown."""
-        before, measured = self.overhead_bytes, device.overhead_bytes()
-        if measured is not None:
-            self.overhead_bytes = measured
-        return self.overhead_bytes > before
+        return self.overhead.measure(device)
 
     # ---- frames up ----
 
@@ -260,7 +262,7 @@ class MemoryClient:
             "profile": asdict(self.profile),
             "revision": self._revision,
             "policy": self._channel.spec["policy"] or "none",
-            "overhead_bytes": self.overhead_bytes,
+            **self.overhead.header(),
             "parameters": sum(parameter.numel() for parameter in self.job.model.parameters()),
             "graphs": [{"name": name, "rows": self._rows[name]} for name in traces],
         }
@@ -379,11 +381,13 @@ class MemoryClient:
         """Do the periodic work between two steps; costs nothing most of the time."""
         if self._compiling and self._compiling[0][1].done():
             self._finish_compilations()
+        self.overhead.tick(self._device)
         self._compression.tick()
         if not self.choosing:
             self._latencies.tick()
 
     def epoch_ended(self) -> None:
+        self.overhead.epoch_ended(self._device)
         self._latencies.report()
         self._compression.count()
 

@@ -198,7 +198,7 @@ class Planner:
         trace, before, current_load = self._traces[job], self._loads.get(job), self._current_loads.get(device["name"])
         if load is None or before is None or current_load is None:
             return trace
-        return current_load.at(trace, DeviceProfile(**device["profile"]), before, load)
+        return current_load.at(trace, DeviceProfile.from_json(device["profile"]), before, load)
 
     def _state(self, job: dict[str, Any], device: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
         fields = {key: value for key, value in job.items() if key not in ("traced", "load", "given", "found")}

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.idle_models import IdleModels
-from pyworker.children.job import overhead_bytes
 from pyworker.children.loaded_models import HOST, Model, load
 from pyworker.children.model_cache import Key, ModelCache
 from pyworker.children.model_thread import Deliveries, ModelThread, Result, Steps, Wanted, one_at_a_time
+from pyworker.children.overhead import earlier_overhead, overhead_bytes
 from pyworker.connection import Connection
 from pyworker.state_frames import StateReader
 from pyworker.wire import Frame, FrameType, ProtocolError
@@ -114,7 +114,7 @@ class ServedModels:
             self._arriving = None  # the error may be about a model that has come in part
             self._events.refused(model_key(frame), frame.header["error"])
         elif frame.type == FrameType.DEVICE:
-            self._describe(frame.header["name"], frame.header["profiles"])
+            self._describe(*(frame.header[field] for field in ("name", "profiles", "overheads")))
         elif frame.type == FrameType.LACKING:
             self._idle.tell(frame.header)
         elif frame.type == FrameType.DRIFT:
@@ -204,10 +204,10 @@ class ServedModels:
 
     # ---- devices ----
 
-    def _describe(self, name: str, profiles: dict[str, dict[str, Any]]) -> None:
+    def _describe(self, name: str, profiles: dict[str, dict[str, Any]], overheads: list[dict[str, Any]]) -> None:
         """Answer DEVICE: the device that pg_tensile.device `name` stands for, as jobs resolve it, with its profile."""
         thread = self._new_thread()
-        thread.submit(_described(name, profiles), self._answer_description)
+        thread.submit(_described(name, profiles, overheads), self._answer_description)
         thread.end()
 
     def _answer_description(self, result: Result) -> None:
@@ -238,7 +238,7 @@ def _loading(header: dict[str, Any], chunks: list[memoryview]) -> Generator[None
     profile = None
     if header.get("memory_budget"):
         _import_planning()
-        profile = DeviceProfile(**header["profile"])
+        profile = DeviceProfile.from_json(header["profile"])
     return load(header, chunks, profile, header["device"])
     yield
 
@@ -260,14 +260,18 @@ def _closing(model: Model) -> Generator[None, None, None]:
     yield
 
 
-def _described(name: str, profiles: dict[str, dict[str, Any]]) -> Generator[None, None, dict[str, Any]]:
-    """Describe the device; without its profile among those of the catalogue, by device, it is measured now."""
+def _described(
+    name: str, profiles: dict[str, dict[str, Any]], overheads: list[dict[str, Any]]
+) -> Generator[None, None, dict[str, Any]]:
+    """Describe the device; without its profile among those of the catalogue, by device, it is measured now.
+
+    `overheads` is what jobs have measured (`earlier_overhead`)."""
     from pg_tensile.execution.device_choice import choose_device
     from pg_tensile.execution.measuring.device import measure
 
     device = choose_device(name)
     fields = profiles.get(str(device))
     profile = measure(device) if fields is None else DeviceProfile.from_json(fields)
-    overhead = overhead_bytes(device.type, profile)
+    overhead = overhead_bytes(str(device), profile, earlier_overhead(overheads, str(device)))
     return {"error": None, "device": str(device), "profile": asdict(profile), "overhead_bytes": overhead}
     yield

@@ -109,8 +109,10 @@ class TrainingRun:
     def _make_memory(self, job: Job, profile: DeviceProfile) -> MemoryClient:
         from pg_tensile.execution.backends import device_load
         from pyworker.children.memory import MemoryClient
+        from pyworker.children.overhead import allocator_cautions
 
         load = self._load if job.device.type == "cpu" else LoadMeter(device_load(job.device))
+        self._warnings += allocator_cautions(str(job.device), profile)
         return MemoryClient(self._channel, job, profile, load, revision=self._revision)
 
     def _begin(self, job: Job, prepared: Prepared, checkpoint: State | None) -> Trainer:

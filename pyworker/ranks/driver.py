@@ -114,7 +114,7 @@ class Driver:
     def _spec(self, ranks: int, bundle: dict[str, float], threads: int) -> dict[str, Any]:
         """Return the job's spec for its ranks: what is known of this machine's devices is not for theirs."""
         own = {"world_size": ranks, "threads": threads, "device": "cuda" if "GPU" in bundle else "cpu"}
-        return self._begun.spec | own | {"profiles": {}, "codecs": {}, "ranks": None, "ray": None}
+        return self._begun.spec | own | {"profiles": {}, "codecs": {}, "overheads": [], "ranks": None, "ray": None}
 
     def _get(self, references: list[Any]) -> list[Any]:
         """Return the values of the references. Raises RankLostError if a rank dies meanwhile."""

@@ -255,10 +255,11 @@ class Inference:
             server.commit()
             return self._chosen[name]
         rows = server.rows("SELECT device, profile FROM tensile_internal.device_profiles")
+        overheads = json.loads(server.call("tensile_internal._measured_overheads(int8)", None))
         server.commit()
         profiles = {row["device"]: json.loads(row["profile"]) for row in rows}
         self._described = None
-        self._child.queue(FrameType.DEVICE, header={"name": name, "profiles": profiles})
+        self._child.queue(FrameType.DEVICE, header={"name": name, "profiles": profiles, "overheads": overheads})
         while self._described is None:
             frame = await self._child.receive(IDLE)
             if frame is not None:

@@ -20,7 +20,9 @@ CREATE TABLE tensile_internal.traces (
     load             float8,
     torch            text,
     profile          jsonb,
-    codec_times      jsonb
+    codec_times      jsonb,
+    overhead_measured bool NOT NULL DEFAULT false,
+    limited_by       text
 );
 ALTER TABLE tensile_internal.traces ENABLE ROW LEVEL SECURITY;
 

@@ -172,7 +172,8 @@ COMMENT ON COLUMN tensile.plan_searches.seconds IS
 CREATE VIEW tensile.traces WITH (security_invoker = true) AS
     SELECT t.job, t.device, t.revision, t.policy, t.fingerprint, t.overhead_bytes, t.persistent_bytes, t.parameters,
            t.vanilla_bytes, t.least_bytes, t.largest_operator, t.graphs, t.traces, t.rejected, t.refusal,
-           t.captured_at, t.load, t.torch, t.profile, t.codec_times, l.alone_us
+           t.captured_at, t.load, t.torch, t.profile, t.codec_times, l.alone_us, t.overhead_measured,
+           t.limited_by
     FROM tensile_internal.traces t
          LEFT JOIN tensile_internal.operator_latencies l ON l.job OPERATOR(pg_catalog.=) t.job;
 COMMENT ON VIEW tensile.traces IS
@@ -182,6 +183,11 @@ COMMENT ON COLUMN tensile.traces.revision IS
 COMMENT ON COLUMN tensile.traces.fingerprint IS
     'fingerprint of the graph: the same for equal graphs; null: not captured';
 COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the trainer besides its tensors';
+COMMENT ON COLUMN tensile.traces.overhead_measured IS
+    'true if the trainer has measured overhead_bytes; false: what it is expected to take';
+COMMENT ON COLUMN tensile.traces.limited_by IS
+    'what keeps the trainer within its device memory: the allocator, and the driver or the kernel where they can; '
+    'null: nothing';
 COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
 COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
 COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';

@@ -29,20 +29,23 @@ BEGIN
     END IF;
     SELECT * INTO h FROM jsonb_to_record(header) AS (device text, profile jsonb, revision int, policy text,
         fingerprint text, overhead_bytes bigint, persistent_bytes bigint, parameters bigint, vanilla_bytes bigint,
-        least_bytes bigint, operator text, graphs jsonb, load float8, torch text);
+        least_bytes bigint, operator text, graphs jsonb, load float8, torch text, overhead_measured bool,
+        limited_by text);
     INSERT INTO tensile_internal.traces AS t (job, device, revision, policy, fingerprint, overhead_bytes,
                                               persistent_bytes, parameters, vanilla_bytes, least_bytes,
-                                              largest_operator, graphs, traces, load, torch, profile)
+                                              largest_operator, graphs, traces, load, torch, profile, overhead_measured,
+                                              limited_by)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
                 h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces, h.load, h.torch,
-                CASE WHEN tensile_internal._on_cluster(h.device) THEN h.profile END)
+                CASE WHEN tensile_internal._on_cluster(h.device) THEN h.profile END, h.overhead_measured,
+                h.limited_by)
         ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
             policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
             persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
             vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
             refusal = NULL, captured_at = clock_timestamp(), load = EXCLUDED.load, torch = EXCLUDED.torch,
-            profile = EXCLUDED.profile;
+            profile = EXCLUDED.profile, overhead_measured = EXCLUDED.overhead_measured, limited_by = EXCLUDED.limited_by;
     UPDATE tensile_internal.trials k SET least_bytes = h.least_bytes + h.overhead_bytes WHERE k.job = j;
     IF h.profile <> 'null' THEN
         PERFORM tensile_internal._check_profile(h.device, h.profile);
@@ -58,6 +61,45 @@ BEGIN
     END IF;
     PERFORM tensile_internal._notify(j);
 END $$;
+
+-- PROGRESS frame: the memory besides its tensors, and what limits it, as in a TRACE and later than that
+CREATE FUNCTION tensile_worker._job_overhead(header jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile_internal.traces t SET overhead_bytes = h.overhead_bytes, overhead_measured = h.overhead_measured,
+            limited_by = h.limited_by
+        FROM jsonb_to_record($1) AS h (overhead_bytes bigint, overhead_measured bool, limited_by text)
+        WHERE t.job = tensile_worker._my_job();
+    UPDATE tensile_internal.trials k SET least_bytes = t.least_bytes + t.overhead_bytes
+        FROM tensile_internal.traces t WHERE t.job = k.job AND k.job = tensile_worker._my_job();
+    SELECT tensile_internal._notify(tensile_worker._my_job());
+$$;
+
+-- The most memory besides their tensors that jobs have measured, by device, version of PyTorch, and type of the network.
+-- A trainer that executes code of users says what it wants, so it counts for jobs of its own model only. Queries of jobs
+-- can call what their workers call, so nothing above 4 GiB counts: no context takes as much.
+CREATE FUNCTION tensile_internal._measured_overheads(model_id bigint) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(jsonb_agg(to_jsonb(o) ORDER BY o.device, o.torch, o.network), '[]')
+    FROM (SELECT t.device, t.torch, n.network, max(t.overhead_bytes) AS bytes
+          FROM tensile_internal.traces t JOIN tensile_internal.jobs j ON j.id = t.job
+               JOIN tensile_internal.models m ON m.id = j.model_id
+               CROSS JOIN LATERAL (SELECT coalesce(j.architecture, m.architecture)) a (architecture)
+               CROSS JOIN LATERAL (
+                   SELECT CASE WHEN a.architecture->>'type' <> 'ensemble' THEN a.architecture->>'type'
+                       ELSE coalesce((SELECT e.type FROM jsonb_array_elements_text(a.architecture->'members') e (type)
+                                      WHERE e.type NOT IN ('linear', 'boosted')), 'tabular') END) n (network)
+          WHERE t.overhead_measured AND t.overhead_bytes BETWEEN 0 AND 4::bigint << 30 AND NOT tensile_internal._on_cluster(t.device)
+              AND ((tensile_internal._rules()->'architectures'->n.network->>'code')::bool IS NOT TRUE OR m.id = $1)
+          GROUP BY t.device, t.torch, n.network) o
+$$;
+CREATE FUNCTION tensile_worker._job_overheads() RETURNS jsonb
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile_internal._measured_overheads((SELECT j.model_id FROM tensile_internal.jobs j
+                                                 WHERE j.id = tensile_worker._my_job()))
+$$;
 
 -- The first profile of a device is used for the jobs of all roles, so an impossible one fails the job that sends it.
 CREATE FUNCTION tensile_internal._check_profile(device text, profile jsonb) RETURNS void
@@ -77,6 +119,14 @@ BEGIN
         IF number IS NULL OR number < least OR number > most THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = format('%s of device "%s" cannot be %s', field, device, coalesce(profile->>field, 'null')),
+                HINT = 'The trainer measured this value; code of the model may have disturbed the measurement.';
+        END IF;
+    END LOOP;
+    FOREACH field IN ARRAY ARRAY['block_bytes', 'small_bytes', 'small_page_bytes', 'large_page_bytes'] LOOP
+        number := profile->'allocator'->>field;
+        IF number NOT BETWEEN 1 AND 2 ^ 30 THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('%s of the allocator of device "%s" cannot be %s', field, device, number),
                 HINT = 'The trainer measured this value; code of the model may have disturbed the measurement.';
         END IF;
     END LOOP;

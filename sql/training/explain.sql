@@ -24,6 +24,7 @@ BEGIN
         'policy', j.policy, 'memory_budget', tensile_internal._parse_budget(arguments->>'memory_budget'),
         'validation_query', j.validation_query IS NOT NULL, 'max_time_s', extract(epoch FROM j.max_time),
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile_internal.device_profiles p),
+        'overheads', CASE WHEN j.options ? 'ranks' THEN '[]' ELSE tensile_internal._measured_overheads(m.id) END,
         'open_job', open_job, 'open_job_s', tensile_internal._remaining_s(open_job), 'admission', tensile_internal._admission(j.priority));
 END $$;
 

@@ -13,12 +13,14 @@ from torch import nn
 
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
+from pg_tensile.execution.runtime.allocator_limit import limit_enforced_by
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import EagerSteps
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.job_planner.planner import JobPlanner
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES, plan_bytes
+from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.trace.trace import Trace
@@ -71,6 +73,7 @@ def test_what_a_plan_needs_is_enough_for_it(prepare, name, policy):  # noqa: F81
     before = torch.accelerator.memory_stats(DEVICE)
     with with_budget(granted) as device:
         assert limit_bytes() == granted + device.library_bytes + MARGIN_BYTES
+        assert (limit_enforced_by(torch.device(DEVICE)) or "").startswith("allocator")
         with Executor(prepared.captured, copy.deepcopy(prepared.model), device, plan) as executor:
             train(executor, prepared)
         after = torch.accelerator.memory_stats(DEVICE)

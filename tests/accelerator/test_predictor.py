@@ -61,7 +61,8 @@ def connect(predictor: Process) -> Iterator[Callable[[], Connection]]:
 
 def describe(predictor: Process, name: str) -> dict[str, Any]:
     """Return the answer to DEVICE; the predictor listens by then."""
-    predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": {DEVICE: asdict(A100_40GB)}})
+    header = {"name": name, "profiles": {DEVICE: asdict(A100_40GB)}, "overheads": []}
+    predictor.supervisor.send(FrameType.DEVICE, header=header)
     frame = predictor.receive(predictor.supervisor)
     assert frame.type == FrameType.DEVICE
     return frame.header

@@ -37,8 +37,14 @@ class EmulatedBackend:
     def near(self, device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def create_context(self, device: torch.device) -> None:
+        return None
+
     def process_bytes(self, device: torch.device) -> int | None:
         return control.process_bytes(device.index)
+
+    def hard_limit(self, device: torch.device) -> None:
+        return None
 
     def load_of_others(self, device: torch.device) -> float:
         return 0.0

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from pg_tensile.planning.allocator_rules import DEFAULT_PAGES as PAGES
 from pg_tensile.planning.building_blocks.idle import idle_intervals
 from pg_tensile.planning.building_blocks.swaps import swaps
 from pg_tensile.planning.device.profile import A100_40GB
@@ -18,7 +19,6 @@ from pg_tensile.planning.plan.actions import ActionKind
 from pg_tensile.planning.plan.allocator import (
     GIVEN_BACK,
     ITERATIONS,
-    PAGES,
     Allocator,
     Block,
     OutOfPagesError,

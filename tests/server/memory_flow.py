@@ -24,6 +24,7 @@ PROFILE = {"name": "host", "kind": "host", "memory_bytes": 1 << 30, "out_bytes_p
 PROFILE |= {"duplex_factor": 1.0, "flops_per_s": 1e9, "bytes_per_s": 1e9, "transfer_latency_us": 1.0, "launch_us": 1.0}
 PROFILE |= {"handover_us": 0.0, "process_bytes": 0}
 TRACE = {"device": "cpu", "profile": PROFILE, "revision": 1, "policy": "none", "overhead_bytes": 0, "graphs": []}
+TRACE |= {"overhead_measured": False}
 TRACE |= {"operator": None, "least_bytes": 1, "vanilla_bytes": None, "fingerprint": None, "load": 0.0}
 
 

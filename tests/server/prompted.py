@@ -24,6 +24,7 @@ PROFILE = {"name": "far away", "kind": "cuda", "memory_bytes": 64 * GIGABYTE, "o
 PROFILE |= {"in_bytes_per_s": 1e9, "duplex_factor": 1.0, "flops_per_s": 1e12, "bytes_per_s": 1e11}
 PROFILE |= {"transfer_latency_us": 1.0, "launch_us": 1.0, "handover_us": 0.0, "process_bytes": 0}
 TRACE = {"profile": PROFILE, "revision": 1, "policy": "none", "overhead_bytes": 0, "graphs": [], "operator": None}
+TRACE |= {"overhead_measured": False}
 TRACE |= {"least_bytes": 32 * GIGABYTE, "vanilla_bytes": None, "fingerprint": None, "load": 0.0}
 
 # The planner is the real one; there is no fork server.

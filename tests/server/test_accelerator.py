@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 from scripts.demo import training
 from scripts.demo.data import load
 from scripts.demo.server import DATABASE
@@ -143,6 +143,11 @@ def test_a_plan_within_a_budget_changes_no_bit(emulated: Lab, vanilla: Vanilla) 
         ).fetchall()
         assert planned <= budgets[policy] and moved + repeated > 0
     assert emulated.log("note") == []  # such as that another policy had to make the plan
+    ((overheads,),) = emulated.conn.execute(
+        "SELECT array_agg(DISTINCT overhead_bytes) FROM tensile.traces WHERE overhead_measured AND device = %s",
+        (DEVICE,),
+    ).fetchall()
+    assert overheads and (overheads == [vanilla.overhead] or TYPE != "emulated")
 
 
 @pytest.mark.long
@@ -270,7 +275,7 @@ def test_the_device_is_calibrated(server: Any, emulated: Lab) -> None:
         "SELECT device, kinds, samples, profile FROM tensile.latency_models JOIN tensile.device_profiles USING (device)"
     ).fetchall()
     assert device == DEVICE and samples >= kinds > 5
-    profile = DeviceProfile(**measured)
+    profile = DeviceProfile.from_json(measured)
     assert profile.kind == TYPE
     if TYPE == "emulated":
         assert (profile.memory_bytes, profile.process_bytes) == (MEMORY, CONTEXT)

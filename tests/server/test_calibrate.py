@@ -56,7 +56,7 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
     assert samples >= kinds
     assert 0 < error < 10
     (measured,) = db.execute("SELECT profile FROM tensile.device_profiles WHERE device = 'cpu'").fetchone() or ()
-    profile = DeviceProfile(**measured)
+    profile = DeviceProfile.from_json(measured)
     assert (profile.flops_per_s, profile.bytes_per_s) == (decoded.flops_per_s, decoded.bytes_per_s)
 
 

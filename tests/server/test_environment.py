@@ -187,9 +187,9 @@ def test_a_trainer_that_ignores_a_refusal_is_killed(
 def test_absurd_numbers_of_a_trainer_fail_its_own_job_only(db: Connection, wait_until: Wait, job_row: Row) -> None:
     db.execute("DELETE FROM tensile_internal.device_profiles")
     absurd = """
-        from pyworker.children import memory
+        from pyworker.children import overhead
         most = 2**63 - 1 - (1 << 20)
-        memory.MemoryClient.overhead_bytes = property(lambda self: most, lambda self, bytes: None)
+        overhead.Overhead.bytes = property(lambda self: most, lambda self, bytes: None)
     """
     job = submit(db, "absurd", python_model(on_build=absurd), policy="joint")
     settle(db, wait_until, job, 90)

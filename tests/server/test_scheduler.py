@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ TOTAL = 1 << 30
 
 
 def profile() -> dict[str, Any]:
-    return {**vars(RTX_A6000), "memory_bytes": TOTAL}
+    return {**asdict(RTX_A6000), "memory_bytes": TOTAL}
 
 
 class Job:
@@ -63,7 +64,12 @@ class Job:
         """Store the trace as the worker does on a TRACE frame, with `data` instead of its own."""
         self.trace, self.revision = trace, self.revision + 1
         header = {"device": device, "profile": profile(), "revision": self.revision, "policy": policy}
-        header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
+        header |= {
+            "overhead_bytes": 0,
+            "overhead_measured": False,
+            "operator": "backward",
+            "graphs": [{"name": "train", "rows": 8}],
+        }
         header |= {"least_bytes": claim if trace is None else least_bytes(trace), "load": 0.0}
         if trace is None:
             header |= {"policy": "none", "graphs": []}
@@ -251,7 +257,7 @@ def test_jobs_of_policy_tensile_are_planned_together_each_with_its_swap_share(pl
     other.send_trace(slow, policy="tensile")
     plans = [limited.follow(alone["generation"]), other.follow()]
     limits = {1: rounds.Limits(swap_share=0.4), 2: rounds.Limits()}
-    device = DeviceProfile(**profile())
+    device = DeviceProfile.from_json(profile())
     expected = rounds.plan_limited(dict.fromkeys(limits, slow), device, budget(play), limits)
     assert [plan["plan"] for plan in plans] == [plan.with_bytes(slow) for plan in expected.values()]
     assert 0 < len(expected[1]) < len(expected[2])

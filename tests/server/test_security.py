@@ -91,6 +91,8 @@ WORKERS_ONLY = {
     "_job_sparsity": "1, '{}', '{}', '{}', '{}', '{}'",
     "_job_codec_times": "'cpu', '{}', 0",
     "_job_codecs": "",
+    "_job_overhead": "'{}'",
+    "_job_overheads": "",
     "_job_log": "'x', 'x', 1",
     "_job_profiles": "",
     "_job_latency_models": "",

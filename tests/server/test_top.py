@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -22,8 +23,14 @@ from tests.server.stage import Stage, train
 from tests.server.support import Wait, cpu_seconds, register, state, value
 from tests.server.terminal import REPOSITORY, Terminal
 
-HEADER = {"device": "cpu", "profile": {**vars(RTX_A6000), "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}
-HEADER |= {"fingerprint": "f", "persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 118 << 20}
+HEADER = {"device": "cpu", "profile": {**asdict(RTX_A6000), "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}
+HEADER |= {
+    "overhead_measured": False,
+    "fingerprint": "f",
+    "persistent_bytes": 100,
+    "parameters": 3,
+    "vanilla_bytes": 118 << 20,
+}
 HEADER |= {"least_bytes": 98 << 20, "operator": "addmm", "overhead_bytes": 7, "graphs": [{"name": "train", "rows": 64}]}
 REPORT = "'training', 7, 10, 5, 10, 0.1134, 1204, 102760448, 104857600, 4445, 83000, 0, 0.25, NULL, 38, 38"
 REASON = "needs at least 73.5 MB of device memory; 38.5 MB of the 210.0 MB of cpu are not needed by the job that runs"

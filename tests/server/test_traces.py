@@ -37,7 +37,7 @@ PROFILE |= RATES | TIMES
 NEEDS = {"persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 5000, "least_bytes": 2000, "operator": "addmm"}
 GRAPHS = [{"name": "train", "rows": 64}]
 FIRST: dict[str, object] = {"device": "cpu", "profile": PROFILE, "revision": 1, "policy": "joint", "fingerprint": "f"}
-FIRST |= NEEDS | {"overhead_bytes": 7, "graphs": GRAPHS}
+FIRST |= NEEDS | {"overhead_bytes": 7, "overhead_measured": False, "graphs": GRAPHS}
 NAMES = ("traces", "operators", "tensors", "operator_latencies", "plans")
 
 

@@ -21,6 +21,7 @@ from pg_tensile.errors import DeviceError
 from pg_tensile.execution.backends.conditions import Conditions
 
 if TYPE_CHECKING:
+    from pg_tensile.execution.backends.memory_limits import HardLimit
     from pg_tensile.execution.codecs.device import Coder
 
 GROUP = "pg_tensile.backends"
@@ -50,8 +51,16 @@ class Backend(Protocol):
         """Return a context in which pages that this thread touches first lie next to the device, if possible."""
         ...
 
+    def create_context(self, device: torch.device) -> None:
+        """Create this process's context on the device, if that is not done yet, in a way that shows its memory."""
+        ...
+
     def process_bytes(self, device: torch.device) -> int | None:
         """Return the device memory of this process by the driver's count; None if it does not tell."""
+        ...
+
+    def hard_limit(self, device: torch.device) -> HardLimit | None:
+        """Return the limit of this process's device memory that the driver or the kernel enforces; None without one."""
         ...
 
     def load_of_others(self, device: torch.device) -> float:
@@ -113,10 +122,10 @@ def device_load(device: torch.device) -> Callable[[], float] | None:
     return None if device.type == "cpu" else partial(backend_of(device.type).load_of_others, device)
 
 
-def context_bytes(device: torch.device) -> int | None:
-    """Return this process's device memory outside PyTorch's allocator: the context and the libraries' code.
+def outside_bytes(device: torch.device) -> int | None:
+    """Return the bytes that this process takes of an accelerator besides those of PyTorch's allocator; None if unknown.
 
-    None for the CPU, and where the driver does not tell a process's memory, as in a container."""
+    That is the context, and code that libraries have loaded. None for the CPU."""
     used = None if device.type == "cpu" else backend_of(device.type).process_bytes(device)
     return None if used is None else max(0, used - torch.accelerator.memory_reserved(device))
 

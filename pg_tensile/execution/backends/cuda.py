@@ -1,23 +1,24 @@
-"""Backend of CUDA: registration of host memory, the driver's count of a process's memory, cuBLAS and cuDNN."""
+"""Backend of CUDA: registration of host memory, cuBLAS and cuDNN, and what NVML tells."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.backends import nvml
 from pg_tensile.execution.backends.conditions import Conditions, read_conditions
+from pg_tensile.execution.backends.memory_limits import HardLimit, hard_limit
 
 if TYPE_CHECKING:
     from pg_tensile.execution.codecs.device import Coder
 
-_T = TypeVar("_T")
 _PORTABLE = 1  # cudaHostRegisterPortable: registered for every context
 _abandoned: list[Any] = []  # graphs, which PyTorch's allocator of pinned memory keeps asking what belongs to them
 
@@ -51,34 +52,21 @@ class CudaBackend:
         finally:
             os.sched_setaffinity(0, before)
 
+    def create_context(self, device: torch.device) -> None:
+        nvml.create_context(device)
+
     def process_bytes(self, device: torch.device) -> int | None:
-        """Return the device memory of this process by the driver's count; None if it does not tell.
+        return nvml.process_bytes(device, self.code_bytes)
 
-        In a container, or with MIG or MPS, NVML does not know this process by its number."""
-
-        def read(nvml: Any, handle: Any) -> int | None:
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
-
-        return _ask_nvml(device, read)
+    def hard_limit(self, device: torch.device) -> HardLimit | None:
+        limit = hard_limit(device, _pci_address(device))
+        return None if limit.enforced_by is None else limit
 
     def load_of_others(self, device: torch.device) -> float:
-        """Return the share of the multiprocessors' time that other processes used lately, 0 … 1.
-
-        0 where NVML does not know this process by its number, and so cannot tell its work from that of others."""
-
-        def read(nvml: Any, handle: Any) -> float:
-            running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-            if os.getpid() not in running:
-                return 0.0
-            samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
-            newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-            return min(1.0, sum(newest.get(pid, 0) for pid in running - {os.getpid()}) / 100)
-
-        return _ask_nvml(device, read) or 0.0
+        return nvml.load_of_others(device)
 
     def conditions(self, device: torch.device) -> Conditions | None:
-        return _ask_nvml(device, read_conditions)
+        return nvml.ask(device, read_conditions)
 
     def use_deterministic_libraries(self) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -116,29 +104,15 @@ class CudaBackend:
         return coder_of(device)
 
 
-def _ask_nvml(device: torch.device, read: Callable[[Any, Any], _T]) -> _T | None:
-    """Return what `read` returns, given the module of NVML and its handle of the device; None after its errors.
-
-    Its numbers of devices are not CUDA's, so the device is looked up by its UUID."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            uuid = torch.cuda.get_device_properties(device).uuid
-            return read(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
+def _pci_address(device: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    return f"{domain:04x}:{bus:02x}:{number:02x}.0"
 
 
 def _cpus_near(device: torch.device) -> set[int]:
-    properties = torch.cuda.get_device_properties(device)
     try:
-        domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
-        address = f"{domain:04x}:{bus:02x}:{number:02x}.0"
-        return parse_cpus(Path("/sys/bus/pci/devices", address, "local_cpulist").read_text())
+        return parse_cpus(Path("/sys/bus/pci/devices", _pci_address(device), "local_cpulist").read_text())
     except (AttributeError, OSError, ValueError):
         return set()
 

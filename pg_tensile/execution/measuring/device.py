@@ -17,8 +17,9 @@ from typing import cast
 import torch
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.backends import context_bytes, module_of, streams_of
+from pg_tensile.execution.backends import backend_of, module_of, outside_bytes, streams_of
 from pg_tensile.execution.device_choice import choose_device
+from pg_tensile.execution.measuring.allocator import allocator_rules
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceKind, DeviceProfile, Direction
 
@@ -32,8 +33,9 @@ def measure(device: torch.device | str) -> DeviceProfile:
 
     It contains the memory that this process may use (bytes), the rates of the link in each direction and in both at
     once, arithmetic (float32 matmul), memory bandwidth, launch overhead, and on accelerators the memory that a process
-    takes besides its tensors. Takes less than 2 s on the CPU, and some 300 MiB of device memory meanwhile. Raises
-    DeviceError if the device does not exist or cannot be measured, for example for lack of memory.
+    takes besides its tensors, and the rules of PyTorch's allocator. Takes less than 2 s on the CPU, and some 300 MiB of
+    device memory meanwhile. Raises DeviceError if the device does not exist or cannot be measured, for example for lack
+    of memory.
     """
     chosen = choose_device(str(device))
     try:
@@ -96,10 +98,11 @@ def _handover_us(profile: DeviceProfile) -> float:
 
 
 def _measure_accelerator(device: torch.device) -> DeviceProfile:
+    backend_of(device.type).create_context(device)
     with torch.accelerator.device_index(device.index):
         profile = _measure_accelerator_rates(device)
     torch.accelerator.empty_cache()  # of the buffers, which are larger than most tensors
-    return profile
+    return replace(profile, allocator=allocator_rules(device))
 
 
 def _measure_accelerator_rates(device: torch.device) -> DeviceProfile:
@@ -143,7 +146,7 @@ def _measure_accelerator_rates(device: torch.device) -> DeviceProfile:
         bytes_per_s=_bytes_per_s(device, _BUFFER, best),
         transfer_latency_us=best(lambda: copy_out(64)) * 1e6,
         launch_us=_launch_us(device, best),
-        process_bytes=context_bytes(device) or 0,  # with a library's code for matmul
+        process_bytes=outside_bytes(device) or 0,  # with a library's code for matmul
     )
 
 

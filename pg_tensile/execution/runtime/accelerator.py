@@ -35,8 +35,8 @@ from pg_tensile.execution.backends import (
     Backend,
     Streams,
     backend_of,
-    context_bytes,
     module_of,
+    outside_bytes,
     streams_of,
     use_deterministic_algorithms,
 )
@@ -54,7 +54,6 @@ from pg_tensile.execution.runtime.device import (
 from pg_tensile.execution.runtime.measure import CachingAllocator, EventClock, Meter
 from pg_tensile.execution.runtime.registered_memory import registered_memory
 from pg_tensile.planning.device.profile import Direction
-from pg_tensile.planning.plan.allocator import MARGIN_BYTES
 
 if TYPE_CHECKING:
     from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
@@ -159,8 +158,10 @@ class AcceleratorDevice:
         self.torch_device = choose_device(str(device))
         self.profile = profile
         self.budget_bytes = budget_bytes
+        self._margin_bytes = profile.allocator.margin_bytes
         self._backend: Backend = backend_of(self.torch_device.type)
         self._module = module_of(self.torch_device)
+        self._backend.create_context(self.torch_device)
         self._failure: DeviceFaultError | None = None  # of the device itself
         self._capturing = False
         make_deterministic(self.torch_device.type, strict)
@@ -185,13 +186,13 @@ class AcceleratorDevice:
         the margin of the allocator.
 
         The libraries load code at the first call of each kernel, so it grows in the first iterations. None where the
-        driver does not tell a process's memory, as in a container."""
-        context = context_bytes(self.torch_device)
-        return None if context is None else context + self.library_bytes + MARGIN_BYTES
+        driver does not tell it."""
+        outside = outside_bytes(self.torch_device)
+        return None if outside is None else outside + self.library_bytes + self._margin_bytes
 
     def limit_memory(self, budget_bytes: int | None) -> None:
         limit = None if budget_bytes is None else budget_bytes + self.library_bytes
-        self._work.limit.set(id(self._work), limit)
+        self._work.limit.set(id(self._work), limit, self._margin_bytes)
 
     @property
     def runs_ahead(self) -> bool:

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, Literal
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.planning.device_types import ACCELERATORS
 
 DeviceKind = Literal["host", "cuda", "emulated", "sim"]
@@ -35,8 +36,8 @@ class DeviceProfile:
     A transfer of b bytes that has the link to itself takes `transfer_latency_us` + b / (the lane's rate). While both
     lanes are busy, each runs at `duplex_factor` times its speed: 1.0 if the directions are independent, 0.5 if they
     share one path. `handover_us` is the delay from the end of a transfer until the compute learns of it.
-    `process_bytes` is the device memory that a process takes besides its tensors; 0 where that is not known. Raises
-    DeviceError for impossible numbers.
+    `process_bytes` is the device memory that a process takes besides its tensors; 0 where that is not known.
+    `allocator` has the rules of PyTorch's allocator on an accelerator. Raises DeviceError for impossible numbers.
     """
 
     name: str
@@ -51,11 +52,12 @@ class DeviceProfile:
     launch_us: float
     handover_us: float = 0.0
     process_bytes: int = 0
+    allocator: AllocatorRules = DEFAULT_RULES
 
     def __post_init__(self) -> None:
         if self.kind not in ("host", *ACCELERATORS, "sim"):
             raise DeviceError(f'a device profile cannot be of kind "{self.kind}"', hint="Use host, cuda or sim.")
-        for field in fields(self)[2:]:
+        for field in fields(self)[2:-1]:
             value = getattr(self, field.name)
             may_be_zero = field.name in ("transfer_latency_us", "launch_us", "handover_us", "process_bytes")
             if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
@@ -68,8 +70,9 @@ class DeviceProfile:
     def from_json(cls, stored: Any) -> DeviceProfile:
         """Return the profile that tensile.device_profiles shows as JSON. Raises DeviceError if it is damaged."""
         try:
-            return cls(**stored)
-        except (TypeError, DeviceError) as error:
+            rules = AllocatorRules(**stored.get("allocator", {}))
+            return cls(**(stored | {"allocator": rules}))
+        except (AttributeError, TypeError, DeviceError) as error:
             hint = (
                 "As a superuser, delete its row from tensile_internal.device_profiles: the next job measures it again."
             )

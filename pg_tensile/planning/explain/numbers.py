@@ -17,11 +17,13 @@ import numpy as np
 from pg_tensile.planning.bounds import solved_us
 from pg_tensile.planning.building_blocks.keep import least_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.explain.beside import Beside, Outlook, outlook
 from pg_tensile.planning.explain.request import Admission, Request
 from pg_tensile.planning.explain.start import Start, start_of
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.allocator import plan_bytes
-from pg_tensile.planning.plan.memory import floor_bytes
+from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned, Refused
@@ -65,7 +67,8 @@ class Memory:
 
     `largest_operator` belongs to the graph whose minimum memory is highest (`least_graph`). The budget is that of the
     job's tensors; `planned_bytes` and `host_bytes` are those of the plan. Both are None where nothing is planned.
-    `promised_bytes` is the least with which the job's max_slowdown can be kept, None without one.
+    `promised_bytes` is the least with which the job's max_slowdown can be kept, None without one. `tensor_bytes` is
+    what is left of the budget for tensors on an accelerator: under the plan, the allocator's pages take the rest.
     `saves_machine_memory` is False on the CPU, where swapped tensors stay in the memory of the machine; else None.
     """
 
@@ -80,6 +83,7 @@ class Memory:
     host_bytes: int | None = None
     promised_bytes: int | None = None
     saves_machine_memory: bool | None = None
+    tensor_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -302,6 +306,9 @@ def _planned(
     if request.max_slowdown is not None:
         memory = replace(memory, promised_bytes=scheduler.needs(device, [job])[job.job])
     memory = replace(memory, planned_bytes=decision.planned_bytes, host_bytes=decision.host_bytes)
+    if train.device in ACCELERATORS:
+        lost = decision.planned_bytes - footprint_of(AccessSequence(train, decision.plan)).device_peak_bytes
+        memory = replace(memory, tensor_bytes=max(0, budget - lost))
     executed = as_executed(train, decision.plan)
     swapped, recomputed = swapped_tensors(executed, decision.plan), recomputed_tensors(executed, decision.plan)
     bound_us = None

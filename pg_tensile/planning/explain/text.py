@@ -165,6 +165,10 @@ def _memory_lines(explanation: Explanation) -> list[_Line]:
     lines = [_Line("Memory", "without a plan", size(memory.vanilla_bytes))]
     if memory.planned_bytes is not None:
         lines.append(_Line("", "planned", size(memory.planned_bytes), _within(memory, memory.planned_bytes)))
+    if memory.tensor_bytes is not None and memory.tensor_bytes != memory.budget_bytes:
+        assert memory.budget_bytes is not None
+        note = f"of the {size(memory.budget_bytes)}: under this plan, the allocator's pages take the rest"
+        lines.append(_Line("", "for tensors", size(memory.tensor_bytes), note))
     lines.append(_Line("", "least possible", size(memory.least_bytes, True), GRAPHS[memory.least_graph]))
     if memory.promised_bytes is not None:
         note = f"for a plan that costs at most {request.max_slowdown:.4g}x"

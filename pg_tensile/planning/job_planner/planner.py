@@ -65,7 +65,7 @@ LATEST = 2  # budgets whose passes are kept for a search, which begins with thei
 def identity(trace: Trace) -> Hashable:
     """Return a key of a trace; traces with equal keys have equal plans."""
     coding = None if trace.coding is None else tuple(column.tobytes() for column in trace.coding)
-    return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding
+    return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding, trace.allocator
 
 
 class AbandonedError(PlanError):

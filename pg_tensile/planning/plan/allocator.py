@@ -4,10 +4,11 @@ The allocator keeps what was freed for later allocations. After many blocks of d
 its free memory is in pieces that are too small for the next block, and it takes more from the device than the blocks'
 sum. A plan says when every block is allocated and freed, so that is known beforehand.
 
-The model has the allocator's rules for the blocks of one stream: sizes rounded up to 512 bytes; a segment for blocks of
-up to 1 MiB and another for larger ones, which take memory from the device in pages; the best fit of the free blocks,
-and more pages only if none fits; at the limit, free pages are first given back to the device, which makes the host wait
-for the device. The workspaces of an operator count as one block.
+The model has the allocator's rules for the blocks of one stream: sizes rounded up to 512 bytes; a segment for small
+blocks, of up to 1 MiB, and another for larger ones, which take memory from the device in pages; the best fit of
+the free blocks, and more pages only if none fits; at the limit, free pages are first given back to the device, which
+makes the host wait for the device. The workspaces of an operator count as one block. All these sizes are those of the
+trace's allocator (allocator_rules.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import islice
 
 import numpy as np
 
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.codecs import staging_bytes
@@ -24,12 +26,6 @@ from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.trace.trace import Trace
 
-BLOCK = 512
-SMALL = 1 << 20  # largest block of the segment for small ones
-PAGES = (2 << 20, 20 << 20)  # of the segment for small and of the one for large blocks
-# Of a process, besides what its plan is granted: the last page of each segment, of the stream that computes and of
-# those that copy, where samples of tensors are taken and compressed.
-MARGIN_BYTES = 64 << 20
 ITERATIONS = 4  # at most; most plans take no more after the second
 GIVEN_BACK = 1  # times in an iteration that the allocator may give pages back to keep to the limit
 PRECISION = 64  # the least limit is found to 1 / PRECISION of the footprint
@@ -148,8 +144,9 @@ class _Segment:
 class Allocator:
     """The allocator, for the blocks of one stream; it takes at most `limit` bytes from the device."""
 
-    def __init__(self, limit: int = NO_LIMIT) -> None:
-        self._segments = tuple(_Segment(page) for page in PAGES)
+    def __init__(self, limit: int = NO_LIMIT, rules: AllocatorRules = DEFAULT_RULES) -> None:
+        self._rules = rules
+        self._segments = tuple(_Segment(page) for page in rules.pages)
         self._limit = limit
         self.peak_bytes = 0  # taken from the device
         self.given_back = 0  # times that pages were given back because of the limit
@@ -161,8 +158,8 @@ class Allocator:
 
     def allocate(self, nbytes: int) -> Block:
         """Take memory for a block. Raises OutOfPagesError."""
-        size = -(-nbytes // BLOCK) * BLOCK
-        large = int(size > SMALL)
+        size = -(-nbytes // self._rules.block_bytes) * self._rules.block_bytes
+        large = int(size > self._rules.small_bytes)
         if size == 0:
             return large, 0, 0
         segment = self._segments[large]
@@ -198,11 +195,11 @@ def device_bytes(sequence: AccessSequence) -> int:
     peak = footprint_of(sequence).device_peak_bytes
     if sequence.trace.device not in ACCELERATORS:
         return peak
-    rest = sum(PAGES)
+    rest = sum(sequence.trace.allocator.pages)
     low, high = peak, replayed(sequence).peak_bytes - rest  # what may be too little, and what is enough
     if high <= low or _suffices(sequence, low + rest):
         return low
-    while high - low > max(peak // PRECISION, BLOCK):
+    while high - low > max(peak // PRECISION, sequence.trace.allocator.block_bytes):
         middle = (low + high) // 2
         if _suffices(sequence, middle + rest):
             high = middle
@@ -218,7 +215,8 @@ def fits(sequence: AccessSequence, budget_bytes: int) -> bool:
     InvalidPlanError."""
     if footprint_of(sequence).device_peak_bytes > budget_bytes:
         return False
-    return sequence.trace.device not in ACCELERATORS or _suffices(sequence, budget_bytes + sum(PAGES))
+    trace = sequence.trace
+    return trace.device not in ACCELERATORS or _suffices(sequence, budget_bytes + sum(trace.allocator.pages))
 
 
 def _suffices(sequence: AccessSequence, limit: int) -> bool:
@@ -244,7 +242,7 @@ def replayed(sequence: AccessSequence, limit: int = NO_LIMIT) -> Allocator:
     ends[-1] = [tensor for tensor in ends[-1] if tensor not in resident]
     extras = np.stack([sequence.scratch_bytes, trace.workspace_bytes[sequence.steps]], axis=1).tolist()
 
-    allocator = Allocator(limit)
+    allocator = Allocator(limit, trace.allocator)
     allocator.allocate(staging_bytes(trace, sequence.plan))
     blocks = {tensor: allocator.allocate(sizes[tensor]) for tensor in sorted(resident)}
     before = (-1, -1)

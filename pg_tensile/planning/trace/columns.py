@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.trace.rows import Kind, Mode
 
@@ -80,6 +81,7 @@ class TraceColumns:
     captured_operator: Int32s = None  # type: ignore[assignment]
     # Effect of compressing its swaps; None means that no swap is compressed. Not part of fingerprint and bytes
     coding: Coding | None = None
+    allocator: AllocatorRules = DEFAULT_RULES  # of the process that executes it. Not part of the fingerprint
 
     @property
     def operator_count(self) -> int:

@@ -1,6 +1,7 @@
 """Binary form of a trace: a header (magic, format version, CRC-32, size) and its compressed columns.
 
-The columns have a fixed order, numbers are little-endian, strings are one text with the length of each. For any input,
+The columns have a fixed order, numbers are little-endian, strings are one text with the length of each. Rules of the
+allocator follow if they are not the default ones. For any input,
 `decode` returns columns or raises TraceError, and allocates no more memory than the sizes that it has checked permit.
 check.py then decides whether they are a trace.
 """
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.errors import TraceError
+from pg_tensile.errors import DeviceError, TraceError
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.planning.device_types import DEVICE_TYPES
 from pg_tensile.planning.trace.columns import Strings, TraceColumns, starts
 
@@ -22,6 +24,7 @@ MAGIC = b"tensileT"
 FORMAT = 1
 HEADER = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the rest, size of the payload before compression
 COUNTS = struct.Struct("<5Q")  # device, operators, accesses, tensors, dimensions
+RULES = struct.Struct("<4Q")  # AllocatorRules.sizes
 MAX_PAYLOAD = 1 << 29
 COMPRESSION = 1  # zlib level: on these columns, higher ones take longer and gain little
 
@@ -65,6 +68,8 @@ def encode(trace: TraceColumns) -> bytes:
         lengths = np.fromiter(map(len, strings.values), "<i4", len(strings.values))
         parts += [struct.pack("<QQ", len(lengths), len(text)), _planes(lengths), text]
         parts.append(_planes(strings.codes.astype("<i4")))
+    if trace.allocator.sizes != DEFAULT_RULES.sizes:
+        parts.append(RULES.pack(*trace.allocator.sizes))
     payload = b"".join(parts)
     body = struct.pack("<Q", len(payload)) + zlib.compress(payload, COMPRESSION)
     return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(body)) + body
@@ -159,6 +164,7 @@ def _decode(payload: bytes) -> dict[str, Any]:
     counts = {"o": operators, "a": accesses, "t": tensors, "d": dimensions}
     columns: dict[str, Any] = {name: reader.numbers(element, counts[per]) for name, element, per in COLUMNS}
     columns |= {name: reader.strings(counts[per]) for name, per in STRINGS}
+    rules = _rules(reader) if reader.offset != len(payload) else DEFAULT_RULES
     if reader.offset != len(payload):
         raise TraceError("a trace is damaged: it is longer than its columns")
     if np.any(columns["random"] > 1):
@@ -166,4 +172,12 @@ def _decode(payload: bytes) -> dict[str, Any]:
     columns["random"] = columns["random"].astype(np.bool_)
     for name in ("access", "shape"):
         columns[f"{name}_start"] = starts(columns.pop(f"{name}_count"))
-    return columns | {"device": DEVICE_TYPES[device]}
+    return columns | {"device": DEVICE_TYPES[device], "allocator": rules}
+
+
+def _rules(reader: Reader) -> AllocatorRules:
+    try:
+        block, small, small_page, large_page = reader.unpack(RULES)
+        return AllocatorRules(block, small, small_page, large_page)
+    except DeviceError as error:
+        raise TraceError("a trace is damaged: its allocator is impossible", detail=error.detail) from error

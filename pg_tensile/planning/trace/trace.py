@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.errors import TraceError
+from pg_tensile.planning.allocator_rules import AllocatorRules
 from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.trace.check import check
 from pg_tensile.planning.trace.columns import Bools, Floats, Int8s, Int32s, Int64s, Strings, TraceColumns, starts
@@ -202,6 +203,10 @@ class Trace(TraceColumns):
         Raises TraceError if the coding does not belong to the trace.
         """
         return replace(self, coding=coding)
+
+    def with_allocator(self, rules: AllocatorRules) -> Trace:
+        """Return the trace for a process whose allocator has these rules."""
+        return self if rules == self.allocator else replace(self, allocator=rules)
 
     def to_bytes(self) -> bytes:
         """Return the binary form: magic, format version, CRC-32 and compressed columns.

@@ -217,7 +217,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         epochs=len({row["epoch"] for row in record.metrics}),
         metrics=json_value(_thinned(record.metrics, record.job.get("kept_epoch"))),
         log=[_log_line(line, record.job) for line in record.log],
-        profile=None if record.planned is None else json_value(vars(record.planned.profile)),
+        profile=None if record.planned is None else json_value(asdict(record.planned.profile)),
         settings=json_value(record.settings),
         versions=json_value(record.versions | _own_versions()),
         evaluation=None if record.evaluation is None else evaluation_of(record.evaluation),

@@ -37,6 +37,7 @@ class JobMemory:
         self._generation_used = 0
         self._refused = False
         self._refusals = 0  # since the last plan
+        self._registered: tuple[Any, ...] = ()  # the device of the last trace, with its memory and rates
         self._refused_at = 0.0
 
     def forward_plans(self) -> None:
@@ -74,14 +75,9 @@ class JobMemory:
         graphs = len(header["graphs"])
         traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
         tables = [bytes(buffer).decode() for buffer in frame.buffers[graphs:]]
-        self._server.call(
-            "tensile_worker._register_device(text,int8,float8,float8,int8)",
-            header["device"],
-            profile["memory_bytes"],
-            profile["out_bytes_per_s"],
-            profile["in_bytes_per_s"],
-            header["overhead_bytes"],
-        )
+        rates = profile["out_bytes_per_s"], profile["in_bytes_per_s"]
+        self._registered = header["device"], profile["memory_bytes"], *rates
+        self._register(header["overhead_bytes"])
         values = (self._server.json(header | {"torch": self._child.torch}), traces, tables[0] if tables else None)
         sql = "SELECT tensile_worker._job_trace($1::jsonb, $2, $3::jsonb)"
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
@@ -92,6 +88,11 @@ class JobMemory:
             self._refused = False  # the refusal was of an earlier trace
             self._refusals += 1
 
+    def _register(self, overhead_bytes: int) -> None:
+        """Enter the trainer's device and overhead into the ledger."""
+        function = "tensile_worker._register_device(text,int8,float8,float8,int8)"
+        self._server.call(function, *self._registered, overhead_bytes)
+
     def _check_device(self, device: str) -> None:
         """Raise ProtocolError unless the job may use the device: one of a cluster is a single job's."""
         own = self._cluster_device
@@ -99,7 +100,8 @@ class JobMemory:
             raise ProtocolError(f'a job that may not use device "{device}" does')
 
     def record_use(self, progress: dict[str, Any]) -> None:
-        """Record what a PROGRESS frame says of the plan: an iteration under it, or that it cannot be used."""
+        """Record what a PROGRESS frame says of the plan, an iteration under it or that it cannot be used, and of the
+        trainer's overhead."""
         used = progress.get("plan_generation") or 0
         if used > self._generation_used:
             self._generation_used = used
@@ -108,3 +110,7 @@ class JobMemory:
         if rejected is not None:
             reason = self._server.text(rejected["reason"])
             self._server.call("tensile_worker._job_log(text,text,int8)", "rejected", reason, rejected["generation"])
+        overhead = progress.get("overhead")
+        if overhead is not None and self._registered:
+            self._register(overhead["overhead_bytes"])
+            self._server.call("tensile_worker._job_overhead(jsonb)", overhead)

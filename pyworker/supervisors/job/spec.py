@@ -39,6 +39,7 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "job": job,
         "kind": row["kind"],
         "profiles": json.loads(server.call("tensile_worker._job_profiles()")),
+        "overheads": [] if ranks is not None else json.loads(server.call("tensile_worker._job_overheads()")),
         "codecs": json.loads(server.call("tensile_worker._job_codecs()")),
         "workloads": json.loads(workloads),
         "ranks": ranks,

@@ -29,6 +29,9 @@ JOBS = """
 """
 
 
+LITTLE_LESS = 0.9  # of a job's overhead before: up to that, less of it is no reason to plan
+
+
 class Situation(NamedTuple):
     """Inputs of a device's plans; a change of them is a reason to plan."""
 
@@ -40,6 +43,7 @@ class Situation(NamedTuple):
     ending_bytes: int  # granted to jobs that are not planned any more
     host_bytes: int
     traces: dict[int, tuple[str, bool]]  # by job: when it was captured, and whether the job is pinned
+    overheads: dict[int, int]  # by job
     priorities: dict[int, int]
     searched_plans: dict[int, int]  # by job: number of the plan that a search has found
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, in their order, and whether they have aged
@@ -55,7 +59,10 @@ class Situation(NamedTuple):
             return [f"job {job} has come" for job in sorted(self.traces)]
         staying = sorted(self.traces.keys() & before.traces.keys())
         words = [f"job {job} has come" for job in sorted(self.traces.keys() - before.traces.keys())]
-        words += [f"job {job} needs another plan" for job in staying if self.traces[job] != before.traces[job]]
+        replaced = [job for job in staying if self.traces[job] != before.traces[job]]
+        words += [f"job {job} needs another plan" for job in replaced]
+        unlike = [job for job in staying if _is_unlike(self.overheads[job], before.overheads[job])]
+        words += [f"the memory of job {job} besides its tensors was measured" for job in unlike if job not in replaced]
         sparser = [job for job in staying if self.sparsities[job] != before.sparsities[job]]
         words += [f"the zeros in tensors of job {job} have been counted" for job in sparser]
         if self.ending_bytes <= before.ending_bytes:
@@ -79,6 +86,11 @@ class Situation(NamedTuple):
         if self.queue != tuple(entry for entry in before.queue if entry[0] in waiting) and not words:
             words.append("the jobs that wait have another order")
         return words
+
+
+def _is_unlike(overhead_bytes: int, before: int) -> bool:
+    """Return whether an overhead is more than before, or less by an amount that other jobs have a use for."""
+    return overhead_bytes > before or overhead_bytes < LITTLE_LESS * before
 
 
 class DeviceView(NamedTuple):
@@ -136,6 +148,7 @@ def read_device_views(server: Server, records: JobRecords, searches: PlanSearche
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in granted.items() if job not in jobs),
             host_bytes_left(name, host_bytes, records, jobs),
             {job: (row["captured"], records[job].pinned) for job, row in jobs.items()},
+            {job: row["overhead_bytes"] for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             {job: search.number for job in jobs if (search := searches.successful(job)) is not None},
             tuple((row["job"], 0 < ageing_s <= row["waited_s"]) for row in waiting),

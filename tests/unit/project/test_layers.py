@@ -24,8 +24,8 @@ WINGS = (
 )
 # The packages and modules of planning, in the same manner.
 PLANNING = (
-    "device_types", "compression", "trace", "plan", "device", "latency", "bounds", "simulator", "memory_flow",
-    "building_blocks", "job_planner", "policies", "batchsize", "scheduling", "explain",
+    "device_types", "allocator_rules", "compression", "trace", "plan", "device", "latency", "bounds", "simulator",
+    "memory_flow", "building_blocks", "job_planner", "policies", "batchsize", "scheduling", "explain",
 )  # fmt: skip
 # Those of execution.
 EXECUTION = (

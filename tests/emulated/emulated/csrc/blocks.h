@@ -17,11 +17,21 @@ namespace emulated {
 constexpr size_t kMinBlock = 512;                // all sizes are rounded to this
 constexpr size_t kSmallSize = 1 << 20;           // largest "small" allocation
 constexpr size_t kSmallBuffer = 2 << 20;         // "small" allocations are packed in segments of this
-constexpr size_t kLargeBuffer = 20 << 20;        // "large" ones may be packed in segments of this
+constexpr size_t kLargeBuffer = 20 << 20;        // "large" ones may be packed in segments of this, unless it is set
 constexpr size_t kMinLargeAllocation = 10 << 20; // from here on an allocation has a segment of its own,
 constexpr size_t kRoundLarge = 2 << 20;          // rounded to this
 
 struct Pool;
+
+// The large_segment_size_mb of PYTORCH_ALLOC_CONF, where this PyTorch has it
+template <typename Config>
+auto large_buffer(int) -> decltype(Config::large_segment_size()) {
+  return Config::large_segment_size();
+}
+template <typename Config>
+size_t large_buffer(long) {
+  return kLargeBuffer;
+}
 
 // Address space of one stream and pool, mapped in pages of the size of a segment.
 struct Expandable {

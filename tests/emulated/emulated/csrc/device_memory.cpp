@@ -17,7 +17,7 @@ using c10::CachingAllocator::AcceleratorAllocatorConfig;
 size_t segment_size(size_t size) {
   if (size <= kSmallSize)
     return kSmallBuffer;
-  return size < kMinLargeAllocation ? kLargeBuffer : (size + kRoundLarge - 1) / kRoundLarge * kRoundLarge;
+  return size < kMinLargeAllocation ? large_buffer<AcceleratorAllocatorConfig>(0) : (size + kRoundLarge - 1) / kRoundLarge * kRoundLarge;
 }
 
 } // namespace

@@ -1,4 +1,5 @@
 // Segments of a device's memory: those that expand, and giving segments back to the driver.
+#include <c10/core/AllocatorConfig.h>
 #include <c10/util/Exception.h>
 
 #include "device_memory.h"
@@ -21,7 +22,7 @@ Block* DeviceMemory::expand(Pool& pool, size_t size, Stream& stream) {
   }
   if (!candidate) {
     // Room for all of the device's memory, and an eighth more, as the driver has no use of addresses otherwise
-    const size_t page = pool.small ? kSmallBuffer : kLargeBuffer;
+    const size_t page = pool.small ? kSmallBuffer : large_buffer<c10::CachingAllocator::AcceleratorAllocatorConfig>(0);
     const size_t bytes = (total + total / 8 + page - 1) / page * page;
     auto* segment = new Expandable{reserve_addresses(bytes), page, bytes};
     segments_[segment->begin] = bytes;

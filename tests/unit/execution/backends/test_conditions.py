@@ -26,7 +26,7 @@ GPU = torch.device("cuda", 0)
 
 
 def test_each_value_is_read_in_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = StandInNvml(OFFERED)
+    nvml = StandInNvml(values=OFFERED)
     nvml.install(monkeypatch)
     assert CudaBackend().conditions(GPU) == ALL
     assert nvml.opened == 0
@@ -36,7 +36,7 @@ def test_each_value_is_read_in_its_unit(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_value_that_the_driver_does_not_offer_loses_no_other(
     monkeypatch: pytest.MonkeyPatch, lacking: tuple[Any, ...]
 ) -> None:
-    StandInNvml({call: value for call, value in OFFERED.items() if call != lacking}).install(monkeypatch)
+    StandInNvml(values={call: value for call, value in OFFERED.items() if call != lacking}).install(monkeypatch)
     assert CudaBackend().conditions(GPU) == Conditions(**{**ALL.__dict__, FIELDS[lacking]: None})
 
 
@@ -44,7 +44,7 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(nvml: StandInNvml) -> None:
         raise nvml.NVMLError("the driver is not loaded")
 
-    StandInNvml(OFFERED).install(monkeypatch)
+    StandInNvml(values=OFFERED).install(monkeypatch)
     monkeypatch.setattr(StandInNvml, "nvmlInit", refuse)
     assert CudaBackend().conditions(GPU) is None
 

@@ -389,7 +389,7 @@ class Scheduler:
     """The worker of a job that waits: answers with the plans that `plans` makes, one at a time."""
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
-        self.spec = {"policy": "joint"}
+        self.spec: dict[str, Any] = {"policy": "joint", "network": None, "overheads": []}
         self.plans = list(plans)
         self.sent: list[FrameType] = []
 

@@ -20,6 +20,7 @@ from pg_tensile.planning.explain.request import Admission, Ahead, Request
 from pg_tensile.planning.explain.start import LaterStart
 from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.job_planner.planner import JobPlanner
+from pg_tensile.planning.plan.allocator import plan_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies.joint import policy as joint
@@ -29,6 +30,7 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import duration, size
 from tests.unit.handmade import network
+from tests.unit.planning.policies.test_joint_allocator import with_huge_operator
 
 MB = 1 << 20
 ROOMY = Admission(1 << 40)
@@ -67,6 +69,25 @@ def numbers(
 
 
 # ---- numbers ----
+
+
+def test_what_the_allocators_pages_take_of_the_budget_is_known_before() -> None:
+    trace = with_huge_operator(3)
+    budget = (least_bytes(trace) * 7 + plan_bytes(trace) * 3) // 10
+    explanation = explained(trace, admission=Admission(budget), device="cuda:0")
+    memory = explanation.memory
+    plan = JobPlanner(trace, SLOW).within(budget).plan
+    lost = plan_bytes(trace, plan) - footprint(trace, plan).device_peak_bytes
+    assert lost > MB
+    assert memory is not None and memory.tensor_bytes == budget - lost
+    assert numbers(trace, admission=Admission(budget), device="cuda:0")["memory"]["tensor_bytes"] == budget - lost
+    (line,) = (line for line in render(explanation) if "for tensors" in line)
+    assert f"{size(budget - lost)}  of the {size(budget)}: under this plan, the allocator's pages take the rest" in line
+
+
+def test_without_such_an_allocator_all_of_the_budget_is_for_tensors(net: Trace) -> None:
+    assert "tensor_bytes" not in numbers(net, admission=Admission(half(net)))["memory"]
+    assert not any("for tensors" in line for line in render(explained(net, admission=Admission(half(net)))))
 
 
 def test_what_fits_is_left_as_it_is(net: Trace) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning_speed import build
 from pg_tensile.errors import TraceError
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.examples import examples
 from tests.unit import graphs
@@ -314,3 +315,23 @@ def test_ten_thousand_operators_are_written_small():
     data = trace.to_bytes()
     assert len(data) < 2_000_000
     assert Trace.from_bytes(data).fingerprint == trace.fingerprint
+
+
+# ---- the allocator ---------------------------------------------------------------------------------------------------
+
+
+def test_the_rules_of_the_allocator_travel_with_a_trace_and_are_not_its_graph() -> None:
+    trace = graphs.random_trace(random.Random(1), 10, 8)
+    other = trace.with_allocator(AllocatorRules(large_page_bytes=64 << 20))
+    assert Trace.from_bytes(trace.to_bytes()).allocator == DEFAULT_RULES
+    assert Trace.from_bytes(other.to_bytes()).allocator == other.allocator
+    assert other.fingerprint == trace.fingerprint
+    assert trace.with_allocator(DEFAULT_RULES) is trace
+
+
+def test_an_impossible_allocator_is_a_damaged_trace() -> None:
+    trace = graphs.random_trace(random.Random(1), 10, 8)
+    rules = AllocatorRules(large_page_bytes=64 << 20)
+    object.__setattr__(rules, "block_bytes", 0)
+    with pytest.raises(TraceError, match="its allocator is impossible"):
+        Trace.from_bytes(trace.with_allocator(rules).to_bytes())

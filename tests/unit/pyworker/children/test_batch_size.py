@@ -62,7 +62,7 @@ class Granting:
         first, budget = traces_of(frame)[0], min(header["vanilla_bytes"], self.budget)
         plan = NO_EVENTS
         if budget < header["vanilla_bytes"]:
-            plan = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget).plan
+            plan = JobPlanner(first, DeviceProfile.from_json(header["profile"])).within(budget).plan
         granted = {"planned_bytes": budget, "granted_bytes": budget + (1 << 16), "link_share": 1.0}
         self.child.send(
             FrameType.PLAN, {"generation": generation, **granted}, [plan.rows.tobytes(), plan.order_bytes, b""]

@@ -384,7 +384,7 @@ def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
     """With the profile of the catalogue, or a measured one."""
 
     def describe(name: str, profiles: dict[str, Any]) -> dict[str, Any]:
-        predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles})
+        predictor.supervisor.send(FrameType.DEVICE, header={"name": name, "profiles": profiles, "overheads": []})
         frame = None
         while frame is None or frame.type == FrameType.PROGRESS:
             frame = predictor.supervisor.recv(timeout=100)  # of a busy machine that is measured
@@ -396,7 +396,7 @@ def test_devices_are_resolved_as_jobs_do(predictor: Process) -> None:
     assert known == {"error": None, "device": "cpu", "profile": asdict(FAST), "overhead_bytes": 0}
     answered = describe("cpu", {})
     assert answered["error"] is None, answered
-    measured = DeviceProfile(**answered["profile"])
+    measured = DeviceProfile.from_json(answered["profile"])
     assert (measured.name, measured.memory_bytes) == ("host", memory_bytes())
     error = describe("cuda:77", {})["error"]
     assert error["sqlstate"] == "55000" and "cuda:77" in error["message"] and error["hint"]

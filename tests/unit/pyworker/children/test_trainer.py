@@ -94,6 +94,7 @@ class Child:
             "has_version": False,
             "resume": None,
             "profiles": {"cpu": asdict(PROFILE)},
+            "overheads": [],
             "latency_models": [] if models is None else ["cpu"],
             "latency_weight": 0.2,
             "ranks": None,
@@ -164,7 +165,7 @@ def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> t
     `spare`: bytes granted beyond that; without any, the plan keeps tensors on the device wherever they fit."""
     header, first = frame.header, traces_of(frame)[0]
     budget = int(header["least_bytes"] + part * (header["vanilla_bytes"] - header["least_bytes"]))
-    planner = JobPlanner(first, DeviceProfile(**header["profile"]))
+    planner = JobPlanner(first, DeviceProfile.from_json(header["profile"]))
     kept = None if spare else relaxed_swap_all(first, budget)
     candidate = planner.within(budget) if kept is None else planner.relaxed(kept, budget)
     granted = {"planned_bytes": candidate.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
