@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.checks import Check, name_of
 from benchmarks.server.sharing import ratio_checks, sharing_checks
-from pg_tensile.planning.plan.allocator import PAGES
+from pg_tensile.planning.allocator_rules import DEFAULT_PAGES
 from scripts.first_gpu_run.steps import Outcome, Row
 
 # The allocator takes memory in pages: the last of each segment may be partly used, for which the ledger has a margin.
-LAST_PAGES = sum(PAGES)
+LAST_PAGES = sum(DEFAULT_PAGES)
 
 Checks = Callable[[Sequence[Outcome], bool], list[Check]]
 

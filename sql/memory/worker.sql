@@ -90,7 +90,8 @@ AS $$
                    SELECT CASE WHEN a.architecture->>'type' <> 'ensemble' THEN a.architecture->>'type'
                        ELSE coalesce((SELECT e.type FROM jsonb_array_elements_text(a.architecture->'members') e (type)
                                       WHERE e.type NOT IN ('linear', 'boosted')), 'tabular') END) n (network)
-          WHERE t.overhead_measured AND t.overhead_bytes BETWEEN 0 AND 4::bigint << 30 AND NOT tensile_internal._on_cluster(t.device)
+          WHERE t.overhead_measured AND t.overhead_bytes BETWEEN 1 AND 4::bigint << 30
+              AND NOT tensile_internal._on_cluster(t.device)
               AND ((tensile_internal._rules()->'architectures'->n.network->>'code')::bool IS NOT TRUE OR m.id = $1)
           GROUP BY t.device, t.torch, n.network) o
 $$;

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
-from pg_tensile.execution.backends import context_bytes
+from pg_tensile.execution.backends import outside_bytes
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.measuring import device as devices
@@ -262,7 +262,7 @@ class MeasuredBench:
             try:
                 gradients = self.wants_gradients(contender)
                 turn = take_turn(stepper, batches, options.warmup, options.seed, gradients, watch=watch)
-                contender.context_bytes = context_bytes(self.torch_device)
+                contender.context_bytes = outside_bytes(self.torch_device)
                 self.compare(contender, turn)
                 del turn  # its copy of the state would take the memory that the steps so far have used
                 if isinstance(stepper, PlanStepper):
