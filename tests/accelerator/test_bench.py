@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from pg_tensile.execution.backends import backend_of
 from pg_tensile.execution.measuring import device as devices
+from pg_tensile.planning.allocator_rules import AllocatorRules
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.tools.bench.conditions import AllocatorUse, TurnWatch, release_cached_memory
 from pg_tensile.tools.bench.contenders import EagerStepper
@@ -65,7 +67,7 @@ def test_peaks_and_retries_are_those_of_the_steps_that_count():
 
 
 def test_a_row_has_the_memory_of_its_contender_and_the_conditions_of_its_turns(monkeypatch):
-    """The first contender, eager PyTorch, leaves 256 MiB to the allocator's cache."""
+    """The first contender, eager PyTorch, leaves 256 MiB to the allocator's cache, which does not follow its rules."""
     close = EagerStepper.close
 
     def leave_memory(stepper: EagerStepper) -> None:
@@ -73,10 +75,15 @@ def test_a_row_has_the_memory_of_its_contender_and_the_conditions_of_its_turns(m
         close(stepper)
 
     monkeypatch.setattr(EagerStepper, "close", leave_memory)
-    monkeypatch.setattr(devices, "measure", lambda device: A100_40GB)  # which takes seconds on the emulated device
+    profile = replace(A100_40GB, allocator=AllocatorRules(large_page_bytes=64 * MIB, is_followed=False))
+    monkeypatch.setattr(devices, "measure", lambda device: profile)  # which takes seconds on the emulated device
     options = parse([*CNN.split(), *SWAPPED.split(), "--device", TYPE])
     with Progress() as progress:
-        row: Any = MeasuredBench(options, progress).run().rows[0]
+        bench = MeasuredBench(options, progress)
+        report = bench.run()
+    row: Any = report.rows[0]
+    assert bench.workload.early.trace.allocator == profile.allocator
+    assert any("does not take memory as plans expect" in note for note in report.notes)
     assert row.error is None and row.allocator_retries == 0
     assert row.peak_bytes <= row.allocated_peak_bytes <= row.reserved_peak_bytes < 256 * MIB
     assert row.out_gbps > 0 and row.in_gbps > 0 and 0 <= row.overlap <= 1

@@ -85,7 +85,7 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
 
     @cache
     def workload(size: int) -> Workload:
-        return prepare(replace(options, batch=size), model, torch_device)
+        return prepare(replace(options, batch=size), model, torch_device, profile.allocator)
 
     def rows(size: int) -> Iterator[Rows]:
         batches = workload(size).batches(2)

@@ -28,6 +28,7 @@ from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.device_choice import choose_device
 from pg_tensile.execution.measuring import device as devices
 from pg_tensile.execution.runtime.accelerator import make_deterministic
+from pg_tensile.execution.runtime.allocator_limit import allocator_caution
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.measure import allocator_peak
 from pg_tensile.execution.runtime.open_device import open_device
@@ -105,9 +106,11 @@ class MeasuredBench:
         progress.say("measuring the device")
         self.profile = devices.measure(self.torch_device)
         progress.say("capturing the training step")
-        self.workload = prepare(options, model, self.torch_device)
+        self.workload = prepare(options, model, self.torch_device, self.profile.allocator)
         self.free = self.open_device(None)
         self.notes: list[str] = []
+        if self.torch_device.type != "cpu" and (caution := allocator_caution(self.profile.allocator)):
+            self.notes.append(caution)
         self.distances: dict[PolicyChoice, Row] = {}  # with the bounds, which take seconds and rounds do not change
 
     def open_device(self, budget_bytes: int | None) -> Device:

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from pg_tensile.errors import CaptureError, OptionError, TensileError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.state import ModelState, generators_kept
+from pg_tensile.planning.allocator_rules import DEFAULT_RULES, AllocatorRules
 from pg_tensile.tools.bench.options import BenchOptions, InputSpec
 from pg_tensile.tools.bench.report import message_of
 
@@ -327,18 +328,28 @@ def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def prepare(options: BenchOptions, model: nn.Module, device: torch.device) -> Workload:
-    """Capture the training step of `model` for `device`, executing nothing. Raises OptionError and CaptureError."""
+def prepare(
+    options: BenchOptions, model: nn.Module, device: torch.device, rules: AllocatorRules = DEFAULT_RULES
+) -> Workload:
+    """Capture the training step of `model` for `device`, executing nothing. Raises OptionError and CaptureError.
+
+    `rules` are those of the device's allocator."""
     spec = make_spec(options)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         output = output_spec(model, options, spec, mode)
         inputs = tuple(fake_input(spec, options.batch) for spec in options.inputs)
         targets = make_targets(options, output, inputs, None)
     started = time.perf_counter()
-    vanilla = capture(model, inputs, targets, spec, device=device)
+    vanilla = _with_rules(capture(model, inputs, targets, spec, device=device), rules)
     capture_ms = (time.perf_counter() - started) * 1e3
-    early = capture(model, inputs, targets, spec, True, device) if options.early_update else vanilla
+    early = vanilla
+    if options.early_update:
+        early = _with_rules(capture(model, inputs, targets, spec, True, device), rules)
     return Workload(options, model, spec, output, vanilla, early, capture_ms)
+
+
+def _with_rules(captured: Captured, rules: AllocatorRules) -> Captured:
+    return replace(captured, trace=captured.trace.with_allocator(rules))
 
 
 def weightless_model(options: BenchOptions) -> nn.Module:
