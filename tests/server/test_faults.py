@@ -281,6 +281,7 @@ def connections(pid: int) -> int:
 
 @pytest.mark.long
 def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_until: Wait) -> None:
+    db.execute("SET pg_tensile.predict_in_session = off")
     job = submit(db, "m", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
     ask = f"SELECT predict('m', r) FROM ({ROWS}) r LIMIT 1"
@@ -330,7 +331,7 @@ def test_no_socket_of_a_predictor_outlives_a_crash(fresh_cluster: Callable[..., 
 
 @pytest.mark.long
 def test_a_predictor_that_cannot_start_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    cluster = fresh_cluster()
+    cluster = fresh_cluster({"pg_tensile.predict_in_session": "off"})
     with cluster.connect() as db:
         job = submit(db, "m", MLP, epochs=1)
         assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
