@@ -81,6 +81,7 @@ def run(step: Step, limit_s: float, log: Path) -> Outcome:
         process = subprocess.Popen(
             [*step.tool, sys.executable, "-m", *words], cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, env=os.environ | dict(step.environment), start_new_session=True,
+            preexec_fn=heed_interrupts,
         )  # fmt: skip
         try:
             status: int | None = process.wait(limit_s)
@@ -95,6 +96,11 @@ def run(step: Step, limit_s: float, log: Path) -> Outcome:
     found = rows_of(rows)
     rows.unlink(missing_ok=True)
     return Outcome(step.name, shown(step), status, time.monotonic() - began, last, found)
+
+
+def heed_interrupts() -> None:
+    """Let a process be interrupted although this one ignores interrupts, as the background jobs of a shell do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

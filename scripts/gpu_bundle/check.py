@@ -29,6 +29,7 @@ WITH_TORCH = ("torch", "tabm", "rtdl-num-embeddings", "transformers", "peft", "p
 MODULES = {"scikit-learn": "sklearn", "nvidia-ml-py": "pynvml", "pytest-xdist": "xdist", "lz4": "lz4.frame"}
 TRAINING = "training in a server"
 LIMIT_S = 120
+GRACE_S = 15  # from the interrupt until a process is killed
 
 
 class Finding(NamedTuple):
@@ -123,7 +124,11 @@ def findings(process: subprocess.Popen[str], expected: Sequence[str]) -> Iterato
         output, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)  # it removes its server
-        output, errors = process.communicate()
+        try:
+            output, errors = process.communicate(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:  # it ignores interrupts, as the background jobs of a shell do
+            process.kill()
+            output, errors = process.communicate()
     found = [Finding(*json.loads(line)) for line in output.splitlines() if line.startswith("[")]
     yield from found
     last = ([line for line in errors.splitlines() if line.strip()] or [f"exit status {process.returncode}"])[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -11,11 +10,10 @@ import torch
 
 from pg_tensile.execution.backends import backend_of
 from pg_tensile.execution.backends.nvml import _taking, identified
-from pg_tensile.execution.runtime.accelerator import AcceleratorDevice
 from pg_tensile.planning.allocator_rules import MARGIN_BYTES
 from pg_tensile.planning.device.profile import A100_40GB, DeviceProfile
 from pyworker.children.overhead import UNMEASURED_BYTES, overhead_bytes
-from tests.accelerator.target import DEVICE, TYPE
+from tests.accelerator.target import DEVICE, TYPE, module
 
 
 def with_process(nbytes: int) -> DeviceProfile:
@@ -51,8 +49,11 @@ def test_a_process_is_known_by_the_memory_that_it_takes():
 
 def test_without_memory_for_it_a_process_stays_unknown():
     device = torch.device(DEVICE)
-    with closing(AcceleratorDevice(DEVICE, A100_40GB, 1 << 20)) as accelerator:
-        accelerator.limit_memory(0)
-        kept = torch.empty(60 << 20, dtype=torch.uint8, device=device)
+    torch.empty(1, device=device)
+    torch.accelerator.empty_cache()
+    fraction, (_, total) = module().get_per_process_memory_fraction(device), torch.accelerator.get_memory_info(device)
+    module().set_per_process_memory_fraction((torch.accelerator.memory_reserved(device) + 1) / total, device)
+    try:
         assert identified(lambda: {1: torch.accelerator.memory_reserved(device)}, partial(_taking, device)) is None
-        del kept
+    finally:
+        module().set_per_process_memory_fraction(fraction, device)

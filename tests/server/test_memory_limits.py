@@ -5,6 +5,8 @@ Long: a test trains five jobs, two at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psycopg
 import pytest
 
@@ -20,6 +22,14 @@ def answer(lab: Lab, ask: str) -> object:
         return value(lab.conn, ask)
     except psycopg.errors.OutOfMemory:
         return None
+
+
+@pytest.fixture(autouse=True)
+def by_the_predictor(lab: Lab) -> Iterator[None]:
+    """Have the predictor answer, as a session that predicts by itself takes no memory of the device."""
+    lab.conn.execute("SET pg_tensile.predict_in_session = off")
+    yield
+    lab.conn.execute("RESET pg_tensile.predict_in_session")
 
 
 def test_a_model_for_prediction_gets_memory_beside_jobs(lab: Lab) -> None:

@@ -28,8 +28,5 @@ if not hasattr(torch, "emulated"):
     torch._register_device_module("emulated", device)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     allow_data_of_other_devices()
-    # As on CUDA, `module.to(device)` keeps its parameters, so that tied ones stay tied. Otherwise it would make new
-    # ones, because PyTorch exchanges the data of parameters between devices of its own only.
-    torch.__future__.set_swap_module_params_on_conversion(True)
     # Nothing may run when the interpreter takes its modules down.
     atexit.register(lambda: [native.drain(index) for index in range(native.DEVICES)])
