@@ -244,6 +244,16 @@ def test_copies_of_models_and_tensors():
     assert "device='emulated:0'" in repr(model.weight)
 
 
+def test_tied_weights_stay_tied_and_checkpoints_draw_the_same_numbers_again():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    assert model.to("emulated")[2].weight is model[0].weight and model[0].weight.device.type == "emulated"
+    dropout, x = nn.Dropout(), torch.ones(64, device="emulated", requires_grad=True)
+    output = torch.utils.checkpoint.checkpoint(lambda x: dropout(x).sin(), x, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert torch.equal(gradient.cpu() != 0, output.cpu() != 0)
+
+
 def test_tensors_of_inference_mode_are_written_by_copies_that_convert():
     numbers = torch.arange(6).view(2, 3)
     with torch.inference_mode():
