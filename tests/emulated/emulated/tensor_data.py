@@ -40,4 +40,4 @@ def keep_parameters_of_modules() -> None:
         finally:
             future.set_swap_module_params_on_conversion(before)
 
-    nn.Module.to = to  # type: ignore[method-assign]
+    nn.Module.to = to  # type: ignore[method-assign, assignment]
