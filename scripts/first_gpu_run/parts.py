@@ -39,11 +39,11 @@ class Where(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Return the variables that name the device to tests and make the emulated one known."""
-        named = {"PG_TENSILE_ACCELERATOR": self.device}
+        variables = {"PG_TENSILE_ACCELERATOR": self.device}
         if self.device != "emulated":
-            return named
+            return variables
         folders = (str(REPOSITORY), str(REPOSITORY / "tests" / "emulated"), os.environ.get("PYTHONPATH", ""))
-        return named | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        return variables | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 class Part(NamedTuple):
@@ -126,9 +126,8 @@ def transformer_steps(where: Where) -> list[Step]:
         bench(where, network.title, network, 120, "none,joint,peer:checkpoint", *half, *within) for network in networks
     ]
     compiled = [
-        bench(where, f"{network.title}: compiled", network, 60, f"none,peer:memory_budget={share}", *half)
+        bench(where, f"{network.title}: compiled", network, 60, "none,peer:memory_budget=0.5", *half)
         for network in networks
-        for share in (0.5,)
     ]
     return [*ours, *compiled]
 

@@ -24,10 +24,7 @@ Row = dict[str, Any]
 
 
 class Step(NamedTuple):
-    """One step: a module of Python and its arguments, as after `python -m`.
-
-    `tool`: words before the interpreter. `needs`: what it cannot run without, of which `lacking` says whether it is
-    there."""
+    """One step: a module of Python and its arguments, as after `python -m`. `tool`: words before the interpreter."""
 
     name: str
     words: tuple[str, ...]
