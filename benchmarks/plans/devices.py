@@ -68,13 +68,13 @@ def measured(
             served = Served(copy.deepcopy(model), [inputs], device, rows)
             with closing(served):
                 within = partial(served.predict, [inputs])
-                found = {"whole": whole(), "within": within()}
+                outputs = {"whole": whole(), "within": within()}
                 times = in_turns([on_cpu, whole, within], rounds)
                 row["peak_bytes"] = served.peak_bytes
         for way, ms in zip(("cpu", "whole", "within"), times, strict=True):
             row[f"{way}_ms"] = statistics.median(ms)
-        for way, outputs in found.items():
-            row[f"{way}_difference"] = difference(outputs, expected)
+        for way, output in outputs.items():
+            row[f"{way}_difference"] = difference(output, expected)
         yield row
 
 

@@ -20,11 +20,11 @@ import json
 import os
 import signal
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -36,10 +36,11 @@ from benchmarks.command import Row
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section
 from benchmarks.server.cluster import fresh_cluster
-from benchmarks.server.driver import process_bytes
 from benchmarks.server.jobs import NETWORKS, TIGHT, Watch, Work, digest, set_memory, size, submit, wait_until_left
 from benchmarks.server.sampling import sampled
 from benchmarks.tables import table
+from pg_tensile.execution.backends import nvml
+from pg_tensile.execution.device_choice import choose_device
 from scripts.cluster import Cluster
 
 WAYS = ("turns", "together", "tight", "killed", "predicting")
@@ -91,7 +92,7 @@ class Processes:
         self._lately: deque[tuple[float, dict[int, int]]] = deque()  # the ledger at times
 
     def look(self) -> None:
-        found = process_bytes(self._device)
+        by_driver = driver_bytes(self._device)
         now = time.monotonic()
         self._lately.append((now, dict(self._conn.execute(LEDGER).fetchall())))
         while self._lately[0][0] < now - SETTLED_S:
@@ -100,14 +101,24 @@ class Processes:
         for _, there in self._lately:
             ledger |= {job: max(nbytes, ledger.get(job, 0)) for job, nbytes in there.items()}
         for job, pid in trainers(self._cluster, self._conn).items():
-            if job in ledger and pid in found:
-                self.keep(job, found[pid], ledger[job])
+            if job in ledger and pid in by_driver:
+                self.keep(job, by_driver[pid], ledger[job])
 
-    def keep(self, job: int, found: int, allowed: int) -> None:
-        """Keep the bytes of a process by the driver and in the ledger if they exceed by more than before."""
+    def keep(self, job: int, taken: int, allowed: int) -> None:
+        """Keep the bytes of a process by the driver and in the ledger if the former exceed by more than before."""
         before = self.most.get(job)
-        if before is None or found - allowed > before[0] - before[1]:
-            self.most[job] = (found, allowed)
+        if before is None or taken - allowed > before[0] - before[1]:
+            self.most[job] = (taken, allowed)
+
+
+def driver_bytes(device: str) -> dict[int, int]:
+    """Return the bytes of each process on a CUDA device, by its number; nothing for other types of devices.
+
+    A process whose memory the driver does not tell is left out. In a container the numbers are the host's."""
+    if device.partition(":")[0] != "cuda":
+        return {}
+    counts = nvml.ask(choose_device(device), nvml.process_counts) or {}
+    return {number: nbytes for number, nbytes in counts.items() if nbytes is not None}
 
 
 def trainers(cluster: Cluster, conn: Connection) -> dict[int, int]:
@@ -128,7 +139,7 @@ class Server:
         self.cluster, self.conn, self.device, self.work = cluster, conn, device, work
 
     def run(self, way: str, models: Sequence[str], tight_mb: int) -> Row:
-        """Train a job of each model in one way, and return what is the same for all ways."""
+        """Train a job of each model in one way, and return the row of it, with digests of the weights."""
         wait_until_left(self.conn)
         set_memory(self.cluster, self.conn, 0 if way in ("turns", "together") else tight_mb)
         with ExitStack() as stack:
@@ -136,7 +147,8 @@ class Server:
             processes = Processes(self.cluster, stack.enter_context(self.cluster.connect()), self.device)
             predictions: list[float] = []
             if way == "predicting":
-                stack.enter_context(predicting(self.cluster, predictions))
+                asking = stack.enter_context(self.cluster.connect())
+                stack.enter_context(sampled(partial(predict, asking, predictions), 0))
             began = time.perf_counter()
             stack.enter_context(sampled(watch.look, SAMPLE_S))
             stack.enter_context(sampled(processes.look, SAMPLE_S))
@@ -184,31 +196,12 @@ def kill_after_checkpoint(cluster: Cluster, conn: Connection, job: int) -> None:
         time.sleep(SAMPLE_S)
 
 
-@contextmanager
-def predicting(cluster: Cluster, times: list[float]) -> Iterator[None]:
-    """Ask for predictions within a memory budget, one after the other, and add the milliseconds of each to `times`."""
-    ended, failed = threading.Event(), []
-    numbers = "ARRAY[" + ", ".join(["0.5"] * FEATURES) + "]"
-
-    def ask() -> None:
-        try:
-            with cluster.connect() as conn:
-                while not ended.is_set():
-                    began = time.perf_counter()
-                    conn.execute(f"SELECT predict('asked', {numbers}, '{ASKED_BUDGET}')")
-                    times.append((time.perf_counter() - began) * 1e3)
-        except psycopg.Error as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-    if failed:
-        raise failed[0]
+def predict(conn: Connection, times: list[float]) -> None:
+    """Ask for a prediction within a memory budget, and add its milliseconds to `times`."""
+    numbers = ", ".join(["0.5"] * FEATURES)
+    began = time.perf_counter()
+    conn.execute(f"SELECT predict('asked', ARRAY[{numbers}], '{ASKED_BUDGET}')")
+    times.append((time.perf_counter() - began) * 1e3)
 
 
 # ---- the section -----------------------------------------------------------------------------------------------------
@@ -244,15 +237,15 @@ def measure(title: str, mix: Mix, device: str) -> Iterator[Row]:
             for model, name in zip(models, mix.networks, strict=True):
                 conn.execute("SELECT register_model(%s, %s)", (model, json.dumps(NETWORKS[name])))
             sizes = [size(conn, mix.work, model) for model in models]
-            alone = sum(found.vanilla for found in sizes)
-            tight = int(TIGHT * alone + sum(found.overhead for found in sizes)) >> 20
+            overheads, vanilla_bytes = [job.overhead for job in sizes], sum(job.vanilla for job in sizes)
+            tight = int(TIGHT * vanilla_bytes + sum(overheads)) >> 20
             server, alone_weights = Server(cluster, conn, device, mix.work), None
             for way in mix.ways:
                 row = server.run(way, models, tight)
                 weights = row.pop("weights")
                 alone_weights = alone_weights or weights
-                known = {"vanilla_bytes": alone, "overhead_bytes": max(found.overhead for found in sizes)}
-                yield {"jobs": title, **row, **known, "bit_identical": weights == alone_weights}
+                row |= {"vanilla_bytes": vanilla_bytes, "overhead_bytes": max(overheads)}
+                yield {"jobs": title, **row, "bit_identical": weights == alone_weights}
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -271,9 +264,9 @@ def sharing_checks(rows: Sequence[Row]) -> list[Check]:
         granted, most = row["most_granted_bytes"], row["budget_bytes"] + row["overhead_bytes"]
         asked = f"≤ {most:,}: the budget, and a process that comes"
         checked.append(Check("sharing", f"{what}: granted", f"{granted:,}", asked, granted <= most))
-        for number, (found, allowed) in enumerate(zip(row["driver_bytes"], row["ledger_bytes"], strict=True), 1):
+        for number, (taken, allowed) in enumerate(zip(row["driver_bytes"], row["ledger_bytes"], strict=True), 1):
             name = f"{what}: process {number} by the driver"
-            checked.append(Check("sharing", name, f"{found:,}", f"≤ {allowed:,} of the ledger", found <= allowed))
+            checked.append(Check("sharing", name, f"{taken:,}", f"≤ {allowed:,} of the ledger", taken <= allowed))
     return checked
 
 

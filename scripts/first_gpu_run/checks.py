@@ -1,4 +1,4 @@
-"""What a GPU has to show in each part, and whether it has."""
+"""Checks of the six parts: bits, memory and times that a GPU has to show."""
 
 from __future__ import annotations
 

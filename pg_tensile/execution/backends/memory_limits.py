@@ -76,19 +76,19 @@ class HardLimit:
             (group / "dmem.max").write_text(f"{self._region} {'max' if nbytes is None else nbytes}\n")
 
     def _tell_driver(self, group: Path, nbytes: int | None) -> None:
-        refusals: list[str] = []
-
-        def limit(library: Any, handle: Any) -> None:
+        def limit(library: Any, handle: Any) -> str:
+            """Return why the driver refuses, or nothing."""
             most = library.NVML_DEVICE_MEMORY_LIMIT_MAX if nbytes is None else nbytes
             limits = library.c_nvmlSetMemoryLimits_v1_t(str(group).encode(), 0, most)
             try:
                 library.nvmlDeviceSetMemoryLimits_v1(handle, limits)
             except library.NVMLError as error:
-                refusals.append(str(error))
+                return str(error)
+            return ""
 
-        nvml.ask(self._device, limit)
-        if refusals:
-            raise OSError(refusals[0])
+        refusal = nvml.ask(self._device, limit)
+        if refusal != "":
+            raise OSError(refusal or "NVML does not answer")
 
 
 hard_limit = cache(HardLimit)

@@ -43,12 +43,12 @@ def process_bytes(device: torch.device, code_bytes: int) -> int | None:
 
     Where only its context is known, it is that, `code_bytes` for the code that libraries load, and what PyTorch's
     allocator has taken."""
-    counts = ask(device, _counts)
-    if counts is not None:
-        number = own_number(device, counts, lambda: ask(device, _counts) or {})
-        used = None if number is None else (ask(device, _counts) or {}).get(number)  # less, if it was just identified
-        if used is not None:
-            return used
+    counts = ask(device, process_counts)
+    number = None if counts is None else own_number(device, counts, lambda: ask(device, process_counts) or {})
+    # Read anew: if it was just identified, it has less again.
+    used = None if number is None else (ask(device, process_counts) or {}).get(number)
+    if used is not None:
+        return used
     context = _contexts.get(device)
     return None if context is None else context + code_bytes + torch.accelerator.memory_reserved(device)
 
@@ -59,7 +59,7 @@ def load_of_others(device: torch.device) -> float:
     0 as long as this process is not known by its number, since its work cannot be told from that of others."""
 
     def read(nvml: Any, handle: Any) -> float:
-        running = _counts(nvml, handle).keys()
+        running = process_counts(nvml, handle).keys()
         own = _own_by_number(device, running)
         if own is None:
             return 0.0
@@ -104,12 +104,12 @@ def context_bytes(read: Callable[[], Situation | None], create: Callable[[], int
 
 def own_number(device: torch.device, counts: Counts, read: Callable[[], Counts]) -> int | None:
     """Return NVML's number of this process among `counts`, or None; `read` reads them again."""
-    known = _own_by_number(device, counts.keys())
-    if known is None and any(used is not None for used in counts.values()):
-        known = identified(read, partial(_taking, device))
-        if known is not None:
-            _numbers[device] = known
-    return known
+    number = _own_by_number(device, counts.keys())
+    if number is None and any(used is not None for used in counts.values()):
+        number = identified(read, partial(_taking, device))
+        if number is not None:
+            _numbers[device] = number
+    return number
 
 
 def identified(read: Callable[[], Counts], taking: Callable[[int], AbstractContextManager[int]]) -> int | None:
@@ -165,12 +165,13 @@ def _in_initial_namespace() -> bool:
         return False
 
 
-def _counts(nvml: Any, handle: Any) -> dict[int, int | None]:
+def process_counts(nvml: Any, handle: Any) -> dict[int, int | None]:
+    """Return the bytes of each process on a GPU, given the module of NVML and its handle of the GPU."""
     return {process.pid: process.usedGpuMemory for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
 
 
 def _situation(nvml: Any, handle: Any) -> Situation:
-    return Situation(nvml.nvmlDeviceGetMemoryInfo(handle).used, _counts(nvml, handle))
+    return Situation(nvml.nvmlDeviceGetMemoryInfo(handle).used, process_counts(nvml, handle))
 
 
 def ask(device: torch.device, read: Callable[[Any, Any], _T]) -> _T | None:

@@ -29,9 +29,9 @@ def allocator_rules(device: torch.device) -> AllocatorRules:
     use_expandable_segments()
     if _follows(device, DEFAULT_RULES):
         return DEFAULT_RULES
-    found = _sizes(device)
-    if found is not None and _follows(device, found):
-        return found
+    rules = _sizes(device)
+    if rules is not None and _follows(device, rules):
+        return rules
     return AllocatorRules(is_followed=False)
 
 

@@ -64,11 +64,11 @@ class TurnWatch:
         """Record `allocator` and `conditions`, after the steps that count."""
         end = device_load = None
         if self._backend is not None:
-            found = self._statistics()
+            statistics = self._statistics()
             self.allocator = AllocatorUse(
-                reserved_peak_bytes=found["reserved_bytes.all.peak"],
-                allocated_peak_bytes=found["allocated_bytes.all.peak"],
-                retries=found["num_alloc_retries"] - self._retries,
+                reserved_peak_bytes=statistics["reserved_bytes.all.peak"],
+                allocated_peak_bytes=statistics["allocated_bytes.all.peak"],
+                retries=statistics["num_alloc_retries"] - self._retries,
             )
             end = self._backend.conditions(self._device)
             device_load = self._backend.load_of_others(self._device)

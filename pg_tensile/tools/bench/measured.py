@@ -379,10 +379,10 @@ class MeasuredBench:
             return row.with_values(error=contender.error or NO_ROUND)
         is_identical = contender.difference is None if self.eager.turns else None
         row = measured_row(row, contender, self.vanilla.step_ms(), is_identical)
-        known = self.distances.get(policy.choice)
-        if known is None or known.device_peak_bytes != row.device_peak_bytes:
-            known = self.distances[policy.choice] = distance(row, self.workload, policy, self.profile)
-        return row.with_values(least_eor=known.least_eor, timeline=known.timeline)
+        bounded = self.distances.get(policy.choice)
+        if bounded is None or bounded.device_peak_bytes != row.device_peak_bytes:
+            bounded = self.distances[policy.choice] = distance(row, self.workload, policy, self.profile)
+        return row.with_values(least_eor=bounded.least_eor, timeline=bounded.timeline)
 
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
         """Return the policy with the median latencies of its own rounds, for the simulator.
