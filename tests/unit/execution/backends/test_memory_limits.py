@@ -125,6 +125,19 @@ def test_a_refusal_is_kept_and_not_tried_again(group: Path, install: Install) ->
     assert [path.name for path in group.iterdir()] == ["cgroup.procs"]
 
 
+def test_a_driver_that_does_not_answer_has_set_no_limit(
+    group: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(LimitingNvml())
+    limit = HardLimit(DEVICE, ADDRESS)
+
+    def is_lost(library: StandInNvml) -> None:
+        raise library.NVMLError("the driver is not loaded")
+
+    monkeypatch.setattr(StandInNvml, "nvmlInit", is_lost)
+    assert not limit.set(1000) and limit.obstacle is not None and limit.obstacle.endswith("NVML does not answer")
+
+
 def test_the_kernel_limits_a_group_that_it_controls(group: Path, install: Install) -> None:
     (group / "cgroup.procs").write_text(f"{OWN}\n")
     controlled(group)
