@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,22 @@ def step(name: str, *words: str) -> Step:
     return Step(name, words, 60)
 
 
-@pytest.fixture
-def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Step:
-    """A step that writes a row, waits, and writes a row and a half when it is interrupted."""
+def test_a_step_that_is_stopped_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """It writes a row, waits, and writes a row and a half when it is interrupted; its time is over with the first."""
     (tmp_path / "waiting_module.py").write_text(WAITS)
-    return Step("waits", ("waiting_module", ROWS), 60, {"PYTHONPATH": str(tmp_path)})
+    waiting = Step("waits", ("waiting_module", ROWS), 60, {"PYTHONPATH": str(tmp_path)})
 
+    class Process(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != waiting.limit_s:
+                return super().wait(None)
+            wait_until(lambda: any("first" in path.read_text() for path in tmp_path.glob("*-rows.json")))
+            raise subprocess.TimeoutExpired(self.args, timeout)
 
-def test_a_step_that_is_stopped_keeps_its_results(tmp_path: Path, waiting: Step) -> None:
-    outcome = run(waiting, 3.0, tmp_path / "log")
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    outcome = run(waiting, waiting.limit_s, tmp_path / "log")
     assert (outcome.status, outcome.verdict) == (None, "stopped")
     assert outcome.rows == [{"model": "first"}, {"model": "last"}]
     assert "KeyboardInterrupt" in outcome.last[-1]
