@@ -133,6 +133,7 @@ def test_training_gives_way_to_the_server(db: Connection, wait_until: Wait) -> N
     db.execute("SELECT cancel_job(%s)", (job,))
     job = submit(db, "quick", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    db.execute("SET pg_tensile.predict_in_session = off")
     value(db, f"SELECT predict('quick', r) FROM ({ROWS}) r LIMIT 1")
     supervisor = inference_pid(db)
     assert supervisor is not None
