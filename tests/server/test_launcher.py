@@ -135,13 +135,13 @@ def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], w
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         conn.execute("CREATE SEQUENCE attempts")
+        terminate(conn, SCHEDULER)  # before the step is replaced, which would end it too
         replace_step(
             conn,
             "plpgsql",
             "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile_worker._process() = 'scheduler' THEN"
             " PERFORM nextval('public.attempts'); RAISE 'broken for good'; END IF; END",
         )
-        terminate(conn, SCHEDULER)
         # 6 s after it was terminated, and 12 s after its first failure
         wait_until(lambda: value(conn, "SELECT last_value FROM attempts") == 2, what="the second attempt")
         wait_until(lambda: SCHEDULER not in processes(conn))

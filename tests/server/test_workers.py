@@ -161,9 +161,10 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
             " IF NOT EXISTS (SELECT FROM public.seen s WHERE s.bits & 64 > 0) THEN PERFORM pg_sleep(60); END IF;"
             " END IF; END",
         )
-        terminate(conn, SCHEDULER)
-        sleeps = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND wait_event = 'PgSleep'"
-        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER))
+        # The terminated process may have taken the new step already, and is seen to sleep until it ends.
+        old = terminate(conn, SCHEDULER)
+        sleeps = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND wait_event = 'PgSleep' AND pid <> %s"
+        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER, old))
         assert value(conn, "SELECT pg_cancel_backend(%s)", pid)
         wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1)
         wait_until(
