@@ -247,7 +247,8 @@ def test_copies_of_models_and_tensors():
 def test_tied_weights_stay_tied_and_checkpoints_draw_the_same_numbers_again():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 3))
     model[2].weight = model[0].weight
-    assert model.to("emulated")[2].weight is model[0].weight and model[0].weight.device.type == "emulated"
+    for device in ("emulated", "cpu"):
+        assert model.to(device)[2].weight is model[0].weight and model[0].weight.device.type == device
     dropout, x = nn.Dropout(), torch.ones(64, device="emulated", requires_grad=True)
     output = torch.utils.checkpoint.checkpoint(lambda x: dropout(x).sin(), x, use_reentrant=False)
     (gradient,) = torch.autograd.grad(output.sum(), x)

@@ -19,7 +19,7 @@ import torch
 from tests.emulated.emulated import control, device
 from tests.emulated.emulated.build import build
 from tests.emulated.emulated.native import native
-from tests.emulated.emulated.tensor_data import allow_data_of_other_devices, keep_parameters_of_modules
+from tests.emulated.emulated.tensor_data import allow_data_of_other_devices
 
 __all__ = ["build", "control", "device"]
 
@@ -28,6 +28,5 @@ if not hasattr(torch, "emulated"):
     torch._register_device_module("emulated", device)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     allow_data_of_other_devices()
-    keep_parameters_of_modules()
     # Nothing may run when the interpreter takes its modules down.
     atexit.register(lambda: [native.drain(index) for index in range(native.DEVICES)])
