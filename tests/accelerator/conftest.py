@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,12 @@ def emulator() -> None:
     if TYPE == "emulated":
         sys.path.append(str(Path(__file__).parents[1] / "emulated"))
         backend_of(TYPE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_collected() -> None:
+    """Free memory of the device that an exception of another file's tests still holds, in a cycle of references."""
+    gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)

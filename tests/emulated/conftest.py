@@ -7,11 +7,18 @@ worker has run before see PyTorch as it is without it. Afterwards `torch.acceler
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_collected() -> None:
+    """Free memory of the device that an exception of another file's tests still holds, in a cycle of references."""
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
