@@ -126,7 +126,7 @@ def findings(process: subprocess.Popen[str], expected: Sequence[str]) -> Iterato
         process.send_signal(signal.SIGINT)  # it removes its server
         try:
             output, errors = process.communicate(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:  # it ignores interrupts, as the background jobs of a shell do
+        except subprocess.TimeoutExpired:
             process.kill()
             output, errors = process.communicate()
     found = [Finding(*json.loads(line)) for line in output.splitlines() if line.startswith("[")]
@@ -164,6 +164,7 @@ def run(manifest: Manifest, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background jobs of a shell
     asked = json.loads(sys.argv[1])
     for finding in look_at_server() if asked is None else look_at_packages(asked):
         print(json.dumps(finding), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,7 +49,11 @@ def test_a_step_that_is_stopped_keeps_its_results(
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    outcome = run(waiting, waiting.limit_s, tmp_path / "log")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background jobs of a shell
+    try:
+        outcome = run(waiting, waiting.limit_s, tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (outcome.status, outcome.verdict) == (None, "stopped")
     assert outcome.rows == [{"model": "first"}, {"model": "last"}]
     assert "KeyboardInterrupt" in outcome.last[-1]

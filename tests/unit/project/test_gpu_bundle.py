@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -187,3 +189,12 @@ def test_what_a_process_has_not_come_to_is_missing() -> None:
     command = [sys.executable, "-c", program]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert [*check.findings(process, ["one", "two"])] == [("one", "1.0", ""), ("two", "", "broken library")]
+
+
+def test_a_process_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "LIMIT_S", 0.01)
+    monkeypatch.setattr(check, "GRACE_S", 0.01)
+    hangs = [sys.executable, "-c", "import signal; signal.pause()"]
+    ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    process = subprocess.Popen(hangs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ignoring)
+    assert [*check.findings(process, ["one"])] == [("one", "", f"exit status {-signal.SIGKILL}")]
