@@ -83,15 +83,16 @@ uninstall: uninstall-evaluator
 uninstall-evaluator:
 	rm -f '$(DESTDIR)$(pkglibdir)/$(EVALUATOR)'
 
-# The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
+# The packages of the supervisors and children, beside the library, which looks for them there (0.1.0 had them below
+# datadir); replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
-python_dir = $(DESTDIR)$(datadir)/pg_tensile/python
+python_dir = $(DESTDIR)$(pkglibdir)/pg_tensile/python
 install: install-python
 install-python:
 	rm -rf '$(python_dir).new' '$(python_dir).old'
 	mkdir -p '$(python_dir).new'
 	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.json' -o -name '*.j2' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
-	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(datadir)/pg_tensile/python' '$(python_dir).new'
+	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(pkglibdir)/pg_tensile/python' '$(python_dir).new'
 	chmod go=rx '$(dir $(python_dir))'
 	chmod -R go=rX '$(python_dir).new'
 	if [ -d '$(python_dir)' ]; then mv '$(python_dir)' '$(python_dir).old'; fi
@@ -99,7 +100,7 @@ install-python:
 	rm -rf '$(python_dir).old'
 uninstall: uninstall-python
 uninstall-python:
-	rm -rf '$(DESTDIR)$(datadir)/pg_tensile'
+	rm -rf '$(DESTDIR)$(pkglibdir)/pg_tensile' '$(DESTDIR)$(datadir)/pg_tensile'
 
 # Works without a running server and without the venv: a packager's check of the SQL surface.
 installcheck:

@@ -1,4 +1,4 @@
 #!/bin/bash
 # The command pg-tensile in the image, from the package that the server's own processes use.
-export PYTHONPATH=/usr/share/postgresql/$PG_MAJOR/pg_tensile/python
+export PYTHONPATH=/usr/lib/postgresql/$PG_MAJOR/lib/pg_tensile/python
 exec /opt/pg_tensile/bin/python -P -m pg_tensile "$@"

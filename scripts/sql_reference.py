@@ -68,7 +68,7 @@ SETTINGS = """
 DEVELOPERS = "Developer settings"
 # The names of the settings by subject, each group in the order of its table
 SETTING_GROUPS = {
-    "Server and device": "database python device model_path max_jobs log_jobs",
+    "Server and device": "database python python_path device model_path max_jobs log_jobs",
     "Memory": "device_memory host_memory memory_flow flow_timeout dataset_cache model_cache model_idle child_memory",
     "Jobs": "policy ageing search_time checkpoint_interval max_state_size max_retries executor_timeout job_retention",
     "Processor": "threads nice auto_calibrate",

@@ -12,6 +12,8 @@ CREATE FUNCTION tensile_internal._notify(job bigint) RETURNS void
 -- Workers
 CREATE FUNCTION tensile_worker._process() RETURNS text
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_process';
+CREATE FUNCTION tensile_worker._python_folder() RETURNS text
+    LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_python_folder';
 CREATE FUNCTION tensile_worker._my_job() RETURNS bigint
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_job';
 CREATE FUNCTION tensile_worker._stop_cause() RETURNS text
@@ -47,9 +49,12 @@ $$;
 CREATE PROCEDURE tensile_worker._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)
     LANGUAGE plpython3u
 AS $$
-process = plpy.execute("SELECT tensile_worker._process() AS name")[0]["name"]
+this = plpy.execute("SELECT tensile_worker._process() AS process, tensile_worker._python_folder() AS folder")[0]
+import sys
+if sys.path[0] != this["folder"]:
+    sys.path.insert(0, this["folder"])
 from pyworker.supervisors import supervisor
-return supervisor.step(plpy, process, bits)
+return supervisor.step(plpy, this["process"], bits)
 $$;
 COMMENT ON PROCEDURE tensile_worker._step(int, int, int, bool) IS
     'private: one step of a controller, scheduler, inference or worker process';

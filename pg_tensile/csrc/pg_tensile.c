@@ -13,7 +13,9 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 
+#include "base/compat.h"
 #include "base/guc.h"
+#include "base/library.h"
 #include "base/reports.h"
 #include "batching/planner.h"
 #include "processes/inference.h"
@@ -23,7 +25,7 @@
 #include "state/models_generation.h"
 #include "state/shmem.h"
 
-PG_MODULE_MAGIC;
+TENSILE_MODULE_MAGIC(TENSILE_EXTENSION, TENSILE_VERSION);
 
 PGDLLEXPORT void _PG_init(void);
 
@@ -33,7 +35,7 @@ _PG_init(void)
 	tensile_define_settings();
 	if (!process_shared_preload_libraries_in_progress)
 		return;
-	tensile_install_shmem_hooks();
+	tensile_request_shmem();
 	tensile_install_inference_hook();
 	tensile_install_images_hook();
 	tensile_install_notify_hooks();

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from pyworker.supervisors.child_environment import PYTHON_FOLDER
 from pyworker.supervisors.failures import CancelRequest, Failure, Gone
 from pyworker.supervisors.supervisor import Request, Wait, suspend
 from pyworker.version import VERSION
@@ -44,7 +45,8 @@ class Server:
         """Raise Failure unless these files have the version of the library that the server has loaded."""
         if self._library != VERSION:
             message = f"the Python files of pg_tensile have version {VERSION}, the server's library has {self._library}"
-            raise Failure("55000", message, hint="Run make install, then restart the server.")
+            hint = f"They are in {PYTHON_FOLDER}. Install the library's version of them, then restart the server."
+            raise Failure("55000", message, hint=hint)
 
     def rows(self, sql: str, types: Sequence[str] = (), *values: Any) -> list[dict[str, Any]]:
         """Return the rows of a query, which is prepared at its first use."""

@@ -88,6 +88,7 @@ def make(output: Path, python: str, at_hand: Path, limit_mib: int) -> Manifest:
             revision=revision(),
             postgresql=found.version.removeprefix("PostgreSQL "),
             bin=found.bin[1:],
+            library=found.library[1:],
             share=found.share[1:],
             zones=found.zones(),
             minimum={name: packages.minimum(requirement) for name, requirement in packages.required().items()},

@@ -34,10 +34,10 @@ class Manifest:
     """What a bundle is for, and what it has.
 
     `python`: version of the interpreter there, as in 3.12. `glibc`: the least version of the C library. `revision`:
-    that of the checkout. `postgresql`: the server's version; `bin` and `share`: the folders of its programs and of its
-    data in its archive; `zones`: the folder of time zones that it reads, if it has none itself. `minimum`: least
-    versions of all packages that pg_tensile needs, `packages`: versions of those that travel, both by name. `files`:
-    the archives.
+    that of the checkout. `postgresql`: the server's version; `bin`, `library` and `share`: the folders of its programs,
+    modules and data in its archive; `zones`: the folder of time zones that it reads, if it has none itself. `minimum`:
+    least versions of all packages that pg_tensile needs, `packages`: versions of those that travel, both by name.
+    `files`: the archives.
     """
 
     python: str
@@ -45,6 +45,7 @@ class Manifest:
     revision: str
     postgresql: str
     bin: str
+    library: str
     share: str
     zones: str | None
     minimum: Mapping[str, str]

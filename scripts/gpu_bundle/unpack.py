@@ -122,7 +122,7 @@ def provide_zones(manifest: Manifest, server: Path) -> None:
 
 def install_python(manifest: Manifest, server: Path) -> None:
     """Replace the server's Python files by those of the checkout, which may be newer than the bundle."""
-    target = server / manifest.share / "pg_tensile" / "python"
+    target = server / manifest.library / "pg_tensile" / "python"
     shutil.rmtree(target)
     without = shutil.ignore_patterns("__pycache__", "csrc")
     for package in ("pyworker", "pg_tensile"):

@@ -7,7 +7,12 @@ CREATE FUNCTION tensile_internal._session_run(spec jsonb, folder text, OUT resul
     LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
 AS $$
 import sys
-if folder not in sys.path:
+# Another function of this session may have imported the packages that pip has installed for the server's Python.
+for name in [*sys.modules]:
+    file = getattr(sys.modules[name], "__file__", None) or ""
+    if name.partition(".")[0] == "pyworker" and not file.startswith(folder + "/"):
+        del sys.modules[name]
+if sys.path[0] != folder:
     sys.path.insert(0, folder)
 from pyworker.supervisors import session_run
 return session_run.run(plpy, spec)

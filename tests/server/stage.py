@@ -70,8 +70,11 @@ def train(conn: Connection, model: str = "m") -> int:
 # code. An order is one statement, or several with waits before and between them: "WAIT milliseconds; SELECT ...; WAIT
 # ...". The answer is then that of the last wait.
 STEP = """
-process = plpy.execute("SELECT tensile_worker._process() AS name")[0]["name"]
+this = plpy.execute("SELECT tensile_worker._process() AS process, tensile_worker._python_folder() AS folder")[0]
+process = this["process"]
 import json, sys, types
+if sys.path[0] != this["folder"]:
+    sys.path.insert(0, this["folder"])
 from pyworker.supervisors import supervisor
 
 

@@ -47,6 +47,7 @@ WORKERS_ONLY = {
     "_stop_cause": "",
     "_take_interrupt": "",
     "_process": "",
+    "_python_folder": "",
     "_training_sources": "'SELECT 1 AS a', '{}', NULL",
     "_job_sources": "1, '[]'",
     "_same_query": "'SELECT 1 AS a', 'SELECT 1 AS a', '{}'",

@@ -20,11 +20,30 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* Signal handlers have a second argument from 19 on. */
+/* Libraries tell their name and version from 18 on (pg_get_loaded_modules). */
+#if PG_VERSION_NUM >= 180000
+#define TENSILE_MODULE_MAGIC(module, number) PG_MODULE_MAGIC_EXT(.name = module, .version = number)
+#else
+#define TENSILE_MODULE_MAGIC(module, number) PG_MODULE_MAGIC
+#endif
+
+/* Shared memory is registered with callbacks from 19 on, instead of two hooks. */
+#if PG_VERSION_NUM >= 190000
+#define TENSILE_HAS_SHMEM_CALLBACKS
+#endif
+
+/* Background workers may give way to ALTER DATABASE and the like from 19 on. */
+#if PG_VERSION_NUM < 190000
+#define BGWORKER_INTERRUPTIBLE 0
+#endif
+
+/* Signal handlers have a second argument from 19 on, which says whose signal it is (0: not known). */
 #if PG_VERSION_NUM >= 190000
 #define TENSILE_PASS_SIGNAL_ARGS postgres_signal_arg, pg_siginfo
+#define TENSILE_SIGNAL_SENDER ((pid_t) pg_siginfo->pid)
 #else
 #define TENSILE_PASS_SIGNAL_ARGS postgres_signal_arg
+#define TENSILE_SIGNAL_SENDER ((pid_t) 0)
 #define PG_SIG_IGN SIG_IGN
 #endif
 

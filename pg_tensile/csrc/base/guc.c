@@ -39,6 +39,7 @@ typedef enum TensileMemoryFlow
 
 /* Read by other C files. */
 char	   *tensile_database = NULL;
+char	   *tensile_python_path = NULL;
 int			tensile_device_memory = 0;
 int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
@@ -209,6 +210,11 @@ define_resource_settings(void)
 							   "server's operating-system user can access.",
 							   &tensile_python, PG_TENSILE_PYTHON, PGC_SIGHUP, 0, check_python,
 							   NULL, NULL);
+	DefineCustomStringVariable("pg_tensile.python_path",
+							   "Sets the folder of pg_tensile's own Python packages.",
+							   "If it is empty, they are beside the library, in "
+							   "pg_tensile/python.",
+							   &tensile_python_path, "", PGC_SIGHUP, 0, check_path, NULL, NULL);
 	DefineCustomStringVariable("pg_tensile.device",
 							   "Sets the device that models are trained on: auto, cpu, cuda or "
 							   "cuda:N.",

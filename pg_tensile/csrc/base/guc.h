@@ -9,6 +9,7 @@
 #define TENSILE_MAX_JOBS 256	/* upper limit of pg_tensile.max_jobs */
 
 extern char *tensile_database;
+extern char *tensile_python_path;	/* empty: beside the library */
 extern int	tensile_device_memory;	/* kB; 0 = all of it */
 extern int	tensile_max_jobs;
 extern int	tensile_plan_events;

@@ -6,10 +6,13 @@
  */
 #include "postgres.h"
 
+#include <dlfcn.h>
+
 #include "fmgr.h"
-#include "miscadmin.h"
+#include "port.h"
 #include "utils/builtins.h"
 
+#include "base/guc.h"
 #include "base/library.h"
 
 PG_FUNCTION_INFO_V1(tensile_version);
@@ -24,11 +27,26 @@ tensile_version(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text(TENSILE_VERSION));
 }
 
+/* The folder that the library was loaded from: PostgreSQL loads libraries by absolute paths. */
+char *
+tensile_library_folder(void)
+{
+	Dl_info		library;
+	char	   *path;
+
+	if (dladdr((const void *) tensile_library_folder, &library) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYSTEM_ERROR),
+				 errmsg("could not find out where the library of pg_tensile lies")));
+	path = pstrdup(library.dli_fname);
+	get_parent_directory(path);
+	return path;
+}
+
 char *
 tensile_python_folder(void)
 {
-	char		share[MAXPGPATH];
-
-	get_share_path(my_exec_path, share);
-	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
+	if (tensile_python_path && *tensile_python_path != '\0')
+		return pstrdup(tensile_python_path);
+	return psprintf("%s/%s/python", tensile_library_folder(), TENSILE_LIBRARY);
 }

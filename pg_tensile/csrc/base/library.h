@@ -13,6 +13,9 @@
 /* Upper limit of the memory of a device; 512 times as much fits into int64. */
 #define TENSILE_MAX_BYTES (INT64CONST(1) << 50)
 
+/* The folder of this library, and of what is installed beside it. */
+extern char *tensile_library_folder(void);
+
 /* The folder of the Python packages that come with the extension. */
 extern char *tensile_python_folder(void);
 

@@ -6,6 +6,7 @@
  */
 #include "postgres.h"
 
+#include "base/compat.h"
 #include "base/library.h"
 #include "processes/registration.h"
 
@@ -21,6 +22,9 @@ tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind kind, int64
 	else
 		strlcpy(worker->bgw_name, worker->bgw_type, sizeof(worker->bgw_name));
 	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	/* The launcher is in no database. */
+	if (kind != TENSILE_LAUNCHER)
+		worker->bgw_flags |= BGWORKER_INTERRUPTIBLE;
 
 	/*
 	 * A standby makes predictions.  Processes for training are registered

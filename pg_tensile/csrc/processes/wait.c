@@ -76,7 +76,7 @@ handle_sigterm(SIGNAL_ARGS)
 {
 	int			save_errno = errno;
 
-	tensile_note_stop();
+	tensile_note_stop(TENSILE_SIGNAL_SENDER);
 	if (stop_pending && !waiting)
 		die(TENSILE_PASS_SIGNAL_ARGS);
 	else

@@ -89,18 +89,6 @@ reset_settings(void)
 			SetConfigOption(settings[i].name, settings[i].value, PGC_SUSET, PGC_S_SESSION);
 }
 
-/*
- * Tells PL/Python where the supervisors are.  It reads the environment when
- * the first procedure starts it.
- */
-static void
-set_python_path(void)
-{
-	if (setenv("PYTHONPATH", tensile_python_folder(), 1) != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("could not set PYTHONPATH: %m")));
-}
-
 /* Connects to the database; false if it does not have the extension. */
 static bool
 connect_to(Oid database, Oid role)
@@ -108,7 +96,6 @@ connect_to(Oid database, Oid role)
 	BackgroundWorkerInitializeConnectionByOid(database, role, 0);
 	pgstat_report_appname(MyBgworkerEntry->bgw_name);
 	reset_settings();
-	set_python_path();
 	return tensile_find_extension();
 }
 

@@ -19,6 +19,7 @@
 #include "utils/builtins.h"
 #include "utils/pidfile.h"
 
+#include "base/library.h"
 #include "base/process_kind.h"
 #include "state/extension.h"
 #include "state/identity.h"
@@ -26,9 +27,11 @@
 
 PG_FUNCTION_INFO_V1(tensile_my_job);
 PG_FUNCTION_INFO_V1(tensile_my_process);
+PG_FUNCTION_INFO_V1(tensile_my_python_folder);
 PG_FUNCTION_INFO_V1(tensile_stop_cause);
 
 static volatile sig_atomic_t stop_received = false;	/* SIGTERM has ever come */
+static volatile sig_atomic_t stopped_by_postmaster = false;	/* for certain */
 
 /* ---- identity ---- */
 
@@ -63,24 +66,40 @@ tensile_my_job(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(tensile_my_slot->job);
 }
 
-/* tensile_worker._process(): the name of this kind of process */
-Datum
-tensile_my_process(PG_FUNCTION_ARGS)
+static void
+require_own_process(void)
 {
 	tensile_require_preload();
 	if (tensile_process == TENSILE_NO_PROCESS || runs_training_query())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("only processes of pg_tensile may call this function")));
+}
+
+/* tensile_worker._python_folder(): the folder of the supervisors' packages */
+Datum
+tensile_my_python_folder(PG_FUNCTION_ARGS)
+{
+	require_own_process();
+	PG_RETURN_TEXT_P(cstring_to_text(tensile_python_folder()));
+}
+
+/* tensile_worker._process(): the name of this kind of process */
+Datum
+tensile_my_process(PG_FUNCTION_ARGS)
+{
+	require_own_process();
 	PG_RETURN_TEXT_P(cstring_to_text(tensile_process_name(tensile_process)));
 }
 
 /* ---- stopping ---- */
 
 void
-tensile_note_stop(void)
+tensile_note_stop(pid_t sender)
 {
 	stop_received = true;
+	if (sender == PostmasterPid)
+		stopped_by_postmaster = true;
 }
 
 /*
@@ -111,14 +130,15 @@ server_is_stopping(void)
 bool
 tensile_terminated(void)
 {
-	return tensile_in_worker() && stop_received && !tensile_my_slot->evicted &&
-		!server_is_stopping();
+	return tensile_in_worker() && stop_received && !stopped_by_postmaster &&
+		!tensile_my_slot->evicted && !server_is_stopping();
 }
 
 /*
  * tensile_worker._stop_cause(): the sender of the worker's SIGTERM: the server that
- * stops, the launcher (after release_database or a change of the setting), or
- * pg_terminate_backend
+ * stops, the launcher (after release_database or a change of the setting), a
+ * command such as CREATE DATABASE, for which the postmaster ends processes that
+ * are BGWORKER_INTERRUPTIBLE, or pg_terminate_backend
  */
 Datum
 tensile_stop_cause(PG_FUNCTION_ARGS)
@@ -130,5 +150,7 @@ tensile_stop_cause(PG_FUNCTION_ARGS)
 		cause = tensile_shared->released == MyDatabaseId ? "release" : "launcher";
 	else if (tensile_terminated())
 		cause = "terminated";
+	else if (stopped_by_postmaster && !server_is_stopping())
+		cause = "database";
 	PG_RETURN_TEXT_P(cstring_to_text(cause));
 }

@@ -13,7 +13,7 @@
 extern void tensile_require_process(TensileProcessKind kind);
 
 /* Remembers that SIGTERM has come; for its handler (wait.c). */
-extern void tensile_note_stop(void);
+extern void tensile_note_stop(pid_t sender);
 
 /*
  * Was this worker stopped by pg_terminate_backend, not by a stop of the

@@ -13,6 +13,7 @@
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 
+#include "base/compat.h"
 #include "base/guc.h"
 #include "base/library.h"
 #include "base/process_kind.h"
@@ -27,9 +28,6 @@
 
 TensileShared *tensile_shared = NULL;
 TensileSlot *tensile_my_slot = NULL;
-
-static shmem_request_hook_type previous_shmem_request = NULL;
-static shmem_startup_hook_type previous_shmem_startup = NULL;
 
 static Size
 slots_size(void)
@@ -61,13 +59,10 @@ shared_size(void)
 	return add_size(fixed_size(), mul_size(nevents, sizeof(TensilePlanEvent)));
 }
 
-static void
-request_shmem(void)
+static int
+number_of_locks(void)
 {
-	if (previous_shmem_request)
-		previous_shmem_request();
-	RequestAddinShmemSpace(shared_size());
-	RequestNamedLWLockTranche(TENSILE_EXTENSION, FIXED_LOCKS + tensile_max_jobs);
+	return FIXED_LOCKS + tensile_max_jobs;
 }
 
 static void
@@ -82,10 +77,8 @@ init_wakeup(TensileWakeup *wakeup)
  * read.
  */
 static void
-init_shared(void)
+init_shared(LWLockPadded *locks)
 {
-	LWLockPadded *locks = GetNamedLWLockTranche(TENSILE_EXTENSION);
-
 	memset(tensile_shared, 0, fixed_size());
 	tensile_shared->lock = &locks[0].lock;
 	tensile_shared->predictions_lock = &locks[1].lock;
@@ -123,6 +116,55 @@ init_shared(void)
 	}
 }
 
+#ifdef TENSILE_HAS_SHMEM_CALLBACKS
+
+static LWLockPadded *all_locks = NULL;
+
+static void
+request_shmem(void *arg)
+{
+	ShmemRequestStruct(.name = TENSILE_EXTENSION, .size = shared_size(),
+					   .ptr = (void **) &tensile_shared);
+	ShmemRequestStruct(.name = TENSILE_EXTENSION " locks",
+					   .size = mul_size(number_of_locks(), sizeof(LWLockPadded)),
+					   .ptr = (void **) &all_locks);
+}
+
+static void
+initialise_shmem(void *arg)
+{
+	int			tranche = LWLockNewTrancheId(TENSILE_EXTENSION);
+
+	for (int i = 0; i < number_of_locks(); i++)
+		LWLockInitialize(&all_locks[i].lock, tranche);
+	init_shared(all_locks);
+}
+
+void
+tensile_request_shmem(void)
+{
+	static const ShmemCallbacks callbacks = {
+		.request_fn = request_shmem,
+		.init_fn = initialise_shmem,
+	};
+
+	RegisterShmemCallbacks(&callbacks);
+}
+
+#else
+
+static shmem_request_hook_type previous_shmem_request = NULL;
+static shmem_startup_hook_type previous_shmem_startup = NULL;
+
+static void
+request_shmem(void)
+{
+	if (previous_shmem_request)
+		previous_shmem_request();
+	RequestAddinShmemSpace(shared_size());
+	RequestNamedLWLockTranche(TENSILE_EXTENSION, number_of_locks());
+}
+
 static void
 startup_shmem(void)
 {
@@ -133,18 +175,20 @@ startup_shmem(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	tensile_shared = ShmemInitStruct(TENSILE_EXTENSION, shared_size(), &found);
 	if (!found)
-		init_shared();
+		init_shared(GetNamedLWLockTranche(TENSILE_EXTENSION));
 	LWLockRelease(AddinShmemInitLock);
 }
 
 void
-tensile_install_shmem_hooks(void)
+tensile_request_shmem(void)
 {
 	previous_shmem_request = shmem_request_hook;
 	shmem_request_hook = request_shmem;
 	previous_shmem_startup = shmem_startup_hook;
 	shmem_startup_hook = startup_shmem;
 }
+
+#endif
 
 void
 tensile_require_preload(void)

@@ -68,6 +68,6 @@ extern TensileSlot *tensile_my_slot;
 /* Raises 55000 unless the library is in shared_preload_libraries. */
 extern void tensile_require_preload(void);
 
-extern void tensile_install_shmem_hooks(void);
+extern void tensile_request_shmem(void);
 
 #endif

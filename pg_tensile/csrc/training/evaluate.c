@@ -52,7 +52,7 @@ tensile_evaluator(PG_FUNCTION_ARGS)
 
 	if (!predict_model_is_evaluated(model))
 		PG_RETURN_NULL();
-	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%s/%s", pkglib_path, EVALUATOR_LIBRARY)));
+	PG_RETURN_TEXT_P(cstring_to_text(psprintf("%s/%s", tensile_library_folder(), EVALUATOR_LIBRARY)));
 }
 
 static int64

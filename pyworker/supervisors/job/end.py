@@ -22,6 +22,7 @@ INTERRUPTED = {
     "server": "the server was stopped",
     "launcher": "pg_tensile.database was changed",
     "release": "its database was released (release_database)",
+    "database": "a command such as CREATE DATABASE needed its database for itself",
 }
 TERMINATED = "its worker was terminated (pg_terminate_backend)"
 CANCELLED = "cancelled by pg_cancel_backend"
@@ -61,7 +62,7 @@ class JobEnd:
             self.interrupt(INTERRUPTED[cause], retry=False)
 
     def stop_cause(self) -> str:
-        """Return the cause of SIGTERM: server, launcher, release or terminated."""
+        """Return the cause of SIGTERM: server, launcher, release, database or terminated."""
         cause = self._server.call("tensile_worker._stop_cause()")
         self._server.commit()
         return str(cause)

@@ -31,6 +31,7 @@ def manifest(tmp_path: Path) -> Manifest:
         revision="0123abcd",
         postgresql="15.1",
         bin="usr/bin",
+        library="usr/lib",
         share="usr/share",
         zones=None,
         minimum={"torch": "2.11"},
