@@ -5,7 +5,9 @@ The library uses no SQLSTATEs; `pyworker/child.py` maps these classes to them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 class TensileError(Exception):
@@ -29,6 +31,16 @@ class TensileError(Exception):
 def _copied(kind: type[TensileError], args: tuple[object, ...], state: dict[str, Any]) -> TensileError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
+    return error
+
+
+def noted(error: Error) -> Error:
+    """Return the error, with its detail and hint added as notes, which Python prints below the message."""
+    if getattr(error, "__notes__", None):
+        return error
+    for word in ("detail", "hint"):
+        if text := getattr(error, word, None):
+            error.add_note(f"{word}: {text}")
     return error
 
 

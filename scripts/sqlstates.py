@@ -23,7 +23,7 @@ ERRORS = {
         " not supported; Ray is not installed for a job with ranks; a model file is of a newer format; or a model"
         " cannot be written as an ONNX graph.",
         "Cast or leave out the column; use an ordinary table; train the model with `policy => 'none'` and predict"
-        " without `memory_budget`; leave out the option `ranks`, or install `pg_tensile[ray]`; update pg_tensile;"
+        " without `memory_budget`; leave out the option `ranks`, or install Ray; update pg_tensile;"
         " export in the format `tensile`.",
     ),
     "21000": (

@@ -211,7 +211,7 @@ def drawing() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        hint = "Install it: pip install matplotlib, or pg_tensile[bench]."
+        hint = "pip install matplotlib installs it."
         raise OptionError("figures need matplotlib, which is not installed", hint) from None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

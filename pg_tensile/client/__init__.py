@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pg_tensile.client.calls import ArgumentError
     from pg_tensile.client.connection import ServerError
-    from pg_tensile.client.frames import MissingPackageError
     from pg_tensile.client.job import Job, JobTimeout, JobWarning, Report, TrainingFailed
     from pg_tensile.client.session import ConnectionLost
     from pg_tensile.client.training import Client, connect
     from pg_tensile.client.tuning import Tuning, TuningFailed
+    from pg_tensile.extras import MissingPackageError
 
 __all__ = [
     "ArgumentError",
@@ -34,20 +34,20 @@ __all__ = [
     "connect",
 ]
 HOMES = {
-    "calls": ("ArgumentError",),
-    "connection": ("ServerError",),
-    "frames": ("MissingPackageError",),
-    "job": ("Job", "JobTimeout", "JobWarning", "Report", "TrainingFailed"),
-    "session": ("ConnectionLost",),
-    "training": ("Client", "connect"),
-    "tuning": ("Tuning", "TuningFailed"),
+    "client.calls": ("ArgumentError",),
+    "client.connection": ("ServerError",),
+    "client.job": ("Job", "JobTimeout", "JobWarning", "Report", "TrainingFailed"),
+    "client.session": ("ConnectionLost",),
+    "client.training": ("Client", "connect"),
+    "client.tuning": ("Tuning", "TuningFailed"),
+    "extras": ("MissingPackageError",),
 }
 
 
 def __getattr__(name: str) -> Any:
     for module, names in HOMES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+            return getattr(import_module(f"pg_tensile.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,27 +10,15 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from pg_tensile.errors import TensileError
-
-Error = TypeVar("Error", bound=BaseException)
+from pg_tensile.errors import TensileError, noted
 
 
 class ArgumentError(TensileError):
     """An argument of a method has the wrong type, or names a file that cannot be written."""
-
-
-def noted(error: Error) -> Error:
-    """Return the error, with its detail and hint added as notes, which Python prints below the message."""
-    if getattr(error, "__notes__", None):
-        return error
-    for word in ("detail", "hint"):
-        if text := getattr(error, word, None):
-            error.add_note(f"{word}: {text}")
-    return error
 
 
 def _text(value: Any) -> str:

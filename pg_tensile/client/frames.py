@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.client.calls import noted
-from pg_tensile.errors import TensileError
+from pg_tensile.extras import needing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 INTEGER, OPTIONAL, REAL, TEXT, TIME = "int64", "Int64", "float64", "string", "datetime64[us, UTC]"
-
-
-class MissingPackageError(TensileError):
-    """A package that only this method needs is not installed."""
 
 
 class Shape(NamedTuple):
@@ -100,11 +95,8 @@ def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns that the shape does not name are left out; None becomes NaN, NaT or <NA>. Raises MissingPackageError if
     pandas is not installed."""
-    try:
+    with needing("frames", "methods that return a DataFrame need"):
         import pandas as pd
-    except ImportError:
-        hint = "pip install pandas installs it."
-        raise noted(MissingPackageError("pandas is not installed, and this method returns a DataFrame", hint)) from None
     kept = list(rows)
     frame = pd.DataFrame(
         {name: pd.Series([row[name] for row in kept], dtype=kind) for name, kind in shape.columns.items()}

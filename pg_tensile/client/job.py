@@ -13,11 +13,12 @@ from warnings import warn
 from psycopg.pq import TransactionStatus
 
 from pg_tensile.client.bar import ENDED, Bar
-from pg_tensile.client.calls import ArgumentError, converted, noted
+from pg_tensile.client.calls import ArgumentError, converted
 from pg_tensile.client.connection import ServerError, no_such_job
-from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, RANKS, MissingPackageError, frame
+from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, RANKS, frame
 from pg_tensile.client.session import Row, Session
-from pg_tensile.errors import TensileError
+from pg_tensile.errors import TensileError, noted
+from pg_tensile.extras import needing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,7 +189,7 @@ class Job:
 
         The frame is empty if the plan neither swaps nor recomputes anything, or if the job has no plan. An ended job
         still has its plan, until a later job of its model replaces it."""
-        return frame(PLAN, [event for row in self._rows(PLANNED) for event in events_of(row)])
+        return frame(PLAN, (event for row in self._rows(PLANNED) for event in events_of(row)))
 
     def latency(self) -> pd.DataFrame:
         """Return the view tensile.latency: microseconds of each operator, predicted, measured last, and on average."""
@@ -211,9 +212,9 @@ class Job:
         trained is on its rows, and how important each feature is. The command `pg-tensile report` makes the same page.
         Raises MissingPackageError if a package that reports need is not installed, ArgumentError if the file cannot be
         written, ServerError if the job has no version to evaluate."""
+        render = renderer()
         from pg_tensile.client.record import read_job
 
-        render = renderer()
         query = None if evaluate is None else converted("query", evaluate)
         with self._session.asking() as connection:
             record = read_job(connection, self.number, query)
@@ -239,12 +240,8 @@ class Job:
 
 def renderer() -> Callable[[JobRecord], str]:
     """Return the function that renders a report. Raises MissingPackageError if a package that it needs is missing."""
-    try:
+    with needing("report", "reports need"):
         from pg_tensile.tools.report.page import render
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        hint = f"pip install {package} installs it."
-        raise noted(MissingPackageError(f"{package} is not installed, and reports need it", hint)) from None
     return render
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from pg_tensile.client.calls import ArgumentError, call, noted
+from pg_tensile.client.calls import ArgumentError, call
 from pg_tensile.client.dialects import in_postgres
 from pg_tensile.client.frames import (
     DRIFT,
@@ -20,6 +20,7 @@ from pg_tensile.client.frames import (
     frame,
 )
 from pg_tensile.client.session import Session
+from pg_tensile.errors import noted
 
 if TYPE_CHECKING:
     import pandas as pd

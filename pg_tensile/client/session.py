@@ -9,8 +9,9 @@ from typing import Any
 
 from psycopg import sql
 
-from pg_tensile.client.calls import call, noted
+from pg_tensile.client.calls import call
 from pg_tensile.client.connection import Connection, ServerError, extension_schema, refusals
+from pg_tensile.errors import noted
 
 Row = dict[str, Any]
 

@@ -21,7 +21,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pg_tensile.client.calls import ArgumentError, noted
+from pg_tensile.client.calls import ArgumentError
 from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.client.connection import connect as open_connection
 from pg_tensile.client.dialects import in_postgres
@@ -30,6 +30,7 @@ from pg_tensile.client.job import Job
 from pg_tensile.client.predictions import Json, Predictions
 from pg_tensile.client.session import Session
 from pg_tensile.client.tuning import Tuning
+from pg_tensile.errors import noted
 
 if TYPE_CHECKING:
     import pandas as pd

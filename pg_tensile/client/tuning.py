@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from pg_tensile.client.calls import converted, noted
+from pg_tensile.client.calls import converted
 from pg_tensile.client.connection import ServerError
 from pg_tensile.client.frames import TRIALS, frame
 from pg_tensile.client.job import INTERVAL_S, JobTimeout
 from pg_tensile.client.session import Row, Session
-from pg_tensile.errors import TensileError
+from pg_tensile.errors import TensileError, noted
 
 if TYPE_CHECKING:
     import pandas as pd

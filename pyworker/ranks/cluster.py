@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pg_tensile
 import pyworker
 from pg_tensile.execution.data.pretrained_folder import MODEL_PATH_VARIABLE
+from pg_tensile.extras import pip_install
 from pyworker.ranks.errors import RayConnectionError, RayMissingError, RayTokenError, RayVersionError
 
 NOT_SHIPPED = ["*.o", "*.so", "*.bc", "csrc"]
@@ -97,7 +98,7 @@ def _check_version() -> None:
         found = importlib.metadata.version("ray")
         importlib.metadata.version("grpcio")
     except importlib.metadata.PackageNotFoundError as error:
-        hint = "Install pg_tensile[ray] for the Python of pg_tensile.python, or leave out the option ranks."
+        hint = f"Run {pip_install('ray')} for the Python of pg_tensile.python, or leave out the option ranks."
         raise RayMissingError(
             f'the package "{error.name}" is not installed, which jobs with ranks need', hint
         ) from None

@@ -24,7 +24,7 @@ from packaging.version import Version
 from scripts.cluster import REPOSITORY
 from scripts.gpu_bundle.manifest import BundleError
 
-EXTRAS = ("compression", "pretrained", "demo")
+EXTRAS = ("server", "report", "compression", "pretrained", "demo")
 TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pytorchcv")  # of the extras dev and bench
 LABEL = "+at.hand"
 OLDEST_GLIBC = 5  # of a platform's tag: manylinux_2_5

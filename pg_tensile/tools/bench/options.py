@@ -19,6 +19,7 @@ from pg_tensile.planning.device_types import ACCELERATORS
 from pg_tensile.planning.latency import model_bytes
 from pg_tensile.planning.latency.mlp import LatencyModels
 from pg_tensile.planning.plan.plan import CODECS
+from pg_tensile.tools.numbers import parse_number
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "bce", "lm", "model")
@@ -328,21 +329,3 @@ def parse_latency_models(path: str) -> LatencyModels:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from None
     except MeasurementError as error:
         raise OptionError(f"{path}: {error.message}", error.hint) from None
-
-
-def parse_number(text: str, above: float | None, what: str) -> float:
-    """Parse a finite number: above `above`, or at least 0 if that is None. `what` names it in the error."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
-        raise OptionError(f'"{text}" is not {what}')
-    return value
-
-
-def parse_count(text: str, low: int, high: int = 2**31 - 1) -> int:
-    """Parse a whole number from `low` to `high`."""
-    if not re.fullmatch(r"\d{1,20}", text.strip()) or not low <= int(text) <= high:
-        raise OptionError(f'"{text}" is not a whole number from {low} to {high}')
-    return int(text)

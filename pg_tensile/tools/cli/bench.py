@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pg_tensile.errors import OptionError
+from pg_tensile.extras import needing
 from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import BenchOptions
-from pg_tensile.tools.cli.parser import Parser, add, count, number
+from pg_tensile.tools.cli.parser import BENCH, Parser, add, count, number
 
 BENCH_EXAMPLES = """\
 inputs:
@@ -41,7 +42,7 @@ LATENCY_ERROR = "sim: median relative error of the roofline, by which plans with
 def add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure memory policies on a model's training step",
+        help=BENCH,
         description="Trains a model for a few steps with eager PyTorch and with every policy, interleaved in rounds\n"
         "from the same weights and data, and compares memory, time and results. Needs no PostgreSQL.\n"
         "The TENSILE paper's tables and figures: pg-tensile bench table1 (… table4, fig6, fig7, savings; --help).",
@@ -178,6 +179,7 @@ def parse(arguments: Sequence[str]) -> BenchOptions:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     bench = bench_options(arguments)
-    from pg_tensile.tools.bench.run import run
+    with needing("server", "benchmarks need"):
+        from pg_tensile.tools.bench.run import run
 
     return run(bench)

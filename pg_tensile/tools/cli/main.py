@@ -5,7 +5,8 @@ Exit status: 0 on success, 1 when a policy or a peer failed or a policy's result
 the command line or the model it names cannot be used, 130 when interrupted; any other TensileError is 1. Errors are one
 line on stderr, with detail and hint below it.
 
-torch is imported after the command line has been parsed.
+What a command needs besides the client's own dependencies (extras.py) is imported when it runs, torch after the command
+line has been parsed.
 """
 
 from __future__ import annotations
@@ -15,17 +16,25 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pg_tensile import __version__
 from pg_tensile.errors import OptionError, TensileError
-from pg_tensile.tools.cli import bench, model_files, predict, server, sql
-from pg_tensile.tools.cli.parser import Parser
+from pg_tensile.extras import needing
+from pg_tensile.tools.cli import model_files, predict, server, sql
+from pg_tensile.tools.cli.parser import BENCH, Parser
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; the result's `run` takes the result and returns the exit status."""
     description = "Training in PostgreSQL, looked at; predictions with model files; memory plans for training steps."
     parser = Parser(prog="pg-tensile", description=description, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pg-tensile {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    bench.add_bench(commands)
+    if arguments[:1] == ["bench"]:
+        with needing("server", "benchmarks need"):
+            from pg_tensile.tools.cli.bench import add_bench
+        add_bench(commands)
+    else:
+        commands.add_parser("bench", help=BENCH)  # its options need numpy
     server.add(commands)
     model_files.add(commands)
     predict.add(commands)
@@ -46,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         if given[:1] == ["bench"] and given[1:2] and not given[1].startswith("-"):
-            from pg_tensile.tools.bench.clone import from_clone
+            with needing("server", "benchmarks need"):
+                from pg_tensile.tools.bench.clone import from_clone
 
             status: int = from_clone("experiments.suite").main(given[1:])
             return status

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pg_tensile.errors import OptionError
-from pg_tensile.tools.bench import options
+from pg_tensile.tools import numbers
+
+BENCH = "measure memory policies on a model's training step"  # what `pg-tensile bench` does
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,8 +32,8 @@ def add(group: Any, flag: str, parse: Callable[[str], Any] | None = None, **sett
 
 
 def count(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    return lambda text: options.parse_count(text, low, high)
+    return lambda text: numbers.parse_count(text, low, high)
 
 
 def number(above: float | None, what: str) -> Callable[[str], float]:
-    return lambda text: options.parse_number(text, above, what)
+    return lambda text: numbers.parse_number(text, above, what)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pg_tensile.errors import OptionError
+from pg_tensile.extras import needing
 from pg_tensile.tools.cli.output import check, is_device, refusing, writing
 
 CONNECTION = """\
@@ -103,21 +104,25 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pg_tensile.tools.report.page import render
+    with needing("report", "reports need"):
+        from pg_tensile.tools.report.page import render
 
     return _write(arguments, render, arguments.evaluate)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from pg_tensile.tools.report.trace_events import render
+    with needing("report", "traces need"):
+        from pg_tensile.tools.report.trace_events import render
 
     return _write(arguments, render)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from pg_tensile.planning.plan.listing import plan_listing
     from pg_tensile.text import printable
-    from pg_tensile.tools.report.iteration import iteration_of
+
+    with needing("report", "plans need"):
+        from pg_tensile.planning.plan.listing import plan_listing
+        from pg_tensile.tools.report.iteration import iteration_of
 
     def render(record: Any) -> str:
         iteration = iteration_of(record)

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pg_tensile.client import ArgumentError, MissingPackageError, Report, ServerError, TrainingFailed, connect
+from pg_tensile.client import ArgumentError, Report, ServerError, TrainingFailed, connect
 from pg_tensile.client.bar import Bar, left, note, share
-from pg_tensile.client.calls import ARGUMENTS, call, converted, noted
+from pg_tensile.client.calls import ARGUMENTS, call, converted
 from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, RANKS, Shape, frame
-from pg_tensile.client.job import events_of, renderer
+from pg_tensile.client.job import events_of
 from pg_tensile.client.training import SETTINGS
+from pg_tensile.errors import noted
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from tests.repository import REPOSITORY
 
@@ -181,13 +182,6 @@ def test_metrics_can_be_drawn_and_times_are_utc() -> None:
     assert list(made["at"].dt.hour) == [1, 1, 1] and str(made["at"].dt.tz) == "UTC"
 
 
-def test_without_pandas_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingPackageError, match="pandas is not installed") as caught:
-        frame(JOBS, [])
-    assert "pip install" in str(caught.value.__notes__)
-
-
 def test_events_of_a_plan_are_rows_of_the_view() -> None:
     plan = Plan.build(
         [Event(EventKind.SWAP_OUT, 1, 2, 5), Event(EventKind.SWAP_IN, 1, 7, 9), Event(EventKind.RECOMPUTE, 0, 8, 9, 1)]
@@ -321,16 +315,6 @@ def test_a_report_is_shown_in_a_frame_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     with pytest.raises(ArgumentError, match="cannot be written: No such file"):
         report.save(tmp_path / "nowhere" / "page.html")
-
-
-def test_a_report_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name.split(".")[0] == "bokeh" or name.startswith("pg_tensile.tools.report."):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(MissingPackageError, match="bokeh is not installed, and reports need it") as caught:
-        renderer()
-    assert caught.value.hint == "pip install bokeh installs it."
 
 
 def test_a_failure_is_told_as_the_job_tells_it() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import pg_tensile
 from scripts import long_tests
 from tests.repository import REPOSITORY
 
@@ -37,11 +38,12 @@ def imports(path: Path) -> set[str]:
 
 
 def test_versions_agree():
-    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    version = pg_tensile.__version__
     assert f"default_version = '{version}'" in (REPOSITORY / "pg_tensile.control").read_text()
     assert f"## {version}" in (REPOSITORY / "CHANGELOG.md").read_text()
     assert f'"{version}"' in (REPOSITORY / "pyworker" / "version.py").read_text()
-    assert f'__version__ = "{version}"' in (REPOSITORY / "pg_tensile" / "__init__.py").read_text()
+    dynamic = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+    assert dynamic == {"version": {"attr": "pg_tensile.__version__"}}
 
 
 LOOKING = {"cli", "client", "report", "top"}  # at a server, from outside

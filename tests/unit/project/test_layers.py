@@ -16,7 +16,7 @@ from tests.repository import REPOSITORY
 
 # From the bottom to the top: a module may import its own wing and those before it.
 WINGS = (
-    ("errors", "rules", "memory_limit", "text"),
+    ("errors", "extras", "rules", "memory_limit", "text"),
     ("queries",),
     ("planning",),
     ("execution",),
