@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,3 +140,20 @@ def every_type(count: int, seed: int = 0) -> Rows:
         "y": ("text", ["yes" if x + y / 1000 > 0 else "no" for x, y in zip(a, b, strict=True)]),
     }
     return Rows(columns)
+
+
+def printed(kind: str, value: Any) -> str:
+    """Return the value as PostgreSQL prints it."""
+    if value is None:
+        return ""
+    if kind == "bool":
+        return "t" if value else "f"
+    if kind == "timestamp":
+        return str(datetime(2000, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)).replace("+00:00", "+00")
+    if kind == "uint8[]":
+        return "\\x" + bytes(value).hex()
+    if kind.endswith("[]"):
+        return "{" + ",".join("NULL" if item is None else repr(item) for item in value) + "}"
+    if kind == "float4":
+        return str(np.float32(value))
+    return {"nan": "NaN", "inf": "Infinity"}.get(str(value), str(value))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 DAY_US = 86_400e6
 EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01
+UNIX_US = EPOCH_DAYS * DAY_US  # and in microseconds
 _RADIANS = 2.0 * np.pi / np.array([[7.0], [365.25], [1.0]])  # per day, for the cycles of the week, year and day
 
 

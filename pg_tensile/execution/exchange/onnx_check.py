@@ -16,7 +16,7 @@ from torch import nn
 
 from pg_tensile.errors import ExportError
 from pg_tensile.execution.data.answers import answers, probabilities
-from pg_tensile.execution.data.cycles import DAY_US
+from pg_tensile.execution.data.cycles import DAY_US, UNIX_US
 from pg_tensile.execution.data.preprocessing import (
     ArraysInput,
     CategoryInput,
@@ -27,7 +27,6 @@ from pg_tensile.execution.data.preprocessing import (
     Task,
 )
 from pg_tensile.execution.exchange.onnx_graph import libraries, null_string, outputs_of
-from pg_tensile.execution.exchange.raw_model import UNIX_US
 from pg_tensile.execution.models.whole import WholeModel
 
 ROWS = 1000

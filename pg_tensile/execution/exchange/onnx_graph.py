@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from pg_tensile.errors import ExportError
 from pg_tensile.execution.data.preprocessing import FIRST_TOKEN, UNKNOWN_TOKEN, Feature, Kind, Preprocessing, Task
 from pg_tensile.execution.exchange.raw_model import RawModel
+from pg_tensile.extras import pip_install
 
 OPSET = 18
 ML_OPSET = 3
 NULLS = ("", "<null>", "<NULL>", "\\N")  # strings for null: the first that is not a category
-INSTALL = "Install the extra for the Python that pg_tensile.python names: pip install 'pg_tensile[onnx]'."
+INSTALL = f"Install them for the Python that pg_tensile.python names: {pip_install('onnx-export')}."
 NUMBER, TEXT = "DOUBLE", "STRING"
 
 
@@ -119,7 +120,7 @@ def onnx_bytes(preprocessing: Preprocessing, module: nn.Module, metadata: dict[s
     graph.output.extend(_declared(onnx, value) for value in results)
     core.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", ML_OPSET))
     core.producer_name = "pg_tensile"
-    onnx.helper.set_model_props(core, metadata)
+    onnx.helper.set_model_props(core, metadata | {"columns": columns_json(preprocessing)})
     try:
         onnx.checker.check_model(core)
         contents: bytes = core.SerializeToString()
@@ -127,6 +128,18 @@ def onnx_bytes(preprocessing: Preprocessing, module: nn.Module, metadata: dict[s
         hint = "Export it in the format tensile or torch."
         raise ExportError("the model cannot be written as an ONNX graph", hint, str(error)[:1000]) from error
     return contents
+
+
+def columns_json(preprocessing: Preprocessing) -> str:
+    """Return what onnx_predicting.py reads: how texts become values of the inputs, and the numbers of labels."""
+    columns = []
+    for feature in preprocessing.features:
+        told: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "type": feature.type}
+        if feature.kind == Kind.ARRAY:
+            told |= {"length": feature.length, "tokens": None if feature.tokens is None else []}
+        null = {"null": null_string(feature)} if feature.kind == Kind.CATEGORY else {}
+        columns.append({"feature": told} | null)
+    return json.dumps({"columns": columns, "label_values": preprocessing.label_values}, ensure_ascii=False)
 
 
 def _exported(raw: RawModel, preprocessing: Preprocessing) -> Any:

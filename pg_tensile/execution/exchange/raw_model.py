@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pg_tensile.execution.data.cycles import DAY_US, EPOCH_DAYS
+from pg_tensile.execution.data.cycles import DAY_US, EPOCH_DAYS, UNIX_US
 from pg_tensile.execution.data.preprocessing import (
     LIMIT,
     PADDING,
@@ -29,7 +29,6 @@ from pg_tensile.execution.data.preprocessing import (
 from pg_tensile.execution.data.ranks import SMOOTH_LIMIT, RankScale
 from pg_tensile.execution.data.targets import LARGEST_LOG, Target
 
-UNIX_US = EPOCH_DAYS * DAY_US  # microseconds from 1970 to 2000
 YEAR_0 = 719_468  # days from 0000-03-01 to 1970-01-01
 
 

@@ -34,12 +34,22 @@ def inputs_of(preprocessing: Preprocessing, columns: Mapping[str, Sequence[str]]
     `first` is the number of the first row in messages. Raises DataError for a text that is not such a value."""
     numbers = np.empty((len(preprocessing.numbers), rows))
     for place, feature in enumerate(preprocessing.numbers):
-        numbers[place] = _converted(feature, columns[feature.name], partial(_number, feature), np.nan, first)
+        numbers[place] = numbers_of(feature, columns[feature.name], first)
     categories = [
         _category(preprocessing, place, columns[feature.name]) for place, feature in enumerate(preprocessing.categories)
     ]
     arrays = [_arrays(feature, columns[feature.name], first) for feature in preprocessing.arrays]
     return Inputs(rows, numbers, categories, arrays)
+
+
+def numbers_of(feature: Feature, texts: Sequence[str], first: int) -> list[float]:
+    """Return the numbers, or microseconds since 2000-01-01 UTC, of texts; NaN for null. `first` as in inputs_of."""
+    return _converted(feature, texts, partial(_number, feature), np.nan, first)
+
+
+def arrays_of(feature: Feature, texts: Sequence[str], first: int) -> list[NDArray[np.float64] | None]:
+    """Return the arrays of texts, with NaN for an element that is null; None for null. `first` as in inputs_of."""
+    return _converted(feature, texts, partial(_elements, feature), None, first)
 
 
 def _converted(
@@ -88,8 +98,7 @@ def _category(preprocessing: Preprocessing, place: int, texts: Sequence[str]) ->
 
 
 def _arrays(feature: Feature, texts: Sequence[str], first: int) -> ArraysInput:
-    convert = partial(_elements, feature)
-    parts: list[NDArray[np.float64] | None] = _converted(feature, texts, convert, None, first)
+    parts = arrays_of(feature, texts, first)
     lengths = np.array([-1 if part is None else len(part) for part in parts], np.int32)
     return ArraysInput(lengths, np.concatenate([np.empty(0), *(part for part in parts if part is not None)]))
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from pg_tensile.errors import DataError, OptionError
+from pg_tensile.extras import needing
 from pg_tensile.tools.cli.output import writing
 
+ONNX = b"\x08"  # begins a graph: the field ir_version
 EXAMPLES = """\
 The CSV file has a header with the names of the columns that the model was trained on; others are ignored. An empty
 value is null. Values are written as PostgreSQL prints them: COPY (SELECT ...) TO ... (FORMAT csv, HEADER) does. Times
@@ -20,7 +22,7 @@ without an offset are in UTC.
 
 examples:
   pg-tensile predict late.tensile rows.csv -o predictions.csv
-  psql -c "COPY departures TO STDOUT (FORMAT csv, HEADER)" | pg-tensile predict late.tensile -
+  psql -c "COPY departures TO STDOUT (FORMAT csv, HEADER)" | pg-tensile predict late.onnx -
 """
 
 
@@ -29,7 +31,8 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "predict",
         help="predictions of a model file for a CSV file, without a server",
-        description="Predicts with a file of export_model: one line for each row, as predict_rows returns them.",
+        description="Predicts with a file of export_model, in the format tensile or onnx: one line for each row, as\n"
+        "predict_rows returns them. The format onnx needs no PyTorch.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -47,10 +50,9 @@ def _predict(arguments: argparse.Namespace) -> int:
         contents = Path(arguments.model).read_bytes()
     except OSError as error:
         raise OptionError(f"{arguments.model} cannot be read: {error.strerror}", "Check the path.") from None
-    from pg_tensile.execution.exchange.predicting import COLUMNS, FilePredictor
-    from pg_tensile.execution.exchange.reading import ModelFile
+    predictor = _predictor(contents, arguments.allow_code)
+    from pg_tensile.execution.exchange.predictor import COLUMNS
 
-    predictor = FilePredictor(ModelFile.read(contents), arguments.allow_code)
     with _opened(arguments.rows) as rows, writing(arguments.output) as output:
         lines = _lines(rows)
         header = next(lines, None)
@@ -61,6 +63,18 @@ def _predict(arguments: argparse.Namespace) -> int:
         given = (line or [""] for line in lines if line or len(header) == 1)  # an empty line of one column is a null
         writer.writerows(predictor.predict(header, given))
     return 0
+
+
+def _predictor(contents: bytes, allow_code: bool) -> Any:
+    """Return the predictor of a file of the format onnx or tensile."""
+    if contents[:1] == ONNX and contents[8:9] != b"{":  # the first byte of safetensors' header
+        with needing("onnx", "predictions with an ONNX file need"):
+            from pg_tensile.execution.exchange.onnx_predicting import GraphPredictor
+        return GraphPredictor(contents)
+    with needing("server", "predictions with a file of the format tensile need"):
+        from pg_tensile.execution.exchange.predicting import FilePredictor
+        from pg_tensile.execution.exchange.reading import ModelFile
+    return FilePredictor(ModelFile.read(contents), allow_code)
 
 
 def _lines(file: IO[str]) -> Iterator[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,18 @@ from pg_tensile.errors import ExportError
 from pg_tensile.execution import models
 from pg_tensile.execution.data.answers import answers, probabilities
 from pg_tensile.execution.data.calibration import Calibration
+from pg_tensile.execution.data.cycles import UNIX_US
 from pg_tensile.execution.data.preprocessing import Kind, Preprocessing, Task, TokenLimits
 from pg_tensile.execution.exchange.onnx_check import Columns, check_graph, drawn, inputs_of_columns
 from pg_tensile.execution.exchange.onnx_graph import inputs_of, null_string, onnx_bytes, outputs_of
-from pg_tensile.execution.exchange.raw_model import UNIX_US, RawModel
+from pg_tensile.execution.exchange.onnx_predicting import GraphPredictor
+from pg_tensile.execution.exchange.raw_model import RawModel
+from pg_tensile.execution.exchange.values import inputs_of as values_of_texts
 from pg_tensile.execution.models.boosted import Boosted, BoostedArchitecture
 from pg_tensile.execution.models.ensemble import Ensemble
+from pg_tensile.execution.models.whole import WholeModel
 from pg_tensile.execution.training.boosting import Boosting, grow
-from tests.unit.rows import Rows, every_type
+from tests.unit.rows import Rows, every_type, printed
 
 ROWS = 500
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -31,7 +35,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def fitted(kind: str, without: Collection[str] = ()) -> Preprocessing:
+def rows_of(kind: str, without: Collection[str] = ()) -> Rows:
     rows, rng = every_type(300), np.random.default_rng(0)
     rows.columns = {name: column for name, column in rows.columns.items() if name not in without}
     if kind == "several":
@@ -43,6 +47,11 @@ def fitted(kind: str, without: Collection[str] = ()) -> Preprocessing:
     elif kind != "two":
         y = np.exp(rng.normal(size=300))
         rows.columns = {**rows.columns, "y": ("float8", (y - (kind == "differences")).tolist())}
+    return rows
+
+
+def fitted(kind: str, without: Collection[str] = ()) -> Preprocessing:
+    rows = rows_of(kind, without)
     tokens = TokenLimits(None, 50) if kind == "tokens" else None
     transform = kind if kind in ("log", "quantile") else "none"
     preprocessing = rows.prepare(tokens=tokens, ranks=kind == "several", transform=transform).fitted.preprocessing
@@ -101,18 +110,51 @@ def test_a_graph_predicts_what_its_model_does_and_another_one_is_refused(kind: s
     """Long for tokens, whose attention is exported for seconds; their features are compared above."""
     import onnx
 
-    preprocessing = fitted(kind, ("int2", "int4", "float4", "time"))  # which are exported as int8, float8 and date are
+    without = ("int2", "int4", "float4", "time")  # which are exported as int8, float8 and date are
+    preprocessing = fitted(kind, without)
     module = model(kind, preprocessing)
     contents = onnx_bytes(preprocessing, module, {"name": kind})
     assert check_graph(contents, preprocessing, module) < 0.1
     graph = onnx.load_from_string(contents).graph
     assert [value.name for value in graph.input] == [feature.name for feature in preprocessing.features]
     assert [value.name for value in graph.output] == [value.name for value in outputs_of(preprocessing)]
+    columns = rows_of(kind, without).columns
+    compare_texts(contents, preprocessing, module, {name: texts(*column) for name, column in columns.items()})
     with torch.no_grad():
         list(module.parameters())[-1].add_(torch.linspace(0.1, 0.2, preprocessing.outputs).reshape(-1))
     with pytest.raises(ExportError, match="predicts other numbers") as caught:
         check_graph(contents, preprocessing, module)
     assert "largest difference" in (caught.value.detail or "")
+
+
+def texts(kind: str, values: Sequence[Any]) -> list[str]:
+    """Return the values as texts, with some that no row of the training has."""
+    found = [printed(kind, value) for value in values]
+    unusual = {"text": "new", "int4[]": "{NULL,7,NULL}", "float8[]": "{NULL,NULL,NULL}", "float8": "-Infinity"}
+    if kind in unusual:
+        found[1] = unusual[kind]
+    if kind == "int4[]":
+        found[2:4] = ["{}", "{" + ",".join(map(str, range(40))) + "}"]
+    return found
+
+
+def compare_texts(
+    contents: bytes, preprocessing: Preprocessing, module: torch.nn.Module, columns: Mapping[str, Sequence[str]]
+) -> None:
+    """Compare what the graph and the model predict for rows of texts."""
+    rows = list(zip(*columns.values(), strict=True))
+    found = list(GraphPredictor(contents).predict([*columns], iter(rows)))
+    inputs = values_of_texts(preprocessing, columns, len(rows))
+    with torch.no_grad():
+        outputs = WholeModel(preprocessing, module)(preprocessing.apply(inputs), len(rows)).astype(np.float64)
+    expected = answers(outputs, preprocessing)
+    assert [row[0] for row in found] == [*range(1, len(rows) + 1)]
+    assert np.allclose(np.array([row[1] for row in found], float), expected.prediction, rtol=1e-4, atol=1e-5)
+    if preprocessing.labels is None:
+        assert all(row[2:] == (None, None) for row in found)
+    else:
+        assert [row[2] for row in found] == [preprocessing.labels[label] for label in expected.label]
+        assert np.allclose(np.array([row[3] for row in found], float), expected.probability, atol=1e-5)
 
 
 @pytest.mark.long
@@ -158,4 +200,4 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, library: st
     preprocessing = fitted("two")
     with pytest.raises(ExportError, match="the format onnx needs") as caught:
         onnx_bytes(preprocessing, model("two", preprocessing), {})
-    assert "pg_tensile[onnx]" in (caught.value.hint or "")
+    assert "pip install 'onnx>=" in (caught.value.hint or "")

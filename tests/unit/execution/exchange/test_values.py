@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
-
 import numpy as np
 import pytest
 
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.exchange.values import inputs_of
-from tests.unit.rows import every_type
+from tests.unit.rows import every_type, printed
 
 ROWS = every_type(200)
 
@@ -19,23 +16,6 @@ ROWS = every_type(200)
 @pytest.fixture(scope="module")
 def preprocessing() -> Preprocessing:
     return ROWS.prepare().fitted.preprocessing
-
-
-def printed(kind: str, value: Any) -> str:
-    """Return the value as PostgreSQL prints it."""
-    if value is None:
-        return ""
-    if kind == "bool":
-        return "t" if value else "f"
-    if kind == "timestamp":
-        return str(datetime(2000, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)).replace("+00:00", "+00")
-    if kind == "uint8[]":
-        return "\\x" + bytes(value).hex()
-    if kind.endswith("[]"):
-        return "{" + ",".join("NULL" if item is None else repr(item) for item in value) + "}"
-    if kind == "float4":
-        return str(np.float32(value))
-    return {"nan": "NaN", "inf": "Infinity"}.get(str(value), str(value))
 
 
 def test_texts_become_the_values_that_training_had(preprocessing: Preprocessing) -> None:
