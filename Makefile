@@ -150,6 +150,7 @@ help:
 	@echo 'make first-gpu-run   one of six parts of tests and benchmarks on a GPU, nine minutes at most (PART=1 to 6, ARGS=…)'
 	@echo 'make gpu-bundle      a folder with all that a machine without a network needs (BUNDLE="--python 3.12 --at-hand FILE")'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
+	@echo 'make wheel           the Python client as files for pip: dist/pg_tensile-$(EXTVERSION)-py3-none-any.whl and .tar.gz'
 	@echo 'make clean           remove what was compiled'
 	@echo 'CONTRIBUTING.md says more about tests, docs/benchmarks.md about benchmarks.'
 
@@ -167,6 +168,11 @@ jobs = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 deploy: setup
 	@$(MAKE) --no-print-directory -s $(jobs) all
 	@scripts/as_installer.sh $(MAKE) --no-print-directory -s install
+
+# The Python distribution; needs a network, but no .venv
+.PHONY: wheel
+wheel:
+	@scripts/wheel.sh dist
 
 demo: deploy
 	@$(VENV_PYTHON) -m scripts.demo

@@ -1,4 +1,5 @@
 # The source of example.ipynb: `python -m scripts.notebook` executes it and writes that file. Cells begin with "# %%".
+# client.md says how to run it as a program.
 
 # %% [markdown]
 # # Training in the database, from a notebook

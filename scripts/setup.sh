@@ -227,7 +227,18 @@ if ! complete || ! from_system_python .venv || ! enterable "$(realpath .venv)"; 
     make_venv "$(venv_folder)"
 fi
 
-# ---- the command pg-tensile: this clone's package, from whatever folder it is called ---------------------------------
+# ---- this clone's package, from whatever folder: for programs of .venv/bin/python, and as the command pg-tensile -------
+
+# Of the clone only pg_tensile, because names like docs or tests are those of other packages, too. The folder comes last in
+# the path, so that the child processes of a server import the server's copy, which PYTHONPATH names.
+importable=$(realpath .venv)/share/pg_tensile
+if [ "$(readlink "$importable/pg_tensile")" != "$clone/pg_tensile" ]; then
+    mkdir -p "$importable"
+    ln -sfn "$clone/pg_tensile" "$importable/pg_tensile"
+fi
+for packages in .venv/lib/python3*/site-packages; do
+    [ "$(cat "$packages/pg_tensile.pth" 2>/dev/null)" = "$importable" ] || echo "$importable" >"$packages/pg_tensile.pth"
+done
 
 command_text() {
     printf '%s\n' '#!/bin/bash' '# Written by scripts/setup.sh.' \
