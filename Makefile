@@ -31,7 +31,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
 	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -149,6 +149,7 @@ help:
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
 	@echo 'make first-gpu-run   one of six parts of tests and benchmarks on a GPU, nine minutes at most (PART=1 to 6, ARGS=…)'
 	@echo 'make gpu-bundle      a folder with all that a machine without a network needs (BUNDLE="--python 3.12 --at-hand FILE")'
+	@echo 'make dist            the archive for PGXN, dist/pg_tensile-$(EXTVERSION).zip, out of the last commit'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
 	@echo 'make wheel           the Python client as files for pip: dist/pg_tensile-$(EXTVERSION)-py3-none-any.whl and .tar.gz'
 	@echo 'make clean           remove what was compiled'
@@ -218,6 +219,10 @@ first-gpu-run:
 # What a machine without a network needs, at most 45 MiB, in the folder gpu-bundle; see scripts/gpu_bundle
 gpu-bundle: setup
 	@$(VENV_PYTHON) -m scripts.gpu_bundle $(BUNDLE)
+
+# The archive for PGXN; the same commit gives the same bytes
+dist:
+	@scripts/dist.sh
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
