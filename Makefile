@@ -31,7 +31,8 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist test-docker test-major test-majors test-headers test-long test-sanitized mutants emulator lint bench \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist test-docker test-major test-majors test-headers test-long test-long-parts \
+	test-sanitized release-check mutants emulator lint bench \
 	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -140,7 +141,9 @@ help:
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
 	@echo 'make test            set up and run the tests, but for the long ones'
 	@echo 'make test-long       the long ones, goes on where it was stopped (PARTS=0,1), then test-major and test-sanitized'
-	@echo 'make test-major      tests of the server with another PostgreSQL (MAJOR=17, 18 or 19; TESTS=…);  test-majors: 18 and 19'
+	@echo 'make test-major      tests of the server with another PostgreSQL (MAJOR=17, 18 or 19; TESTS=…)'
+	@echo 'make test-majors     all tests of the server with PostgreSQL 19 and 18 (MAJORS="17 18")'
+	@echo 'make release-check   all that a release is checked with, in parts that are kept (PARTS=lint,dist; ARGS=--list)'
 	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
 	@echo 'make test-sanitized  the server'"'"'s tests with a PostgreSQL that finds errors of memory'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
@@ -189,9 +192,14 @@ test: venv deploy
 
 # What takes long: the tests that say so and more examples of property tests, in four parts, and the tests of the server
 # with another PostgreSQL.
-test-long: venv deploy emulator
-	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
+test-long: test-long-parts
 	@$(MAKE) --no-print-directory test-major test-sanitized
+test-long-parts: venv deploy emulator
+	@$(VENV_PYTHON) -m scripts.long_tests --pytest "$(PYTEST)" $(if $(PARTS),--parts $(PARTS))
+
+# All that a release is checked with, a file for each part; goes on where it was stopped (PARTS=lint,dist; ARGS=--list)
+release-check: venv
+	@$(VENV_PYTHON) -m scripts.release_check $(if $(PARTS),--parts $(PARTS)) $(ARGS)
 
 # The server's tests with a PostgreSQL that finds errors of memory, but for those in which no more of its C runs
 OUTSIDE = client demo docs notebook report top accelerator predict_device ranks rank_kills dump_restore small_tables
@@ -239,9 +247,9 @@ test-major: venv
 # The newest versions, with all tests of the server but for those of the report, which need Chromium, and of the emulated
 # accelerator, which would have to be compiled in each folder.
 test-majors: TESTS = $(filter-out $(addprefix tests/server/test_,report.py accelerator.py predict_device.py),$(wildcard tests/server/test_*.py))
+MAJORS = 19 18
 test-majors: venv
-	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(TESTS)'
-	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(TESTS)'
+	@set -e; for major in $(MAJORS); do $(MAKE) --no-print-directory test-major MAJOR=$$major TESTS='$(TESTS)'; done
 
 test-headers: venv build/rules.h
 	@scripts/check_headers.sh $(PG_CFLAGS) $(PG_CPPFLAGS)

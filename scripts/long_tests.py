@@ -1,7 +1,7 @@
 """Run all long tests in parts, and note the result in docs/verification.md: `make test-long`.
 
-Each part that has run to its end is kept in build/long-tests, by revision: a run that was stopped goes on with the next
-part. With uncommitted changes nothing is kept, and nothing noted. `--parts 1,2` runs these parts only.
+Each part that has run to its end is kept in build/long-tests (scripts/kept.py): a run that was stopped goes on with the
+next part. With uncommitted changes nothing is kept, and nothing noted. `--parts 1,2` runs these parts only.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.cluster import REPOSITORY
+from scripts.kept import DOCUMENT, REPOSITORY, state_of
 
 PARTS = 4
 CHOSEN = ("--hypothesis-profile", "long", "-m", "long")
-DOCUMENT = REPOSITORY / "docs" / "verification.md"
 RESULT = re.compile(r"(?<=<!-- long tests -->\n).*?(?=<!-- end -->)", re.DOTALL)
-
-
-def git(*arguments: str) -> str:
-    return subprocess.check_output(["git", *arguments], cwd=REPOSITORY, text=True).strip()
 
 
 def run_part(part: int, pytest: list[str], summary: Path) -> bool:
@@ -42,7 +37,8 @@ def note(revision: str, summaries: list[dict[str, Any]]) -> None:
     failed = [test for summary in summaries for test, _ in summary["failed"]]
     text = f"{time.strftime('%Y-%m-%d')}, revision {revision}: {passed} passed, {len(failed)} failed"
     text += f", {seconds / 60:.0f} minutes.\n" + "".join(f"\n- `{test}`" for test in failed)
-    DOCUMENT.write_text(RESULT.sub(lambda _: text.rstrip() + "\n", DOCUMENT.read_text()))
+    document = REPOSITORY / DOCUMENT
+    document.write_text(RESULT.sub(lambda _: text.rstrip() + "\n", document.read_text()))
 
 
 def main() -> int:
@@ -50,16 +46,15 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(map(str, range(PARTS))))
     parser.add_argument("--pytest", required=True, type=shlex.split, help="the command that runs pytest")
     arguments = parser.parse_args()
-    revision = git("rev-parse", "--short=8", "HEAD")
-    changed = bool(git("status", "--porcelain"))
-    folder = REPOSITORY / "build" / "long-tests" / ("changed" if changed else revision)
+    state = state_of()
+    folder = state.folder("long-tests")
     chosen = [folder / f"{int(part)}.json" for part in arguments.parts.split(",")]
     for part in chosen:
-        if (changed or not part.exists()) and not run_part(int(part.stem), arguments.pytest, part):
+        if not state.keeps(part) and not run_part(int(part.stem), arguments.pytest, part):
             return 1
     whole = [folder / f"{part}.json" for part in range(PARTS)]
-    if not changed and all(part.exists() for part in whole):
-        note(revision, [json.loads(part.read_text()) for part in whole])
+    if all(state.keeps(part) for part in whole):
+        note(state.revision, [json.loads(part.read_text()) for part in whole])
     return int(any(json.loads(part.read_text())["failed"] for part in chosen))
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.cluster import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = "{rows}"  # in a step's words: the file that it writes its results to, a JSON object in each line
 LEAST_S = 20.0  # no step begins with less time left
 GRACE_S = 15.0  # from the request to end until a process is killed: benchmarks end their servers
@@ -100,10 +99,14 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a process that still runs, and kill what is left of its session."""
+def end(process: subprocess.Popen[bytes], *, whole: bool = False) -> None:
+    """Interrupt a process that still runs, and kill what is left of its session. `whole`: as Ctrl-C in a terminal does,
+    also those that it has started, for which a make waits."""
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        if whole:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     with contextlib.suppress(ProcessLookupError):
