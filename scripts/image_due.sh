@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit
 inputs=(docker .dockerignore requirements.txt pg_tensile.control scripts/upgrade_script.py scripts/debian_sources.sh
-    scripts/test_docker.sh scripts/cluster.py scripts/demo)
+    scripts/test_docker.sh scripts/debian_folder.sh scripts/cluster.py scripts/demo)
 
 # The Makefile on standard input without the targets of a checkout (help and what follows), most of its changes.
 build_rules() { sed -e ':line; /\\$/{N; b line}' -e '/^\.PHONY:/d; /^help:/,$d'; }

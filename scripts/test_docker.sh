@@ -1,5 +1,7 @@
 #!/bin/bash
-# Builds the image of docker/ and runs docker/tests against it: `make test-docker`.
+# Builds the images of docker/ and tests them: `make test-docker`. docker/tests runs against the server's image; that of
+# the extension alone is unpacked into a folder with its Debian (scripts/debian_folder.sh), and docker/volume runs there;
+# where this is no Debian, it is built only. `scripts/test_docker.sh extension` or `server` is about one of them.
 #
 # The engine: Docker, if its daemon answers; else Podman, if it can run a container as it is; else, on Debian as root or
 # with sudo, Podman from Debian's packages with everything of its own (storage, configuration, base image) in a scratch
@@ -9,11 +11,14 @@
 # BASE, PG_MAJOR, TORCH and TORCH_INDEX in the environment go into the build; without TORCH it is the version in .venv.
 # With Podman pip's settings on this machine hold for the build, and without TORCH_INDEX pip's own index: Docker cannot
 # mount anything into a build.
-# Needs about 5 GB of disk. Docker and Podman keep the image and its layers, a Podman of our own keeps nothing.
+# Needs about 5 GB of disk. Docker and Podman keep the images and their layers, a Podman of our own keeps nothing.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 image=pg_tensile:test
-base=${BASE:-$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)}
+extension=pg_tensile-extension:test
+# The default of the build argument $1 in docker/$2
+default() { sed -n "s/^ARG $1=//p" "docker/$2"; }
+server_base=${BASE:-$(default BASE Dockerfile)}
 python=.venv/bin/python
 . scripts/debian_sources.sh
 export DISABLE_HC_SYSTEMD=true # Podman's health checks need timers of systemd; the tests run them by hand
@@ -40,8 +45,8 @@ quietly() {
 docker_answers() { command -v docker >/dev/null && timeout 20 docker info >/dev/null 2>&1; }
 
 podman_runs() {
-    command -v podman >/dev/null && timeout 60 podman pull --quiet "$base" >/dev/null 2>&1 &&
-        timeout 60 podman run --rm "$base" true >/dev/null 2>&1
+    command -v podman >/dev/null && timeout 60 podman pull --quiet "$server_base" >/dev/null 2>&1 &&
+        timeout 60 podman run --rm "$server_base" true >/dev/null 2>&1
 }
 
 # Prints docker, podman or scratch (a Podman of our own).
@@ -61,7 +66,7 @@ become_root() {
     [ "$(id -u)" != 0 ] || return 0
     command -v sudo >/dev/null ||
         die "neither Docker nor Podman runs here, and a Podman of our own needs root" "Start Docker, or run as root."
-    exec sudo -E "$PWD/scripts/test_docker.sh"
+    exec sudo -E "$PWD/scripts/test_docker.sh" "$@"
 }
 
 install_packages() {
@@ -141,24 +146,59 @@ make_base() {
     rm "$scratch/base.tar"
 }
 
+# Builds the image $1 of docker/$2; the other arguments are the engine's.
 build() {
-    local options=(--file docker/Dockerfile --tag "$image" --build-arg "BASE=$base") name mount
+    local tag=$1 file=$2 options
+    options=(--file "docker/$file" --tag "$tag" --build-arg "BASE=$base" "${@:3}")
+    if [ "$engine" = podman ]; then options+=(--format docker --network host --pull-never); fi
+    [ "$choice" != scratch ] || options+=(--isolation chroot --layers=false) # layers serve a next build only
+    quietly "building $tag with $engine" "$engine" build "${options[@]}" .
+}
+
+build_server() {
+    local options=() name mount
     TORCH=${TORCH:-torch==$("$python" -c 'from importlib.metadata import version; print(version("torch"))')}
     [ "$engine" != podman ] || TORCH_INDEX=${TORCH_INDEX:-}
     for name in PG_MAJOR TORCH TORCH_INDEX; do
         [ -z "${!name+set}" ] || options+=(--build-arg "$name=${!name}")
     done
     if [ "$engine" = podman ]; then
-        options+=(--format docker --network host --pull-never)
         "$python" docker/tests/host_pip.py "$scratch/pip" >"$scratch/mounts"
         while read -r mount; do options+=(--volume "$mount:ro"); done <"$scratch/mounts"
     fi
-    [ "$choice" != scratch ] || options+=(--isolation chroot --layers=false) # layers serve a next build only
-    quietly "building the image with $engine, $TORCH" "$engine" build "${options[@]}" .
+    say "with $TORCH"
+    build "$image" Dockerfile "${options[@]}"
+}
+
+test_server() {
+    base=$server_base
+    get_base
+    build_server
+    PG_TENSILE_ENGINE=$engine PG_TENSILE_IMAGE=$image PG_TENSILE_HOST_NETWORK=$([ "$choice" != scratch ] || echo 1) \
+        "$python" -m pytest -p no:cacheprovider --confcutdir docker/tests docker/tests
+}
+
+# An image without a command needs the name of one to become a container, which never runs.
+test_extension() {
+    local container
+    base=$(default BASE extension.Dockerfile)
+    get_base
+    build "$extension" extension.Dockerfile
+    [ -e /etc/debian_version ] || return 0
+    container=$("$engine" create "$extension" none)
+    "$engine" export "$container" >"$scratch/extension.tar"
+    "$engine" rm "$container" >/dev/null
+    # Only what is the image's: engines add /dev and the like to a container.
+    scripts/debian_folder.sh "$(default PG_MAJOR extension.Dockerfile)" bash -ec '
+        mkdir -p /extensions/pg_tensile
+        tar -x --no-same-owner -C /extensions/pg_tensile lib share licenses
+        make -s uninstall
+        exec .venv/bin/python -m pytest -p no:cacheprovider --confcutdir docker/volume docker/volume
+    ' <"$scratch/extension.tar"
 }
 
 choice=$(choose_engine)
-[ "$choice" != scratch ] || become_root
+[ "$choice" != scratch ] || become_root "$@"
 scratch=$(mktemp -d /var/tmp/pgt-docker-XXXXXX)
 trap clean_up EXIT
 engine=$choice
@@ -167,7 +207,11 @@ if [ "$choice" = scratch ]; then
     install_packages
     configure_podman
 fi
-get_base
-build
-PG_TENSILE_ENGINE=$engine PG_TENSILE_IMAGE=$image PG_TENSILE_HOST_NETWORK=$([ "$choice" != scratch ] || echo 1) \
-    "$python" -m pytest -p no:cacheprovider --confcutdir docker/tests docker/tests
+[ $# != 0 ] || set -- server extension
+for one in "$@"; do
+    case $one in
+        server) test_server ;;
+        extension) test_extension ;;
+        *) die "there is no image \"$one\"" "Name server or extension." ;;
+    esac
+done

@@ -121,15 +121,17 @@ def test_every_commit_where_git_cannot_tell(history, tmp_path):
     assert history.due(folder=tmp_path / "shallow")
 
 
-def test_inputs_exist_and_cover_what_the_dockerfile_copies():
+def test_inputs_exist_and_cover_what_the_dockerfiles_copy():
     inputs = (REPOSITORY / SCRIPT).read_text().partition("inputs=(")[2].partition(")")[0].split()
     assert all((REPOSITORY / name).exists() for name in inputs)
-    lines = (REPOSITORY / "docker" / "Dockerfile").read_text().splitlines()
+    dockerfiles = (REPOSITORY / "docker").glob("*Dockerfile")
+    lines = [line for path in dockerfiles for line in path.read_text().splitlines()]
     copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from=" not in line]
     copied = {name for names in copies for name in names}
     covered = {name for name in copied if any(Path(name).is_relative_to(given) for given in inputs)}
     assert copied - covered == {
         "Makefile",
+        "LICENSE",
         "sql",
         "pg_tensile",
         "pyworker",
