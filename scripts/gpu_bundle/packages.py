@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from scripts import lock
 from scripts.cluster import REPOSITORY
 from scripts.gpu_bundle.manifest import BundleError
 
@@ -49,11 +50,14 @@ def minimum(requirement: Requirement) -> str:
     return next(clause.version for clause in requirement.specifier if clause.operator in (">=", "=="))
 
 
-def tested_versions() -> dict[str, str]:
-    """Return the versions that requirements.txt and requirements-test.txt pin, by name."""
-    text = "".join((REPOSITORY / name).read_text() for name in ("requirements.txt", "requirements-test.txt"))
-    pins = re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", text, re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in pins}
+def tested_versions(python: str) -> dict[str, str]:
+    """Return the versions for a Python that the lock file, requirements.txt and requirements-test.txt pin, by name."""
+    pinned = {
+        package.name: package.version for package in lock.read() if lock.is_needed(package.marker or None, python)
+    }
+    for name in ("requirements.txt", "requirements-test.txt"):
+        pinned |= {package: minimum(requirement) for package, requirement in lock.pins(REPOSITORY / name).items()}
+    return pinned
 
 
 def read_at_hand(path: Path) -> dict[str, str | None]:
@@ -67,13 +71,13 @@ def read_at_hand(path: Path) -> dict[str, str | None]:
     return found
 
 
-def assumed_versions(at_hand: Mapping[str, str | None]) -> dict[str, str]:
+def assumed_versions(at_hand: Mapping[str, str | None], python: str) -> dict[str, str]:
     """Return the versions of packages at hand, where one is not known that of the tests or of this environment.
 
     Packages without any are left out, so that pip takes one along where another package needs it.
     """
     here = {canonicalize_name(found.name): found.version for found in metadata.distributions()}
-    known = here | tested_versions()
+    known = here | tested_versions(python)
     versions = {name: version or known.get(name) for name, version in at_hand.items()}
     return {name: version for name, version in versions.items() if version}
 
@@ -122,13 +126,13 @@ def pip(*arguments: str) -> None:
 
 def install(folder: Path, python: str, glibc: str, at_hand: Mapping[str, str | None]) -> dict[str, str]:
     """Install into the new folder `folder` what a machine lacks that has `at_hand`, and return its versions by name."""
-    versions = assumed_versions(at_hand)
+    versions = assumed_versions(at_hand, python)
     refuse_old(versions)
     stubs = folder.with_name("stubs")
     stubs.mkdir()
     constraints = folder.with_name("constraints.txt")
     pins = [write_stub(stubs, name, version) for name, version in versions.items()]
-    pins += [f"{name}=={version}" for name, version in tested_versions().items() if name not in versions]
+    pins += [f"{name}=={version}" for name, version in tested_versions(python).items() if name not in versions]
     constraints.write_text("\n".join(pins) + "\n")
     wanted = {*map(str, required().values())}
     while True:

