@@ -1,0 +1,35 @@
+"""Errors, messages and the variables of child processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FOLDER = Path("/var/lib/pg-tensile")
+SHARE = Path("/usr/share/pg-tensile")
+MB = 1_000_000
+
+
+class SetupError(Exception):
+    """An error that the user can act upon: one sentence, and a hint."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}\nhint: {hint}")
+
+
+def say(text: str) -> None:
+    print(f"pg-tensile-setup: {text}", flush=True)
+
+
+def amount(megabytes: float) -> str:
+    return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
+
+
+def size_of(folder: Path) -> float:
+    """Return the megabytes of a folder's files on the disk."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) / MB
+
+
+def variables() -> dict[str, str]:
+    """Return the variables for interpreters: pip's settings stay, those of Python would change what is installed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
