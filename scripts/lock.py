@@ -193,7 +193,7 @@ def locked(entries: Sequence[Mapping[str, Any]]) -> Iterator[Locked]:
     for entry in entries:
         marker = shortened(entry.get("marker"))
         if marker is not None and (entry["name"] == "torch" or not is_of_torch(entry["name"])):
-            hashes = sorted(wheel["hashes"]["sha256"] for wheel in entry["wheels"])
+            hashes = sorted(f"sha256:{wheel['hashes']['sha256']}" for wheel in entry["wheels"])
             yield Locked(entry["name"], entry["version"], marker, () if entry["name"] == "torch" else tuple(hashes))
 
 
@@ -210,7 +210,7 @@ def text(entries: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"#   {python}: {others} {cuda}")
     for package in sorted(locked(entries)):
         line = f"{package.name}=={package.version}" + (f"; {package.marker}" if package.marker else "")
-        lines.append(" \\\n    ".join([line, *(f"--hash=sha256:{digest}" for digest in package.hashes)]))
+        lines.append(" \\\n    ".join([line, *(f"--hash={digest}" for digest in package.hashes)]))
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/var/lib/pg-tensile")
@@ -27,7 +28,11 @@ def amount(megabytes: float) -> str:
 
 def size_of(folder: Path) -> float:
     """Return the megabytes of a folder's files on the disk."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*")) / MB
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # pip moves files
+            total += path.lstat().st_blocks * 512
+    return total / MB
 
 
 def variables() -> dict[str, str]:

@@ -87,7 +87,7 @@ def test_a_lock_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert lock.read(path) == sorted(lock.locked(entries))
     assert [(package.name, package.marker) for package in lock.read(path)] == [
         ("one", ""),
-        ("two", 'python_version < "3.12"'),
         ("torch", ""),
+        ("two", 'python_version < "3.12"'),
     ]
     assert "#   3.11: 4 4\n#   3.12: 2 4\n" in path.read_text()
