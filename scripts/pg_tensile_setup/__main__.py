@@ -98,6 +98,22 @@ def make(options: argparse.Namespace) -> None:
     print_settings(folder)
 
 
+def look(options: argparse.Namespace) -> None:
+    """Raise SetupError unless the environment is made from this lock file, fits its interpreter, and works."""
+    folder, lock = options.folder, read_lock(options.lock)
+    again = "Run pg-tensile-setup as root."
+    try:
+        made = json.loads((folder / "venv" / STAMP).read_text())
+    except (OSError, ValueError):
+        raise SetupError(f"{folder} has no environment", again) from None
+    interpreter, _, version = made["python"].rpartition(" ")
+    if made["lock"] != lock.digest:
+        raise SetupError(f"the environment in {folder} is not the one of {options.lock}", again)
+    if python_version(interpreter, lock) != version:
+        raise SetupError(f"the environment in {folder} was made for Python {version}", again)
+    say(f"{folder / 'venv'} works: {check(folder / 'venv' / 'bin' / 'python')}")
+
+
 def print_settings(folder: Path) -> None:
     print("Lines for postgresql.conf of the server, which has to be restarted after that:")
     print(Path(__file__).with_name("postgresql.conf.sample").read_text(), end="")
@@ -139,6 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     links = "take all packages from this folder and ask no network; may be repeated"
     what.add_argument("--find-links", type=Path, action="append", default=[], metavar="WHEELS", help=links)
     what.add_argument("--download", type=Path, metavar="WHEELS", help="only fetch the packages into this folder")
+    what.add_argument("--check", action="store_true", help="only say whether the environment is up to date and works")
     what.add_argument("--remove", action="store_true", help="remove the environment")
     parser.add_argument("--python", default="/usr/bin/python3", help="the interpreter (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the environment is (default: %(default)s)")
@@ -166,6 +183,8 @@ def main() -> int:
     try:
         if options.remove:
             remove(options.folder)
+        elif options.check:
+            look(options)
         elif options.download:
             download(options)
         else:
