@@ -1,18 +1,21 @@
-"""The commands of docs/install.md as a script, for a clean Debian (scripts/install_guide.sh).
+"""The commands of docs/install.md as a script, for a clean Debian (scripts/install_guide.sh), and the script's result.
 
-    python3 scripts/install_guide.py packages|source MAJOR PYTHON
+    python3 scripts/install_guide.py script packages|source MAJOR PYTHON
+    python3 scripts/install_guide.py result FOLDER
 
-prints a bash script with the commands of one way to install, to predict and to remove, in the page's order. It differs
-from the page in the major version of PostgreSQL, and in where PyTorch comes from: the folder /wheels, whose wheels are for
-the interpreter PYTHON. Its trace goes to /out/trace, with the time of each command.
+The first prints a bash script with the commands of one way to install, to predict and to remove, in the page's order. It
+differs from the page in the major version of PostgreSQL, and in where PyTorch comes from: the folder /wheels, whose wheels
+are for the interpreter PYTHON. The second reads the script's trace and output and prints an object of JSON.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "install.md"
 # Headings, each with the numbers of its blocks, or None for all
@@ -66,12 +69,38 @@ def script(page: str, way: str, major: str, python: str) -> str:
     return "\n".join([*lines, ":"]) + "\n"
 
 
-def times(trace: str) -> list[tuple[float, str]]:
-    """Return the seconds of each command of a trace, and the command."""
+def times(trace: str) -> list[tuple[str, float]]:
+    """Return each command of a trace and its seconds."""
     marks = re.findall(r"^\+(\d+\.\d+) (.*)", trace, re.MULTILINE)
-    following = [float(when) for when, _ in marks[1:]]
-    return [(end - float(when), command) for (when, command), end in zip(marks, following, strict=False)]
+    ends = [float(when) for when, _ in marks[1:]]
+    return [(command, round(end - float(when), 1)) for (when, command), end in zip(marks, ends, strict=False)]
+
+
+def megabytes(output: str) -> float:
+    """Return what apt has fetched, by its own words, such as `Need to get 61.2 MB of archives`."""
+    units = {"kB": 0.001, "MB": 1.0, "GB": 1000.0}
+    found = re.findall(r"^Need to get ([\d.,]+) ([kMG]B)(?:/\S+ \S+)? of archives", output, re.MULTILINE)
+    return round(sum(float(number.replace(",", "")) * units[unit] for number, unit in found), 1)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """Return what a run of the script in `folder` has shown."""
+    spent, output = times((folder / "trace").read_text()), (folder / "log").read_text()
+    predicting = next(number for number, (command, _) in enumerate(spent, 1) if command.endswith("psql -d mydb"))
+    prediction = re.search(r"^ +miles +\n-+\n +([\d.]+)$", output, re.MULTILINE)
+    if prediction is None:
+        raise ValueError(f"{folder / 'log'} has no prediction")
+    return {
+        "commands until the prediction": predicting,
+        "seconds until the prediction": round(sum(seconds for _, seconds in spent[:predicting]), 1),
+        "MB of Debian's packages": megabytes(output),
+        "prediction": float(prediction[1]),
+        "seconds": dict(spent),
+    }
 
 
 if __name__ == "__main__":
-    print(script(PAGE.read_text(), *sys.argv[1:]), end="")
+    if sys.argv[1] == "script":
+        print(script(PAGE.read_text(), *sys.argv[2:]), end="")
+    else:
+        print(json.dumps(result(Path(sys.argv[2])), indent=1))

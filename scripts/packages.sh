@@ -15,6 +15,7 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 clone=$(pwd -P)
 . scripts/debian_folders.sh
+. scripts/packages/wheels.sh
 RELEASED=7531e0c # 0.1.0, which trains on PostgreSQL 15 only
 
 # What git has or would have, so nothing that was compiled here
@@ -44,20 +45,6 @@ check() {
     in_root bash /packages/check.sh "$major" "$python"
 }
 
-# The wheels for this machine's Python
-fetch_wheels() {
-    wheels=${PG_TENSILE_WHEELS:-$cache/wheels}
-    [ -z "${PG_TENSILE_WHEELS:-}" ] || return 0
-    exec 7>"$cache/wheels.lock"
-    flock 7
-    if ! cmp -s requirements.lock "$wheels/requirements.lock"; then
-        rm -rf "$wheels"
-        "$python" -m scripts.pg_tensile_setup --cpu --lock requirements.lock --python "$python" --download "$wheels"
-        cp requirements.lock "$wheels"
-    fi
-    exec 7>&-
-}
-
 # Of the build and the check, seconds; of the files, sizes
 summarize() {
     {
@@ -70,12 +57,9 @@ summarize() {
 
 [ $# -ge 1 ] || die "a major version of PostgreSQL is needed" "$0 15 17"
 become_root "$@"
-python=$(realpath /usr/bin/python3)
-export clone python RELEASED
+export clone RELEASED
 export -f export_tree build check
-mkdir -p "$cache"
 fetch_wheels
-export wheels
 for major in "$@"; do
     output=$clone/build/packages/$(release "$major")
     export major output

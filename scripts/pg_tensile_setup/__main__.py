@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .choice import CPU_INDEX, TORCH_FOR_CPU_MB, Build, Lock, choose_build, has_nvidia_driver, read_lock
-from .common import FOLDER, SHARE, SetupError, amount, say, size_of
+from .common import FOLDER, LOCK, SetupError, amount, say, size_of
 from .environments import (
     STAMP,
     alone,
@@ -159,7 +159,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     what.add_argument("--remove", action="store_true", help="remove the environment")
     parser.add_argument("--python", default="/usr/bin/python3", help="the interpreter (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the environment is (default: %(default)s)")
-    parser.add_argument("--lock", type=Path, default=SHARE / "requirements.lock", help="default: %(default)s")
+    parser.add_argument("--lock", type=Path, default=LOCK, help="default: %(default)s")
     options = parser.parse_args(arguments)
     for place in options.find_links:
         if not place.is_dir():

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/var/lib/pg-tensile")
-SHARE = Path("/usr/share/pg-tensile")
+# Beside the package as it is installed (/usr/share/pg-tensile), in a source tree above the folder scripts
+LOCKS = [folder / "requirements.lock" for folder in Path(__file__).resolve().parents[1:3]]
+LOCK = next((path for path in LOCKS if path.exists()), LOCKS[0])
 MB = 1_000_000
 
 

@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# The wheels of the children's environment, for scripts that make it in a folder of a Debian.
+#
+# Sets and exports `wheels`, a folder of the cache (PG_TENSILE_WHEELS names another one), and `python`, this machine's
+# interpreter, which the wheels are for. They are fetched once, and again when the lock file changes.
+
+fetch_wheels() {
+    python=$(realpath /usr/bin/python3)
+    wheels=${PG_TENSILE_WHEELS:-$cache/wheels}
+    export python wheels
+    [ -z "${PG_TENSILE_WHEELS:-}" ] || return 0
+    mkdir -p "$cache"
+    exec 7>"$cache/wheels.lock"
+    flock 7
+    if ! cmp -s requirements.lock "$wheels/requirements.lock"; then
+        rm -rf "$wheels"
+        "$python" -m scripts.pg_tensile_setup --cpu --python "$python" --download "$wheels"
+        cp requirements.lock "$wheels"
+    fi
+    exec 7>&-
+}
+
