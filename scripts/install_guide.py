@@ -3,9 +3,9 @@
     python3 scripts/install_guide.py script packages|source MAJOR PYTHON
     python3 scripts/install_guide.py result FOLDER
 
-The first prints a bash script with the commands of one way to install, to predict and to remove, in the page's order. It
-differs from the page in the major version of PostgreSQL, and in where PyTorch comes from: the folder /wheels, whose wheels
-are for the interpreter PYTHON. The second reads the script's trace and output and prints an object of JSON.
+The first prints a bash script with the commands of one way to install, to predict and to remove, in the page's order.
+It differs from the page in the major version of PostgreSQL, and in where PyTorch comes from: the folder /wheels, whose
+wheels are for the interpreter PYTHON. The second reads the script's trace and output and prints an object of JSON.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def pack_old_server(major: int, folder: Path) -> Path:
             server.copy(folder / "old")
             subprocess.run(["tar", "-c", "-C", folder / "old", "."], stdout=archive, check=True)
         else:
-            copied = f"exec 3>&1 >&2; .venv/bin/python -c '{COPY}' && exec tar -c -C /opt/old . >&3"
+            # not by pip, which may find no certificates there
+            patchelf = "apt-get update -q && apt-get install -y -q --no-install-recommends patchelf"
+            copied = f"exec 3>&1 >&2; {patchelf} && .venv/bin/python -c '{COPY}' && exec tar -c -C /opt/old . >&3"
             in_folder(major, "bash", "-c", copied, stdout=archive)
     return path
 
