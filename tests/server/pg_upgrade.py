@@ -59,15 +59,24 @@ def fill(conn: Connection, cluster: Cluster) -> int:
     return job
 
 
-def upgrade(old: Cluster, new: Cluster, folder: Path) -> None:
-    command = [
-        *("runuser", "-u", old.os_user, "--", str(new.bin / "pg_upgrade")),
-        *("--old-bindir", str(old.bin), "--new-bindir", str(new.bin), "--username", "postgres"),
-        *("--old-datadir", str(old.data), "--new-datadir", str(new.data), "--socketdir", str(folder)),
-    ]
-    done = subprocess.run(command, cwd=new.folder, capture_output=True, text=True)
-    logs = "".join(path.read_text() for path in new.data.glob("pg_upgrade_output.d/*/loadable_libraries.txt"))
+def create(cluster: Cluster) -> None:
+    """Make a cluster with checksums, as initdb does from 18 on: pg_upgrade wants both clusters to be alike."""
+    cluster.create(SETTINGS)
+    if int(major(cluster)) < 18:
+        run(cluster, "pg_checksums", "--enable", "--pgdata", str(cluster.data))
+
+
+def run(cluster: Cluster, program: str, *arguments: str) -> None:
+    """Run a program of the cluster's as the server's user."""
+    command = ["runuser", "-u", cluster.os_user, "--", str(cluster.bin / program), *arguments]
+    done = subprocess.run(command, cwd=cluster.folder, capture_output=True, text=True)
+    logs = "".join(path.read_text() for path in cluster.data.glob("pg_upgrade_output.d/*/loadable_libraries.txt"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
+
+
+def upgrade(old: Cluster, new: Cluster, folder: Path) -> None:
+    folders = ("--old-bindir", old.bin, "--new-bindir", new.bin, "--old-datadir", old.data, "--new-datadir", new.data)
+    run(new, "pg_upgrade", *map(str, folders), "--username", "postgres", "--socketdir", str(folder))
 
 
 def major(cluster: Cluster) -> str:
@@ -78,13 +87,13 @@ def main(bin: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="pgt-", dir="/tmp"))
     folder.chmod(0o777)
     old, new = Cluster(folder / "old", bin=bin), Cluster(folder / "new")
-    old.create(SETTINGS)
+    create(old)
     old.start()
     with old.connect() as conn:
         job = fill(conn, old)
         before = contents(conn)
     old.stop()
-    new.create(SETTINGS)
+    create(new)
     upgrade(old, new, folder)
     new.start()
     with new.connect() as conn:
