@@ -69,20 +69,24 @@ def check(python: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=variables(), cwd="/")
     if done.returncode != 0:
         complaint = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        library = "cannot open shared object file" in complaint
         raise SetupError(
             f"the environment does not work: {complaint}",
-            f"All folders above it have to be open to the user {SERVER_USER}; --folder names another one.",
+            "Install the package that has this library: libgomp1, for libgomp.so.1."
+            if library
+            else f"All folders above it have to be open to the user {SERVER_USER}; --folder names another one.",
         )
     return done.stdout.strip()
 
 
 def as_server_user() -> list[str]:
-    """Return the beginning of a command that runs the rest as the server's user, if this is root and it exists."""
+    """Return the beginning of a command that becomes the rest as the server's user, if this is root and it exists."""
     try:
-        pwd.getpwnam(SERVER_USER)
+        user = pwd.getpwnam(SERVER_USER)
     except KeyError:
         return []
-    return ["runuser", "-u", SERVER_USER, "--"] if os.geteuid() == 0 else []
+    change = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
+    return change if os.geteuid() == 0 else []
 
 
 def is_current(folder: Path, wanted: dict[str, str]) -> bool:
