@@ -31,7 +31,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist test-docker test-major test-majors test-headers test-long test-long-parts \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist packages test-docker test-major test-majors test-headers test-long test-long-parts \
 	test-sanitized release-check mutants emulator lint bench \
 	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
@@ -153,6 +153,7 @@ help:
 	@echo 'make first-gpu-run   one of six parts of tests and benchmarks on a GPU, nine minutes at most (PART=1 to 6, ARGS=…)'
 	@echo 'make gpu-bundle      a folder with all that a machine without a network needs (BUNDLE="--python 3.12 --at-hand FILE")'
 	@echo 'make dist            the archive for PGXN, dist/pg_tensile-$(EXTVERSION).zip, out of the last commit'
+	@echo 'make packages        Debian packages, built and tested in clean folders (MAJORS="15 17"; 18 and 19 by choice)'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
 	@echo 'make wheel           the Python client as files for pip: dist/pg_tensile-$(EXTVERSION)-py3-none-any.whl and .tar.gz'
 	@echo 'make clean           remove what was compiled'
@@ -228,9 +229,16 @@ first-gpu-run:
 gpu-bundle: setup
 	@$(VENV_PYTHON) -m scripts.gpu_bundle $(BUNDLE)
 
+<<<<<<< HEAD
 # The archive for PGXN; the same commit gives the same bytes
 dist:
 	@scripts/dist.sh
+=======
+# Debian's packages in build/packages, for the Debians that have these versions
+packages: MAJORS = 15 17
+packages:
+	@scripts/packages.sh $(MAJORS)
+>>>>>>> 75db6f13 (wip2)
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
@@ -247,7 +255,7 @@ test-major: venv
 # The newest versions, with all tests of the server but for those of the report, which need Chromium, and of the emulated
 # accelerator, which would have to be compiled in each folder.
 test-majors: TESTS = $(filter-out $(addprefix tests/server/test_,report.py accelerator.py predict_device.py),$(wildcard tests/server/test_*.py))
-MAJORS = 19 18
+test-majors: MAJORS = 19 18
 test-majors: venv
 	@set -e; for major in $(MAJORS); do $(MAKE) --no-print-directory test-major MAJOR=$$major TESTS='$(TESTS)'; done
 

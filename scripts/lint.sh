@@ -20,7 +20,7 @@ fi
 if nm -D --defined-only pg_tensile_evaluator.so | grep -vE ' (evaluator_\w+|pfree)(@.*)?$'; then
     echo 'lint: pg_tensile_evaluator.so exports other symbols: pg_tensile/csrc/evaluator/library/exports.map' >&2; exit 1
 fi
-.venv/bin/shellcheck -x --severity=warning docker/*.sh scripts/*.sh .ci/run
+.venv/bin/shellcheck -x --severity=warning docker/*.sh scripts/*.sh scripts/packages/*.sh debian/bin/* debian/tests/installcheck .ci/run
 .venv/bin/hadolint docker/Dockerfile docker/extension.Dockerfile
 
 # pgspot: unsafe search_path use and the like in the extension script. Exceptions, each with its reason:

@@ -8,7 +8,8 @@
 # build/packages/RELEASE gets the packages, their .buildinfo, and a summary with sizes and times.
 #
 # Python packages are fetched once, for the CPU, into the cache's folder wheels (PG_TENSILE_WHEELS names another one)
-# with this machine's /usr/bin/python3, which is lent to a Debian whose own is another version.
+# with this machine's /usr/bin/python3, which is lent to a Debian whose own is another version. With
+# PG_TENSILE_ENVIRONMENT=.venv that environment is lent as well, which saves minutes: pg-tensile-setup does not run then.
 #
 # scripts/debian_folders.sh says what this needs: Debian, and root or sudo.
 set -Eeuo pipefail
@@ -40,7 +41,12 @@ check() {
     cp "$output"/*.deb "$root/packages"
     [ ! -e "$output/released.tar" ] || mv "$output/released.tar" "$root/packages"
     cp scripts/packages/check.sh "$root/packages"
-    mount --bind -o ro "$wheels" "$root/wheels"
+    if [ -n "$environment" ]; then
+        mkdir "$root/opt/environment"
+        mount --bind -o ro "$environment" "$root/opt/environment"
+    else
+        mount --bind -o ro "$wheels" "$root/wheels"
+    fi
     lend_python "$python"
     in_root bash /packages/check.sh "$major" "$python"
 }
@@ -59,7 +65,9 @@ summarize() {
 become_root "$@"
 export clone RELEASED
 export -f export_tree build check
-fetch_wheels
+environment=${PG_TENSILE_ENVIRONMENT:+$(realpath "$PG_TENSILE_ENVIRONMENT")}
+[ -n "$environment" ] || fetch_wheels
+export environment
 for major in "$@"; do
     output=$clone/build/packages/$(release "$major")
     export major output

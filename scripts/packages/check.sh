@@ -1,8 +1,8 @@
 #!/bin/bash
 # In a clean folder of scripts/packages.sh: installs the packages in /packages, and removes them again.
 #
-# check.sh MAJOR PYTHON; the environment comes from /wheels. It trains and predicts, with a release as well where a
-# source installation of it is in /packages, over which the package is installed.
+# check.sh MAJOR PYTHON; the environment is made from /wheels, or is /opt/environment. It trains and predicts, with a
+# release as well where a source installation of it is in /packages, over which the package is installed.
 set -Eeuo pipefail
 major=$1
 python=$2
@@ -10,7 +10,7 @@ common=$(echo /packages/pg-tensile-common_*.deb)
 server=$(echo "/packages/postgresql-$major-pg-tensile_"*.deb)
 configuration=/etc/postgresql/$major/main/conf.d/pg_tensile.conf
 data=/var/lib/postgresql/$major/main
-export DEBIAN_FRONTEND=noninteractive
+export DEBIAN_FRONTEND=noninteractive PGOPTIONS="-c client_min_messages=warning"
 
 say() { echo "check: $*"; }
 fail() {
@@ -26,7 +26,7 @@ expect() { [ "$1" = "$2" ] || fail "$3: $1, not $2"; }
 written() { grep -q -- "$1" /tmp/apt.log || fail "the package does not say '$1': $(tail -n 20 /tmp/apt.log)"; }
 
 train() {
-    job=$(sql "SELECT train_model('line', 'SELECT x, 2 * x AS y FROM generate_series(1, 100) x', 'y')")
+    job=$(sql "SELECT train_model('line', 'SELECT x, 2 * x AS y FROM generate_series(1, 100) x', 'y', epochs => 5)")
     expect "$(sql "SELECT wait_for_job($job, '5 min')")" finished "training ended"
 }
 
@@ -57,19 +57,28 @@ written "shared_preload_libraries = 'pg_tensile'"
 if pg-tensile top >/tmp/out 2>&1; then fail "pg-tensile runs without an environment"; fi
 grep -q 'hint: Run pg-tensile-setup' /tmp/out || fail "pg-tensile says: $(cat /tmp/out)"
 
-say "making the environment"
-if pg-tensile-setup --check >/tmp/out 2>&1; then fail "an environment is there"; fi
-pg-tensile-setup --find-links /wheels --python "$python"
-pg-tensile-setup --check
-pg-tensile-setup --find-links /wheels --python "$python" | grep -q 'up to date' || fail "it is made a second time"
+make_environment() {
+    if pg-tensile-setup --check >/tmp/out 2>&1; then fail "an environment is there"; fi
+    pg-tensile-setup --find-links /wheels --python "$python"
+    pg-tensile-setup --check
+    pg-tensile-setup --find-links /wheels --python "$python" | grep 'up to date' || fail "it is made a second time"
+}
+if [ -d /opt/environment ]; then
+    ln -s /opt/environment /var/lib/pg-tensile/venv
+else
+    say "making the environment"
+    make_environment
+fi
 
 say "training and predicting"
 [ -e "/etc/postgresql/$major/main" ] || pg_createcluster "$major" main
 preload
-sql "CREATE EXTENSION pg_tensile CASCADE; SELECT register_model('line', '{\"type\": \"linear\"}')"
+sql "CREATE EXTENSION pg_tensile CASCADE; SELECT FROM register_model('line', '{\"type\": \"linear\"}')"
 train
 expect "$(sql "SELECT round(predict('line', ARRAY[50])::numeric, -1)")" 100 "the prediction"
-runuser -u postgres -- pg-tensile top --once -d postgres | grep -q line || fail "pg-tensile top does not show the model"
+runuser -u postgres -- pg-tensile top --once -d postgres >/tmp/out || fail "pg-tensile top"
+runuser -u postgres -- pg-tensile export line -d postgres -o /tmp/line.model >/tmp/out || fail "pg-tensile export"
+[ -s /tmp/line.model ] || fail "pg-tensile export has written nothing"
 sql "DROP EXTENSION pg_tensile CASCADE"
 
 say "removing the package: refused while the cluster preloads the library"
@@ -84,7 +93,8 @@ if [ -e /packages/released.tar ]; then
     say "upgrading a source installation of 0.1.0"
     tar -x --keep-directory-symlink -C / -f /packages/released.tar
     preload
-    sql "CREATE EXTENSION pg_tensile CASCADE; SELECT register_model('line', '{\"type\": \"linear\"}')"
+    sql "CREATE EXTENSION pg_tensile CASCADE"
+    sql "SELECT FROM register_model('line', '{\"type\": \"mlp\", \"hidden\": [8]}')"
     expect "$(sql "SELECT extversion FROM pg_extension WHERE extname = 'pg_tensile'")" 0.1.0 "the version"
     train
     before=$(sql "SELECT predict('line', ARRAY[50])")
@@ -98,14 +108,15 @@ if [ -e /packages/released.tar ]; then
     say "installing it again"
     apt_get install --reinstall "$server" || fail "it cannot be installed again: $(tail -n 20 /tmp/apt.log)"
     restart
-    sql "SELECT predict('line', ARRAY[50]); DROP EXTENSION pg_tensile CASCADE"
+    expect "$(sql "SELECT predict('line', ARRAY[50]) IS NOT NULL")" t "a prediction"
+    sql "DROP EXTENSION pg_tensile CASCADE"
 fi
 
 say "purging everything"
 rm "$configuration"
 restart
 apt_get purge "postgresql-$major-pg-tensile" pg-tensile-common || fail "it cannot be purged: $(tail -n 20 /tmp/apt.log)"
-left=$(find / -xdev \( -name '*pg[_-]tensile*' -o -name pyworker \) -not -path '/packages*' -not -path "$data/pg_tensile*")
+left=$(find / -xdev \( -name '*pg[_-]tensile*' -o -name pyworker \) -not -path '/packages/*' -not -path '/.pg_tensile-recipe' -not -path "$data/pg_tensile*")
 [ -z "$left" ] || fail "left after the purge: $left"
 restart
 say "everything works and is gone"

@@ -1,13 +1,15 @@
 # shellcheck shell=bash
 # The wheels of the children's environment, for scripts that make it in a folder of a Debian.
 #
-# Sets and exports `wheels`, a folder of the cache (PG_TENSILE_WHEELS names another one), and `python`, this machine's
-# interpreter, which the wheels are for. They are fetched once, and again when the lock file changes.
+# Exports `python`, this machine's interpreter, and by fetch_wheels `wheels`, a folder of the cache (PG_TENSILE_WHEELS names
+# another one). The wheels are for this interpreter, and fetched once, and again when the lock file changes.
+
+python=$(realpath /usr/bin/python3)
+export python
 
 fetch_wheels() {
-    python=$(realpath /usr/bin/python3)
     wheels=${PG_TENSILE_WHEELS:-$cache/wheels}
-    export python wheels
+    export wheels
     [ -z "${PG_TENSILE_WHEELS:-}" ] || return 0
     mkdir -p "$cache"
     exec 7>"$cache/wheels.lock"

@@ -31,9 +31,10 @@ def amount(megabytes: float) -> str:
 def size_of(folder: Path) -> float:
     """Return the megabytes of a folder's files on the disk."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # pip moves files
-            total += path.lstat().st_blocks * 512
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # pip moves files
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total / MB
 
 
