@@ -229,16 +229,14 @@ first-gpu-run:
 gpu-bundle: setup
 	@$(VENV_PYTHON) -m scripts.gpu_bundle $(BUNDLE)
 
-<<<<<<< HEAD
 # The archive for PGXN; the same commit gives the same bytes
 dist:
 	@scripts/dist.sh
-=======
+
 # Debian's packages in build/packages, for the Debians that have these versions
 packages: MAJORS = 15 17
 packages:
 	@scripts/packages.sh $(MAJORS)
->>>>>>> 75db6f13 (wip2)
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
