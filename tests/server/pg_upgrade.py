@@ -70,7 +70,7 @@ def run(cluster: Cluster, program: str, *arguments: str) -> None:
     """Run a program of the cluster's as the server's user."""
     command = ["runuser", "-u", cluster.os_user, "--", str(cluster.bin / program), *arguments]
     done = subprocess.run(command, cwd=cluster.folder, capture_output=True, text=True)
-    logs = "".join(path.read_text() for path in cluster.data.glob("pg_upgrade_output.d/*/loadable_libraries.txt"))
+    logs = "".join(path.read_text()[-2000:] for path in cluster.data.rglob("pg_upgrade_output.d/**/*_dump_*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
 
 
