@@ -35,7 +35,7 @@ REFERENCE = REPOSITORY / "docs" / "sql.md"
 COMMAND = "python -m scripts.sql_reference"
 WIDTH = 100  # of a signature on one line
 VOLATILITIES = {"i": "Immutable", "s": "Stable", "v": "Volatile"}
-CHANGED_BY = {"user": "session", "sighup": "reload", "postmaster": "restart"}
+CHANGED_BY = {"user": "session", "superuser": "superuser", "sighup": "reload", "postmaster": "restart"}
 BUILD_DEFAULTS = {"pg_tensile.python": "`PYTHON=` of `make install`"}  # defaults that differ from machine to machine
 
 FUNCTIONS = """
@@ -43,6 +43,7 @@ FUNCTIONS = """
            pg_get_function_result(p.oid) AS result, p.provolatile::text AS volatility,
            coalesce(p.proargnames, '{}') AS names,
            has_function_privilege('tensile_user', p.oid, 'EXECUTE') AS for_users,
+           has_function_privilege('tensile_predictor', p.oid, 'EXECUTE') AS for_predictors,
            obj_description(p.oid, 'pg_proc') AS description
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
          JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
@@ -70,7 +71,9 @@ DEVELOPERS = "Developer settings"
 SETTING_GROUPS = {
     "Server and device": "database python python_path device model_path max_jobs log_jobs",
     "Memory": "device_memory host_memory memory_flow flow_timeout dataset_cache model_cache model_idle child_memory",
-    "Jobs": "policy ageing search_time checkpoint_interval max_state_size max_retries executor_timeout job_retention",
+    "Jobs": "policy ageing search_time checkpoint_interval max_state_size max_retries executor_timeout job_retention"
+    " version_retention",
+    "Limits of roles": "role_max_jobs role_job_memory role_job_time",
     "Processor": "threads nice auto_calibrate",
     "Predictions": "predict_timeout predict_in_session predict_batching drift_sample_rate drift_window",
     "Ray cluster": "ray_address ray_token_file ray_timeout",
@@ -109,7 +112,7 @@ ARGUMENTS = {
     "importance": "mean by which the metric becomes worse; 0: the feature does not matter on these rows",
     "into_table": "table for the predictions; it is made if it does not exist",
     "job": "number of the job, as returned by `train_model`",
-    "keep_versions": "number of versions, 1 or more; null: all",
+    "keep_versions": "number of versions; 0: all; null: `pg_tensile.version_retention`",
     "key": "columns of the query that identify a row; null: the table's primary key",
     "label": "most probable class, null for a regression; of `predict_probabilities`: a class; of `evaluate_model`: the"
     " target of a row of `confusion`",
@@ -180,6 +183,7 @@ class Function(NamedTuple):
     volatility: str
     names: list[str]  # of the arguments and the columns of the result
     for_users: bool
+    for_predictors: bool
     description: str | None
 
     @property
@@ -254,14 +258,16 @@ def render(connection: Connection) -> str:
         "The keys of the argument `options` of `train_model` and `explain_training`.",
         _table(("key", "value", "default", "meaning"), map(_key, OPTIONS["properties"].items())),
         "## Views",
-        "In schema `tensile`. Members of `tensile_user` may read all of them. Row-level security shows each role its"
-        " own models and jobs and the models granted to it, and members of `pg_read_all_stats` those of all roles."
+        "In schema `tensile`. Members of `tensile_user` and `tensile_predictor` may read all of them. Row-level"
+        " security shows each role its own models and jobs and the models granted to it, and members of"
+        " `pg_read_all_stats` those of all roles."
         " Columns without an explanation have the meaning of their names, among them those of the arguments of"
         " `register_model` and `train_model`; `model_id` and `owner_id` are the numbers of `model` and `owner`.",
         *_relations(columns(connection)),
         "## Settings",
         '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" any role'
-        " with `SET`.",
+        ' with `SET`, "superuser" superusers, for a role with `ALTER ROLE`: see [limits per'
+        " role](operations.md#limits-per-role).",
         *_settings(settings(connection)),
         "## SQLSTATEs",
         "The errors raised by pg_tensile itself. The row of a failed job in `tensile.jobs` has its SQLSTATE, message,"
@@ -281,6 +287,7 @@ def _functions(described: Iterable[Function]) -> Iterator[str]:
             yield f"```\n{signature(function)}\n```"
             yield sentence(function.description)
             callers = "members of `tensile_user`" if function.for_users else "superusers and roles granted EXECUTE"
+            callers += " and `tensile_predictor`" if function.for_predictors else ""
             kind = "Procedure" if function.result is None else VOLATILITIES[function.volatility]
             yield f"{kind}; {callers} may call it."
 

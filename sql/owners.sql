@@ -30,6 +30,26 @@ BEGIN
         HINT = 'Role names are case-sensitive here; see pg_roles.';
 END $$;
 
+CREATE FUNCTION tensile_internal._setting_number(name text, value text) RETURNS bigint
+    LANGUAGE C STABLE STRICT AS 'MODULE_PATHNAME', 'tensile_setting_number';
+
+-- A limit of a role: what the setting would be in a session that the role began in this database, in the setting's unit;
+-- null: no limit. Where a setting of a role or database hides the server's from this session, that is read from the files.
+CREATE FUNCTION tensile_internal._role_limit(role oid, name text) RETURNS bigint
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT nullif(tensile_internal._setting_number(s.name, coalesce(
+        (SELECT o.option_value
+         FROM pg_db_role_setting r CROSS JOIN LATERAL pg_options_to_table(r.setconfig) o
+         WHERE o.option_name = s.name AND r.setrole IN ($1, 0)
+           AND r.setdatabase IN ((SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 0)
+         ORDER BY r.setrole = 0, r.setdatabase = 0 LIMIT 1),
+        CASE WHEN s.source IN ('default', 'configuration file', 'command line') THEN s.reset_val END,
+        (SELECT f.setting FROM pg_file_settings f WHERE f.name = s.name AND f.applied ORDER BY f.seqno DESC LIMIT 1),
+        s.boot_val)), 0)
+    FROM pg_settings s WHERE s.name = $2
+$$;
+
 -- True if the role may execute the public function of that name
 CREATE FUNCTION tensile_internal._may_execute(role oid, function name) RETURNS bool
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

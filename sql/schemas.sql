@@ -12,8 +12,9 @@
  * error outside a worker.
  *
  * Executing: members of tensile_user have USAGE on schemas "tensile" and "tensile_worker", and EXECUTE on the public
- * functions. Without USAGE, the privileges of PUBLIC there (SELECT and EXECUTE) have no effect. Functions with the
- * caller's rights name nothing in "tensile_internal".
+ * functions; members of tensile_predictor have the same USAGE, and EXECUTE on those that predict and evaluate. Without
+ * USAGE, the privileges of PUBLIC there (SELECT and EXECUTE) have no effect. Functions with the caller's rights name
+ * nothing in "tensile_internal".
  *
  * Reading: row-level security shows each role its own rows, and members of pg_read_all_stats all rows except
  * weights and checkpoints. Superusers bypass it.
@@ -24,21 +25,27 @@
 
 \echo Use "CREATE EXTENSION pg_tensile" to load this file. \quit
 
--- Members may use the extension, PUBLIC may not. Roles belong to the cluster: another database may have created
--- this one.
+-- Members may use the extension, or predict and evaluate only; PUBLIC may not. Roles belong to the cluster: another
+-- database may have created these.
 DO $$
+DECLARE
+    role pg_catalog.text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) 'tensile_user') THEN
-        CREATE ROLE tensile_user NOLOGIN;
-    END IF;
-EXCEPTION WHEN duplicate_object OR unique_violation THEN
-    NULL; -- created by another session at the same time
+    FOREACH role IN ARRAY ARRAY['tensile_user', 'tensile_predictor'] LOOP
+        BEGIN
+            IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) role) THEN
+                EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', role);
+            END IF;
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN
+            NULL; -- created by another session at the same time
+        END;
+    END LOOP;
 END $$;
 
 CREATE SCHEMA tensile;
 CREATE SCHEMA tensile_internal;
 CREATE SCHEMA tensile_worker;
-GRANT USAGE ON SCHEMA tensile, tensile_worker TO tensile_user;
+GRANT USAGE ON SCHEMA tensile, tensile_worker TO tensile_user, tensile_predictor;
 COMMENT ON SCHEMA tensile IS 'pg_tensile: views of models, jobs, metrics, plans and devices';
 COMMENT ON SCHEMA tensile_internal IS 'pg_tensile: tables and private functions';
 COMMENT ON SCHEMA tensile_worker IS 'pg_tensile: functions that its workers and views call';

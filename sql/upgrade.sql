@@ -77,9 +77,11 @@ ALTER TABLE tensile_internal.jobs RENAME owner TO owner_id;
 ALTER TABLE tensile_internal.jobs RENAME owner_name TO owner;
 ALTER TABLE tensile_internal.jobs RENAME CONSTRAINT jobs_model_fkey TO jobs_model_id_fkey;
 
--- Models: retention of versions, and architectures that train_model chooses
-ALTER TABLE tensile_internal.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
+-- Models: retention of versions, and architectures that train_model chooses. The models that exist keep all versions, as
+-- before.
+ALTER TABLE tensile_internal.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>=) 0),
     ALTER architecture DROP NOT NULL, ADD architecture_reason text, ADD auto_registered bool NOT NULL DEFAULT false;
+UPDATE tensile_internal.models SET keep_versions = 0;
 
 -- Versions: the course of the training, drift, and queries for predictions, derived from training queries
 ALTER TABLE tensile_internal.model_versions ADD training jsonb, ADD reference jsonb, ADD prediction_query jsonb;
@@ -90,7 +92,7 @@ ALTER TABLE tensile_internal.jobs ALTER batch_size DROP NOT NULL, ALTER learning
     ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval,
     ADD automatic bool NOT NULL DEFAULT false, ADD start_version bigint,
     ADD architecture jsonb, ADD tuning bigint, ADD kept_epoch int, ADD stopped text, ADD architecture_reason text,
-    ADD baseline jsonb,
+    ADD baseline jsonb, ADD role_memory bigint, ADD role_time interval,
     DROP CONSTRAINT jobs_kind_check,
     ADD CONSTRAINT jobs_kind_check CHECK (kind OPERATOR(pg_catalog.=) ANY (ARRAY['train', 'calibrate', 'compare',
                                                                            'evaluate']));

@@ -131,7 +131,8 @@ class Client(Predictions):
 
     def keep_versions(self, model: str, count: int | None) -> None:
         """Keep only the newest `count` versions and the deployed one at the end of each job (SQL: set_model_retention).
-        None means to keep all versions."""
+
+        0 means all, None as the setting pg_tensile.version_retention says."""
         self._session.answer("set_model_retention", {"model": model, "keep_versions": count})
 
     def models(self) -> pd.DataFrame:

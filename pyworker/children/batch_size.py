@@ -35,6 +35,7 @@ from pg_tensile.planning.trace.trace import Floats, Trace
 from pg_tensile.text import size as size_text
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import Job
+from pyworker.children.job_budget import most_bytes
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class Chooser:
 def budget_bytes(spec: dict[str, Any], profile: DeviceProfile, overhead_bytes: int) -> int:
     """Return the device memory that the job's tensors may take if no other job uses the device."""
     room = min(profile.memory_bytes, spec["device_memory_bytes"] or profile.memory_bytes) - overhead_bytes
-    return min(room, spec["memory_budget"] or room)
+    return min(room, most_bytes(spec) or room)
 
 
 def resumed(job: Job, chosen: dict[str, Any]) -> Job:

@@ -39,6 +39,7 @@ from pyworker.children.job import (
     with_hint,
     with_predicted_latencies,
 )
+from pyworker.children.job_budget import claimed_bytes, limiting, most_bytes
 from pyworker.children.overhead import allocator_cautions, expected_overhead
 from pyworker.children.running_jobs import running_jobs
 from pyworker.cluster_device import PREFIX
@@ -208,7 +209,7 @@ def _job(subject: _Subject) -> Job:
 def _budget_bytes(spec: dict[str, Any], target: _TargetDevice) -> int:
     """Return the memory that the job's tensors may take if it has the device to itself."""
     room = _admission(spec, target).budget_bytes - target.overhead_bytes
-    return min(room, spec["memory_budget"] or room)
+    return min(room, most_bytes(spec) or room)
 
 
 def _target_device(channel: Channel) -> _TargetDevice:
@@ -269,9 +270,10 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         split=described(fitted.division, fitted.training_rows, fitted.validation_rows),
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
-        claim_bytes=spec["memory_budget"] or state,
+        claim_bytes=claimed_bytes(spec) or state,
         overhead_bytes=target.overhead_bytes,
-        memory_budget=spec["memory_budget"],
+        memory_budget=most_bytes(spec),
+        budget_name=None if limiting(spec) == "memory_budget" else limiting(spec),
         open_job=spec["open_job"],
         open_job_s=spec["open_job_s"],
         approximate=target.approximate,

@@ -19,6 +19,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
 from pyworker.children.claim import Claims
 from pyworker.children.job import job_settings
+from pyworker.children.job_budget import limiting
 from pyworker.children.prepared import Prepared
 from pyworker.wire import FrameType
 
@@ -128,7 +129,7 @@ class FittedMembers:
         self.revision = claims.revision
         if answer.type == FrameType.PLAN:
             return True
-        hint = "Raise memory_budget or pg_tensile.device_memory, or select fewer rows or columns."
+        hint = f"Raise {limiting(self._channel.spec)} or pg_tensile.device_memory, or select fewer rows or columns."
         refused = MemoryRefusedError(needed, answer.header["budget_bytes"], None, hint)
         if self._spec["network"] is None:
             raise refused

@@ -45,6 +45,7 @@ from pyworker.child import group_socket
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.compression import CompressionClient
 from pyworker.children.job import Job, with_predicted_latencies
+from pyworker.children.job_budget import claimed_bytes, limiting
 from pyworker.children.latency_reports import LatencyReports
 from pyworker.children.overhead import Overhead
 from pyworker.children.refusal import refusal_error, refusal_while_choosing
@@ -101,7 +102,7 @@ class MemoryClient:
 
         That is its `memory_budget` or, without one, what the model's state takes: until the first step, nothing else
         is known."""
-        self._claim(self._channel.spec["memory_budget"] or state_bytes(self.job.model, self.job.settings))
+        self._claim(claimed_bytes(self._channel.spec) or state_bytes(self.job.model, self.job.settings))
         self.overhead.begin()
 
     def claim_taken(self, taken_bytes: int) -> None:
@@ -307,11 +308,12 @@ class MemoryClient:
 
     def _refusal(self, refusal: dict[str, Any]) -> MemoryRefusedError:
         """Return the error that ends the job, or the choice of a batch size."""
+        limit = limiting(self._channel.spec)
         if self.choosing:
-            return refusal_while_choosing(refusal)
+            return refusal_while_choosing(refusal, limit)
         ignored = {FrameType.PLAN, FrameType.REFUSE}  # it is too late for either
         alive = partial(self._channel.poll_early, "waiting", ignored)
-        return refusal_error(refusal, self.job, self._sent.values(), alive)
+        return refusal_error(refusal, self.job, self._sent.values(), alive, limit)
 
     def _grant(self, frame: Frame) -> Grant | None:
         """Return the grant of a PLAN frame, or None if it is older than the newest one, or not a plan."""

@@ -17,34 +17,39 @@ SEARCH_S = 20.0  # limit of the search for a batch size that fits
 
 
 def refusal_error(
-    refusal: dict[str, Any], job: Job, traces: Collection[Trace], alive: Callable[[], object]
+    refusal: dict[str, Any],
+    job: Job,
+    traces: Collection[Trace],
+    alive: Callable[[], object],
+    limit: str = "memory_budget",
 ) -> MemoryRefusedError:
     """Return the error that a REFUSE frame's header means for a job with a batch size.
 
-    `traces` are those of its graphs that were refused, none for a job without plans; `alive` is called repeatedly.
+    `traces` are those of its graphs that were refused, none for a job without plans; `alive` is called repeatedly;
+    `limit` names what limits the job's memory besides the device's.
     """
     least, budget = refusal["least_bytes"], refusal["budget_bytes"]
     error = MemoryRefusedError(least, budget, refusal["operator"], max_slowdown=refusal.get("max_slowdown"))
     if refusal.get("max_slowdown") is not None:
-        error.hint = "Use a larger max_slowdown, memory_budget or device_memory, or a smaller batch_size."
+        error.hint = f"Use a larger max_slowdown, {limit} or device_memory, or a smaller batch_size."
         return error
     if not traces:
-        error.hint = "Use a larger memory_budget, or a policy that saves memory: policy => 'joint'."
+        error.hint = f"Use a larger {limit}, or a policy that saves memory: policy => 'joint'."
         return error
     factor = least / max(least_bytes(trace) for trace in traces)
     fitting = _largest_batch_size(job, budget, factor, alive)
     if fitting:
-        error.hint = f"Use batch_size => {fitting}, or a larger memory_budget."
+        error.hint = f"Use batch_size => {fitting}, or a larger {limit}."
     else:
-        error.hint = "No batch size would fit: use a smaller model, or a larger memory_budget or device_memory."
+        error.hint = f"No batch size would fit: use a smaller model, or a larger {limit} or device_memory."
     return error
 
 
-def refusal_while_choosing(refusal: dict[str, Any]) -> MemoryRefusedError:
+def refusal_while_choosing(refusal: dict[str, Any], limit: str = "memory_budget") -> MemoryRefusedError:
     """Return the error that a REFUSE frame's header means while the batch size is chosen."""
     needs = refusal["least_bytes"], refusal["budget_bytes"], refusal["operator"]
     error = MemoryRefusedError(*needs, max_slowdown=refusal.get("max_slowdown"))
-    error.hint = "Give a batch_size, or use a larger memory_budget."
+    error.hint = f"Give a batch_size, or use a larger {limit}."
     return error
 
 

@@ -17,6 +17,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
 from pyworker.children.job import Job, job_settings, with_hint
+from pyworker.children.job_budget import most_bytes
 from pyworker.children.prepared import Prepared, State
 from pyworker.wire import FrameType
 
@@ -165,7 +166,7 @@ class TrainingRun:
         if self._spec["policy"] == "none":
             rows = evaluation_rows(*job)
             self._memory.claim()
-            budget = self._spec["memory_budget"]
+            budget = most_bytes(self._spec)
             claim = self._memory.claim_taken if job.settings.ranks == 1 else None  # with ranks, the device is its own
             return EagerSteps(job.model, job.settings, job.task, job.device, rows, budget, claim)
         self._channel.send(FrameType.PROGRESS, {"phase": "capturing"})

@@ -116,7 +116,7 @@ AS $$
 DECLARE
     job bigint;
 BEGIN
-    PERFORM tensile_internal._check_schedule_owner(s.owner_id, s.owner, 'evaluate_model');
+    PERFORM tensile_internal._check_schedule_owner(s.owner_id, s.owner, 'schedule_evaluation');
     DELETE FROM tensile_internal.jobs j WHERE j.kind = 'evaluate' AND j.ended_at IS NOT NULL
         AND j.options->'schedule' = to_jsonb(s.id);
     INSERT INTO tensile_internal.jobs (kind, model, owner, query, target, epochs, batch_size, optimizer, learning_rate,

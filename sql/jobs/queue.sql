@@ -13,37 +13,66 @@ CREATE FUNCTION tensile_internal._job_slots(OUT job bigint, OUT pid int, OUT sta
 -- Open jobs with their effective priority, which rises by one for every pg_tensile.ageing seconds since submission
 -- so that no job starves.
 CREATE VIEW tensile_internal._open_jobs WITH (security_invoker = true) AS
-    SELECT j.id, j.state, j.memory_budget, j.submitted_at, j.not_before,
+    WITH ageing AS MATERIALIZED ( -- one time for all rows
+        SELECT pg_catalog.clock_timestamp() AS moment,
+               extract(epoch FROM pg_catalog.current_setting('pg_tensile.ageing')::pg_catalog.interval) AS seconds
+    )
+    SELECT j.id, j.state, least(j.memory_budget, j.role_memory) AS memory_budget, j.submitted_at, j.not_before,
            CASE WHEN a.seconds OPERATOR(pg_catalog.>) 0
                 THEN j.priority OPERATOR(pg_catalog.+) (
-                     extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) j.submitted_at)
+                     extract(epoch FROM a.moment OPERATOR(pg_catalog.-) j.submitted_at)
                      OPERATOR(pg_catalog./) a.seconds)
                 ELSE j.priority END::pg_catalog.float8 AS aged_priority,
-           j.automatic
-    FROM tensile_internal.jobs j,
-         (SELECT extract(epoch FROM pg_catalog.current_setting('pg_tensile.ageing')::pg_catalog.interval)) a (seconds)
+           j.automatic, j.owner_id, j.owner, j.reason
+    FROM tensile_internal.jobs j CROSS JOIN ageing a
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile_internal._open_jobs IS 'private: open jobs and their priority with ageing';
 
 -- Jobs that may start now, in the order in which they are to start: max_rows of them, which are locked, and those
--- before them that another transaction holds
+-- before them that another transaction holds. Jobs of a role that has as many as it may (pg_tensile.role_max_jobs) are
+-- left out, and have that as their reason.
 CREATE FUNCTION tensile_internal._queue_next(max_rows int DEFAULT NULL) RETURNS TABLE (job bigint, is_held bool)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     free int := 0;
+    chosen oid[] := '{}'; -- roles of the jobs that are to start
+    next record;
 BEGIN
-    FOR job IN
-        SELECT j.id FROM tensile_internal._open_jobs j
+    FOR next IN
+        WITH roles AS MATERIALIZED (
+            SELECT o.owner_id, tensile_internal._role_limit(o.owner_id, 'pg_tensile.role_max_jobs') AS most,
+                   count(*) FILTER (WHERE o.state NOT IN ('queued', 'interrupted')) AS running
+            FROM tensile_internal._open_jobs o WHERE NOT o.automatic GROUP BY o.owner_id
+        )
+        SELECT j.id, j.owner_id, j.reason, r.most, r.running,
+               format('role "%s" runs %s of %2$s jobs (pg_tensile.role_max_jobs)', j.owner, r.most) AS full_reason
+        FROM tensile_internal._open_jobs j LEFT JOIN roles r ON r.owner_id = j.owner_id AND NOT j.automatic
         WHERE j.state IN ('queued', 'interrupted') AND (j.not_before IS NULL OR j.not_before <= clock_timestamp())
         ORDER BY j.aged_priority DESC, j.submitted_at, j.id
     LOOP
         EXIT WHEN free >= max_rows;
+        job := next.id;
+        IF next.running + cardinality(array_positions(chosen, next.owner_id)) >= next.most THEN
+            PERFORM tensile_internal._set_reason(job, next.full_reason)
+                WHERE next.reason IS DISTINCT FROM next.full_reason AND tensile_internal._try_lock_job(job);
+            CONTINUE;
+        END IF;
         is_held := NOT tensile_internal._try_lock_job(job);
-        free := free + (NOT is_held)::int;
+        IF NOT is_held THEN
+            free := free + 1;
+            chosen := chosen || next.owner_id;
+            PERFORM tensile_internal._set_reason(job, NULL) WHERE next.reason LIKE '%(pg_tensile.role_max_jobs)';
+        END IF;
         RETURN NEXT;
     END LOOP;
 END $$;
+
+CREATE FUNCTION tensile_internal._set_reason(job bigint, reason text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile_internal.jobs j SET reason = $2 WHERE j.id = $1
+$$;
 
 -- Milliseconds until the next delayed job may start; null if no job is delayed
 CREATE FUNCTION tensile_internal._queue_delay_ms() RETURNS int
@@ -52,6 +81,14 @@ AS $$
     SELECT (1000 * min(least(greatest(extract(epoch FROM j.not_before - clock_timestamp()), 0), 3600)))::int
     FROM tensile_internal.jobs j
     WHERE j.ended_at IS NULL AND j.state = 'interrupted' AND j.not_before > clock_timestamp()
+$$;
+
+-- The public function that jobs of this kind are submitted with
+CREATE FUNCTION tensile_internal._function_of(j tensile_internal.jobs) RETURNS name
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN j.tuning IS NOT NULL THEN 'tune_model' WHEN j.kind = 'evaluate' THEN 'schedule_evaluation'
+                WHEN j.kind = 'calibrate' THEN 'calibrate_device' ELSE 'train_model' END::name
 $$;
 
 -- Change a job from queued or interrupted to starting, and return the OID of the role to connect as; null if the
@@ -80,6 +117,11 @@ BEGIN
     ELSIF NOT has_schema_privilege(j.owner_id, 'tensile', 'USAGE') THEN
         PERFORM tensile_internal._end_job(job, 'failed', '42501',
             format('role "%s" may no longer use pg_tensile', j.owner),
+            format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner));
+        RETURN NULL;
+    ELSIF NOT tensile_internal._may_execute(j.owner_id, tensile_internal._function_of(j)) THEN
+        PERFORM tensile_internal._end_job(job, 'failed', '42501',
+            format('role "%s" may no longer call %s', j.owner, tensile_internal._function_of(j)),
             format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner));
         RETURN NULL;
     END IF;

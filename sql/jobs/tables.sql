@@ -55,6 +55,8 @@ CREATE TABLE tensile_internal.jobs (
     stopped          text,
     architecture_reason text,
     baseline         jsonb,
+    role_memory      bigint,
+    role_time        interval,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );

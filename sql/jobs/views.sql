@@ -192,7 +192,7 @@ CREATE VIEW tensile.jobs WITH (security_invoker = true) AS
            j.policy, j.memory_budget, j.priority, j.options, j.settings, j.architecture, j.architecture_reason,
            j.tuning, j.automatic, j.start_version, j.cancel_requested, j.attempts, j.retries, j.not_before,
            j.submitted_at, j.started_at, j.ended_at, j.rows, j.fingerprint, j.version, j.kept_epoch, j.stopped,
-           j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings, j.baseline
+           j.sqlstate, j.error, j.hint, j.detail, j.traceback, j.warnings, j.baseline, j.role_memory, j.role_time
     FROM tensile_internal.jobs j;
 COMMENT ON VIEW tensile.jobs IS
     'training and calibration jobs; visible to their owners and to members of pg_read_all_stats';
@@ -251,6 +251,12 @@ COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, 
 COMMENT ON COLUMN tensile.jobs.baseline IS
     'metrics without a model: {"kind", "split"} and a value for each metric; "kind" is mean (the mean of the training '
     'rows, for mae their median), last (the last value before the validation rows) or frequencies (those of the classes)';
+COMMENT ON COLUMN tensile.jobs.role_memory IS
+    'most device memory, in bytes, that a job of the owner might have when this one last started '
+    '(pg_tensile.role_job_memory); null: no limit, or not started yet';
+COMMENT ON COLUMN tensile.jobs.role_time IS
+    'longest time of training that a job of the owner might have when this one last started '
+    '(pg_tensile.role_job_time); null: no limit, or not started yet';
 
 CREATE VIEW tensile.metrics WITH (security_invoker = true) AS
     SELECT x.job, x.epoch, x.split, x.metric, x.value,

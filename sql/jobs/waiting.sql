@@ -77,7 +77,9 @@ AS $$
                                                               THEN 'Its weights are those'
                                                               ELSE 'The network is that' END, j.kept_epoch, e.latest) END
         || format('training ended because %s.',
-                  CASE WHEN j.stopped = 'early_stopping' THEN 'nothing improved any more (early_stopping)'
+                  CASE WHEN j.stopped = 'max_time' AND j.role_time < coalesce(j.max_time, '1000 years')
+                            THEN 'the time was up (pg_tensile.role_job_time)'
+                       WHEN j.stopped = 'early_stopping' THEN 'nothing improved any more (early_stopping)'
                        WHEN j.stopped = 'max_time' THEN 'the time was up (max_time)'
                        WHEN kinds <@ '{linear}' THEN 'all were tried'
                        ELSE 'that was the last one (epochs)' END)

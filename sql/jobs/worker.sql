@@ -59,7 +59,11 @@ DECLARE
     j tensile_internal.jobs;
 BEGIN
     UPDATE tensile_internal.jobs SET state = 'running', reason = NULL,
-        started_at = coalesce(started_at, clock_timestamp())
+        started_at = coalesce(started_at, clock_timestamp()),
+        role_memory = CASE WHEN NOT automatic
+            THEN tensile_internal._role_limit(owner_id, 'pg_tensile.role_job_memory') << 10 END, -- kB
+        role_time = CASE WHEN NOT automatic
+            THEN tensile_internal._role_limit(owner_id, 'pg_tensile.role_job_time') * interval '1 s' END
         WHERE id = tensile_worker._my_job() AND state = 'starting'
         RETURNING * INTO j;
     IF NOT FOUND THEN
@@ -71,7 +75,7 @@ BEGIN
     DELETE FROM tensile_internal.traces t WHERE t.job = j.id;
     PERFORM tensile_internal._notify(j.id), tensile_internal._log_event(j.id, 'started');
     RETURN to_jsonb(j) - '{owner,owner_id,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
-        || jsonb_build_object('attempt', j.attempts, 'max_time_s', extract(epoch FROM j.max_time),
+        || jsonb_build_object('attempt', j.attempts, 'max_time_s', extract(epoch FROM least(j.max_time, j.role_time)),
                'running', (SELECT count(*) FROM tensile_internal.jobs o
                            WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')
                              AND (o.id = j.id OR NOT o.automatic)), -- another automatic one is about to end

@@ -46,8 +46,8 @@ COMMENT ON FUNCTION @extschema@.drop_model_version(text, int) IS
 CREATE FUNCTION @extschema@.set_model_retention(model text, keep_versions int) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
-    'set how many of a model''s newest versions are kept, besides the deployed one, when a job adds a '
-    'version; null: all; for the model''s owner';
+    'set how many of a model''s newest versions are kept, besides the deployed one, when a version is added; 0: all; '
+    'null: as pg_tensile.version_retention says; for the model''s owner';
 
 CREATE FUNCTION @extschema@.models_of_table(source regclass)
     RETURNS TABLE (model text, version int, deployed bool, scheduled bool, trained_on regclass, columns name[])

@@ -11,7 +11,7 @@ CREATE TABLE tensile_internal.models (
     memory_budget    bigint CHECK (memory_budget OPERATOR(pg_catalog.>) 0),
     created_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
+    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>=) 0),
     architecture_reason text,
     auto_registered  bool NOT NULL DEFAULT false
 );

@@ -17,20 +17,25 @@ AS $$
 $$;
 
 -- Delete old versions beyond the model's retention, but not the deployed one or that which rollback_model returns to,
--- nor those of trials while their tuning goes on.
+-- nor those of open jobs, or with whose weights they have begun, or of trials while their tuning goes on.
 CREATE FUNCTION tensile_internal._drop_old_versions(m tensile_internal.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    -- 0: all
+    kept int := nullif(coalesce(m.keep_versions, current_setting('pg_tensile.version_retention')::int), 0);
 BEGIN
     DELETE FROM tensile_internal.model_versions v
         WHERE v.model_id = m.id AND v.version IS DISTINCT FROM m.deployed_version
-          AND v.version IS DISTINCT FROM CASE WHEN m.keep_versions > 1
+          AND v.version IS DISTINCT FROM CASE WHEN kept > 1
                                               THEN (tensile_internal._earlier_deployment(m.id)).version END
+          AND NOT EXISTS (SELECT FROM tensile_internal.jobs j
+                          WHERE j.ended_at IS NULL AND (j.id = v.job OR j.start_version = v.id))
           AND NOT EXISTS (SELECT FROM tensile_internal.trials k JOIN tensile_internal.tunings t ON t.id = k.tuning
                           WHERE k.job = v.job AND t.ended_at IS NULL) -- may be the best trial's
           AND v.version <= (SELECT o.version FROM tensile_internal.model_versions o WHERE o.model_id = m.id
-                            ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
-          AND m.keep_versions IS NOT NULL;
+                            ORDER BY o.version DESC OFFSET kept LIMIT 1)
+          AND kept IS NOT NULL;
 END $$;
 
 -- Raise an error unless the model has this version and the version is complete.
@@ -71,10 +76,10 @@ AS $$
 DECLARE
     m tensile_internal.models := tensile_internal._own_model(caller, model);
 BEGIN
-    IF keep_versions < 1 THEN
+    IF keep_versions < 0 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('keep_versions is out of range: %s', keep_versions),
-            HINT = 'Use 1 or more, or null to keep all versions.';
+            HINT = 'Use 1 or more, 0 to keep all versions, or null for the setting pg_tensile.version_retention.';
     END IF;
     UPDATE tensile_internal.models SET keep_versions = _set_model_retention.keep_versions,
         updated_at = clock_timestamp()

@@ -104,7 +104,8 @@ COMMENT ON COLUMN tensile.models.deployed_version IS 'version that predictions u
 COMMENT ON COLUMN tensile.models.memory_budget IS
     'device memory for predictions with the model, in bytes, unless a call specifies its own; null: no limit';
 COMMENT ON COLUMN tensile.models.keep_versions IS
-    'number of newest versions kept whenever one is added; the deployed version is kept as well; null: all';
+    'number of newest versions kept whenever one is added; the deployed version is kept as well; 0: all; null: as '
+    'pg_tensile.version_retention says';
 COMMENT ON COLUMN tensile.models.auto_registered IS
     'true: train_model or tune_model has registered it; it is dropped if its training ends before the first epoch, unless '
     'something else refers to it';

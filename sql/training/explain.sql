@@ -11,6 +11,8 @@ DECLARE
     m tensile_internal.models;
     j tensile_internal.jobs;
     open_job bigint;
+    role_memory bigint := tensile_internal._role_limit(caller, 'pg_tensile.role_job_memory') << 10;
+    role_time bigint := tensile_internal._role_limit(caller, 'pg_tensile.role_job_time');
 BEGIN
     IF jsonb_typeof(arguments->'options') = 'object' THEN
         arguments := arguments #- '{options,format}';
@@ -21,8 +23,8 @@ BEGIN
                  WHERE o.model_id = m.id AND o.ended_at IS NULL AND o.tuning IS NULL);
     RETURN arguments - '{query,priority,max_time}'::text[] || jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'architecture', m.architecture,
-        'policy', j.policy, 'memory_budget', tensile_internal._parse_budget(arguments->>'memory_budget'),
-        'validation_query', j.validation_query IS NOT NULL, 'max_time_s', extract(epoch FROM j.max_time),
+        'policy', j.policy, 'memory_budget', tensile_internal._parse_budget(arguments->>'memory_budget'), 'role_memory', role_memory,
+        'validation_query', j.validation_query IS NOT NULL, 'max_time_s', least(extract(epoch FROM j.max_time), role_time),
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile_internal.device_profiles p),
         'overheads', CASE WHEN j.options ? 'ranks' THEN '[]' ELSE tensile_internal._measured_overheads(m.id) END,
         'open_job', open_job, 'open_job_s', tensile_internal._remaining_s(open_job), 'admission', tensile_internal._admission(j.priority));
@@ -60,7 +62,7 @@ AS $$
                  THEN coalesce(e.seconds, p.steps * b.batch_size / nullif(p.samples_per_s, 0))
                       * greatest(p.epochs - p.epoch + 1 - p.step / p.steps::float8, 0)
                  ELSE l.total_us / 1e6 * ceil(j.rows * (1 - j.validation) / b.batch_size) * j.epochs END) r (seconds)
-         CROSS JOIN LATERAL (SELECT least(r.seconds, extract(epoch FROM j.max_time)) AS seconds) s
+         CROSS JOIN LATERAL (SELECT least(r.seconds, extract(epoch FROM least(j.max_time, j.role_time))) AS seconds) s
     WHERE j.id = $1
 $$;
 
@@ -118,7 +120,7 @@ BEGIN
                    'job', j.id, 'device', t.device, 'traced', cardinality(t.traces) > 0, 'least_bytes', t.least_bytes,
                    'granted_bytes', coalesce(f.granted_bytes, t.least_bytes), 'operator', coalesce(t.largest_operator, ''),
                    'policy', t.policy, 'priority', j.priority::float8, 'overhead_bytes', t.overhead_bytes,
-                   'most_bytes', j.memory_budget, 'max_slowdown', (j.options->>'max_slowdown')::float8,
+                   'most_bytes', least(j.memory_budget, j.role_memory), 'max_slowdown', (j.options->>'max_slowdown')::float8,
                    'swap_share', coalesce((j.options->>'swap_share')::float8, 1)),
                t.traces[1], l.average
         FROM tensile_internal.jobs j JOIN tensile_internal.traces t ON t.job = j.id

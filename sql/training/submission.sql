@@ -64,7 +64,8 @@ CREATE FUNCTION tensile_internal._expected_time(caller oid, job bigint) RETURNS 
 AS $$
     SELECT least(extract(epoch FROM f.ended_at - f.started_at)::float8
                      * CASE f.stopped WHEN 'early_stopping' THEN least(j.epochs, d.epochs) ELSE j.epochs END / d.epochs,
-                 extract(epoch FROM j.max_time)::float8)
+                 extract(epoch FROM j.max_time)::float8,
+                 tensile_internal._role_limit(j.owner_id, 'pg_tensile.role_job_time'))
     FROM tensile_internal.jobs j JOIN tensile_internal.models m ON m.id = j.model_id
          JOIN tensile_internal.jobs f ON f.model_id = j.model_id AND f.kind = 'train' AND f.state = 'finished'
              AND f.attempts = 1

@@ -99,6 +99,23 @@ def test_only_jobs_that_may_start(tx: Connection, new_job: NewJob) -> None:
     assert queue(tx) == [again, stopped]
 
 
+def test_a_role_has_no_more_jobs_at_once_than_its_limit(tx: Connection, new_job: NewJob) -> None:
+    """An automatic calibration does not count, nor does what is queued; the reason goes when there is room."""
+    tx.execute("CREATE ROLE ann; ALTER ROLE ann SET pg_tensile.role_max_jobs = 2")
+    new_job("running", owner="ann")
+    new_job("running", owner="ann", kind="calibrate", automatic=True)
+    second, third, others = new_job(owner="ann"), new_job("interrupted", owner="ann"), new_job(priority=-1)
+    assert queue(tx) == [second, others]
+    full = 'role "ann" runs 2 of 2 jobs (pg_tensile.role_max_jobs)'
+    assert [columns(tx, job, "reason") for job in (second, third, others)] == [(None,), (full,), (None,)]
+    assert tx.execute("SELECT job FROM tensile_internal._queue_next(2)").fetchall() == [(second,), (others,)]
+    tx.execute("ALTER ROLE ann SET pg_tensile.role_max_jobs = 1")
+    assert queue(tx) == [others]
+    tx.execute("ALTER ROLE ann RESET pg_tensile.role_max_jobs")
+    assert queue(tx) == [second, third, others]
+    assert [columns(tx, job, "reason") for job in (second, third)] == [(None,), (None,)]
+
+
 def test_how_long_until_a_job_may_start(tx: Connection, new_job: NewJob) -> None:
     new_job()
     new_job("interrupted", not_before="2001-01-01")
@@ -135,6 +152,7 @@ def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, 
         ("ALTER ROLE {role} RENAME TO {role}_2", "42704"),
         ("ALTER ROLE {role} NOLOGIN", "42704"),
         ("REVOKE tensile_user FROM {role}", "42501"),
+        ("REVOKE tensile_user FROM {role}; GRANT tensile_predictor TO {role}", "42501"),
     ],
 )
 def test_the_role_is_gone(tx: Connection, new_job: NewJob, model: int, change: str, expected: str) -> None:
@@ -265,21 +283,23 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
 @pytest.mark.parametrize(
     ("keep", "deployed", "left"),
     [
-        (None, [], [1, 2, 3, 4, 5]),
-        (1, [], [5]),
-        (3, [], [3, 4, 5]),
-        (9, [], [1, 2, 3, 4, 5]),
-        (2, [2], [2, 4, 5]),  # the deployed version is kept in addition
-        (2, [2, 5], [2, 4, 5]),  # and so is the one that rollback_model returns to
-        (1, [2, 5], [5]),  # unless only one is kept
+        (None, [], [3, 4, 5, 6, 7]),  # the default of pg_tensile.version_retention
+        (None, [1], [1, 3, 4, 5, 6, 7]),  # the deployed version is kept in addition
+        (0, [], [1, 2, 3, 4, 5, 6, 7]),
+        (1, [], [7]),
+        (3, [], [5, 6, 7]),
+        (9, [], [1, 2, 3, 4, 5, 6, 7]),
+        (2, [2], [2, 6, 7]),
+        (2, [2, 7], [2, 6, 7]),  # so is the one that rollback_model returns to
+        (1, [2, 7], [7]),  # unless only one is kept
     ],
 )
 def test_retention_drops_the_oldest_versions_when_one_is_complete(
     tx: Connection, new_job: NewJob, model: int, keep: int | None, deployed: list[int], left: list[int]
 ) -> None:
     """`deployed`: the versions whose jobs deploy them, all of them if it is empty."""
-    tx.execute("UPDATE tensile_internal.models SET keep_versions = %s", (keep,))
-    for version in range(1, 6):
+    call(tx, "_set_model_retention", scalar(tx, "SELECT 'postgres'::regrole::oid"), "late", keep)
+    for version in range(1, 8):
         job = new_job("running", model_id=model, options=Jsonb({"deploy": version in (deployed or [version])}))
         row = tx.execute(
             "INSERT INTO tensile_internal.model_versions (model_id, version, job, task, preprocessing, architecture)"
@@ -291,7 +311,27 @@ def test_retention_drops_the_oldest_versions_when_one_is_complete(
     versions = "SELECT array_agg(version ORDER BY version) FROM tensile.model_versions"
     assert scalar(tx, versions) == left
     assert scalar(tx, "SELECT count(*) FROM tensile_internal.model_weights") == len(left)
-    assert scalar(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.jobs") == [1, 2, 3, 4, 5]
+    assert scalar(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.job_history") == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_retention_keeps_what_an_open_job_uses(tx: Connection, new_job: NewJob, model: int) -> None:
+    """One has made a first version and goes on, another has begun with the weights of an older version."""
+    makes, ends = new_job("running", model_id=model, tuning=1), new_job("running", model_id=model)
+    begun = tx.execute(
+        "INSERT INTO tensile_internal.model_versions"
+        " (model_id, version, job, task, preprocessing, architecture, weight_bytes)"
+        " SELECT %s, n, CASE WHEN n IN (4, 9) THEN CASE n WHEN 4 THEN %s ELSE %s END END, 'binary', '{}', '{}',"
+        "        CASE WHEN n < 9 THEN 1 END FROM generate_series(1, 9) n RETURNING id",
+        (model, makes, ends),
+    ).fetchall()[1]
+    warm = new_job("interrupted", model_id=model, tuning=1, start_version=begun[0])
+    call(tx, "_end_job", ends, "finished")
+    versions = "SELECT array_agg(version ORDER BY version) FROM tensile.model_versions"
+    assert scalar(tx, versions) == [2, 4, 5, 6, 7, 8, 9]
+    for job in (makes, warm):
+        tx.execute("UPDATE tensile_internal.jobs SET state = 'cancelled', ended_at = now() WHERE id = %s", (job,))
+    tx.execute("SELECT tensile_internal._drop_old_versions(m) FROM tensile_internal.models m")
+    assert scalar(tx, versions) == [5, 6, 7, 8, 9]
 
 
 def test_a_job_cannot_finish_without_a_version(tx: Connection, new_job: NewJob, model: int) -> None:

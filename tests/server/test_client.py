@@ -281,7 +281,7 @@ def test_versions_are_dropped_on_demand_and_by_a_retention(client: Client) -> No
     train()
     assert versions() == (1, 3)
     with pytest.raises(ServerError, match="out of range"):
-        client.keep_versions("kept", 0)
+        client.keep_versions("kept", -1)
     with pytest.raises(ArgumentError, match="whole number or None"):
         client.keep_versions("kept", "all")  # type: ignore[arg-type]
     client.keep_versions("kept", None)

@@ -25,10 +25,12 @@ def train(conn: Connection) -> None:
     assert value(conn, f"SELECT wait_for_job({value(conn, TRAIN)}, '90 s')") == "finished"
 
 
-def tool(cluster: Any, name: str, *arguments: str, user: str = "postgres", stdin: str = "") -> str:
+def tool(
+    cluster: Any, name: str, *arguments: str, user: str = "postgres", database: str = "postgres", stdin: str = ""
+) -> str:
     """Run pg_dump or psql of the cluster's installation against it and return the output."""
     done = subprocess.run(
-        [str(cluster.bin / name), "-d", cluster.dsn(user=user), *arguments],
+        [str(cluster.bin / name), "-d", cluster.dsn(database, user=user), *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -188,6 +190,36 @@ def test_a_dump_needs_to_see_every_row(source: Any) -> None:
         conn.execute("ALTER ROLE dumper NOBYPASSRLS")
     with pytest.raises(RuntimeError, match="row-level security"):
         tool(source, "pg_dump", user="dumper")
+
+
+def test_the_owner_of_a_database_dumps_all_but_the_models(source: Any) -> None:
+    """With the command in docs/operations.md; both a superuser and the owner can restore it."""
+    with source.connect() as conn:
+        conn.execute("CREATE ROLE keeper LOGIN IN ROLE tensile_user")
+        for name in ("shop", "by_superuser", "by_keeper"):
+            conn.execute(f"CREATE DATABASE {name} OWNER keeper")
+    with source.connect("shop") as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        conn.execute("SELECT register_model('private')")
+    with source.connect("shop", user="keeper") as conn:
+        conn.execute("CREATE TABLE orders AS SELECT 1 AS amount")
+        conn.execute("CREATE VIEW forecasts AS SELECT predict('private', o) FROM orders o")
+    with pytest.raises(RuntimeError, match="permission denied for schema tensile_internal"):
+        tool(source, "pg_dump", user="keeper", database="shop")
+    dump = tool(source, "pg_dump", "--exclude-table-data=tensile_internal.*", user="keeper", database="shop")
+    with source.connect("by_keeper") as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    tool(source, "psql", "-qX", "-v", "ON_ERROR_STOP=1", database="by_superuser", stdin=dump)
+    owned = "ERROR:  must be owner of extension"
+    keepers = [str(source.bin / "psql"), "-qX", source.dsn("by_keeper", user="keeper")]
+    done = subprocess.run(keepers, input=dump, capture_output=True, text=True, check=True)
+    assert {line.removeprefix(owned) for line in done.stderr.splitlines()} == {" plpython3u", " pg_tensile"}
+    for name in ("by_superuser", "by_keeper"):
+        with source.connect(name) as conn:
+            assert value(conn, "SELECT amount FROM orders") == 1
+            assert value(conn, "SELECT count(*) FROM tensile.models") == 0
+            with pytest.raises(psycopg.errors.UndefinedObject, match='model "private" does not exist'):
+                conn.execute("TABLE forecasts")
 
 
 def test_a_dump_and_a_restore_by_several_processes(

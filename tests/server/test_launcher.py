@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.server.stage import (
@@ -45,6 +46,37 @@ def news(bare: Any) -> Callable[[], str]:
     """Return what the server has logged since the beginning of the test."""
     start = len(bare.log())
     return lambda: bare.log()[start:]
+
+
+def test_create_extension_in_another_database_says_which_one_is_served(bare: Any) -> None:
+    """Not in a session that shows no NOTICE, as that of a dump's script does not."""
+    said: list[list[str]] = []
+
+    def hear(notice: psycopg.errors.Diagnostic) -> None:
+        said.append([notice.message_primary or "", notice.message_detail or "", notice.message_hint or ""])
+
+    with bare.connect() as conn:
+        conn.execute("CREATE DATABASE elsewhere")
+    with bare.connect("elsewhere") as conn:
+        conn.execute("CREATE EXTENSION plpython3u")
+        conn.add_notice_handler(hear)
+        conn.execute("CREATE EXTENSION pg_tensile")
+        ((message, detail, hint),) = said
+        assert message == 'pg_tensile works in database "postgres" only, not in "elsewhere"'
+        assert "one scheduler" in detail and "Those of other databases are not run" in detail
+        assert "pg_tensile.database = 'elsewhere'" in hint
+        conn.execute("DROP EXTENSION pg_tensile; SET client_min_messages = warning; CREATE EXTENSION pg_tensile")
+        conn.execute("RESET client_min_messages; DROP EXTENSION pg_tensile")
+        assert len(said) == 1
+        bare.alter({"pg_tensile.database": ""})
+        conn.execute("CREATE EXTENSION pg_tensile; DROP EXTENSION pg_tensile")
+        assert said[1][0] == "pg_tensile works in no database, because pg_tensile.database is empty"
+        bare.alter({"pg_tensile.database": "elsewhere"})
+        conn.execute("CREATE EXTENSION pg_tensile; DROP EXTENSION pg_tensile")
+        assert len(said) == 2
+    bare.alter({"pg_tensile.database": None})
+    with bare.connect() as conn:
+        conn.execute("DROP DATABASE elsewhere WITH (FORCE)")
 
 
 def test_processes_come_and_go_with_the_extension(bare: Any, news: Callable[[], str], wait_until: Wait) -> None:

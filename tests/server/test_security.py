@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from tests.server.cast import Cast, among_the_tables, current_user, denied, denied_within, visible
-from tests.server.support import SMALL_MLP, Connection, value
+from tests.server.support import MLP, ROWS, SMALL_MLP, Connection, finish, submit, value
 
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants", "version_sources"),
@@ -133,6 +134,70 @@ def test_no_function_is_executable_by_public(
     assert len(outsider.execute(routines.format("'tensile_user'")).fetchall()) > 15
     for use in ("SELECT predict('m', '{1}'::float8[])", "TABLE tensile.models", "SELECT tensile_worker._my_job()"):
         denied(partial(outsider.execute, use), "permission denied")
+
+
+# The public functions: for members of tensile_predictor and tensile_user, for those of tensile_user only, and others. A
+# new one belongs into one of these.
+PREDICTING = {
+    *("predict", "predict_all", "predict_class", "predict_interval", "predict_probabilities", "predict_rows"),
+    *("predict_table", "explain_prediction", "embed", "embed_rows", "evaluate_model", "feature_importance"),
+    "models_of_table",
+}
+CHANGING = {
+    *("register_model", "drop_model", "deploy_model", "rollback_model", "grant_model", "revoke_model"),
+    *("set_model_owner", "set_model_memory_budget", "set_model_retention", "drop_model_version"),
+    *("train_model", "explain_training", "schedule_training", "unschedule_training"),
+    *("tune_model", "cancel_tuning", "wait_for_tuning", "schedule_evaluation", "unschedule_evaluation"),
+    *("cancel_job", "set_job_priority", "wait_for_job", "await_job", "wait_for_job_procedure"),
+    *("wait_for_first_version", "materialize_predictions", "export_model", "import_model"),
+}
+OF_ADMINISTRATORS = {"calibrate_device", "release_database", "resume_database"}
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"), [("tensile_user", PREDICTING | CHANGING), ("tensile_predictor", PREDICTING)]
+)
+def test_what_members_may_call(db: Connection, role: str, allowed: set[str]) -> None:
+    rows = db.execute(
+        "SELECT p.proname, bool_and(has_function_privilege(%(role)s, p.oid, 'EXECUTE')),"
+        " bool_or(has_function_privilege(%(role)s, p.oid, 'EXECUTE')) FROM pg_proc p"
+        " JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'"
+        " JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'"
+        " WHERE p.pronamespace = 'public'::regnamespace GROUP BY p.proname",
+        {"role": role},
+    ).fetchall()
+    assert {name for name, *_ in rows} == PREDICTING | CHANGING | OF_ADMINISTRATORS
+    assert {name for name, every, some in rows if every} == {name for name, every, some in rows if some} == allowed
+    usage = "SELECT has_schema_privilege(%s, %s, 'USAGE')"
+    schemas = ("tensile", "tensile_worker", "tensile_internal")
+    assert [value(db, usage, role, schema) for schema in schemas] == [True, True, False]
+
+
+def test_a_predictor_predicts_and_evaluates(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    """With the models that were granted to it, whose privilege to train is of no use to it."""
+    analyst = roles("analyst", member_of=("tensile_predictor",))
+    for name in ("shown", "hidden"):
+        finish(db, submit(db, name, MLP, epochs=1))
+    db.execute(f"SELECT grant_model('shown', '{analyst}'), grant_model('shown', '{analyst}', 'train')")
+    with connect(analyst) as conn:
+        row = Jsonb({"a": 1, "b": 1, "c": "c1"})
+        assert value(conn, "SELECT predict_class('shown', %s)", row) in ("yes", "no")
+        assert value(conn, "SELECT count(*) FROM predict_rows('shown', %s)", ROWS) == 400
+        assert value(conn, "SELECT value FROM evaluate_model('shown', %s) WHERE metric = 'accuracy'", ROWS) > 0.4
+        denied(partial(conn.execute, "SELECT predict_class('hidden', %s)", (row,)), 'model "hidden"')
+        assert conn.execute("SELECT model FROM tensile.models").fetchall() == [("shown",)]
+        assert value(conn, "SELECT count(*) FROM tensile.model_versions") == 1
+        assert value(conn, "SELECT count(*) FROM tensile.jobs") == 0
+        denied(partial(submit, conn, "shown"), "train_model")
+        denied(
+            partial(
+                conn.execute,
+                "SELECT tensile_worker._materialize_predictions('shown', %s, 't', '{a}', NULL, '')",
+                (ROWS,),
+            )
+        )
 
 
 def test_a_job_needs_more_than_a_single_function(

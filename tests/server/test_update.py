@@ -38,9 +38,8 @@ FILL = """
 """
 # Rows of the updated database, by the views that users read
 ROWS = {
-    "SELECT model_id, model, owner, architecture->>'type', description, deployed_version FROM tensile.models": (
-        (1, "first", "alice", "mlp", "a model", 1),
-    ),
+    "SELECT model_id, model, owner, architecture->>'type', description, deployed_version, keep_versions"
+    " FROM tensile.models": ((1, "first", "alice", "mlp", "a model", 1, 0),),
     "SELECT model, version, job, task, weight_bytes FROM tensile.model_versions": (("first", 1, 1, "regression", 3),),
     "SELECT version, seq, data FROM tensile_internal.model_weights": ((1, 0, b"abc"),),
     "SELECT model, grantee, privilege, grantor FROM tensile.model_grants": (("first", "public", "predict", "alice"),),

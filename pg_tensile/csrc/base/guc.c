@@ -16,6 +16,7 @@
 #include "utils/guc.h"
 
 #include "base/guc.h"
+#include "base/role_limits.h"
 
 #ifndef PG_TENSILE_PYTHON
 #define PG_TENSILE_PYTHON "python3"
@@ -62,7 +63,8 @@ static int	tensile_memory_flow = TENSILE_FLOW_AUTO;
 static int	tensile_dataset_cache = 1024;
 static int	tensile_checkpoint_interval = 60;
 static int	tensile_max_state_size = 65536;
-static int	tensile_job_retention = 0;
+static int	tensile_job_retention = 90 * 86400;
+static int	tensile_version_retention = 5;
 static int	tensile_max_retries = 2;
 static int	tensile_threads = 0;
 static int	tensile_ageing = 300;
@@ -325,8 +327,14 @@ define_job_settings(void)
 							"Sets how long jobs that have ended are kept, with their metrics.",
 							"Jobs are kept longer while their version of a model exists. 0 "
 							"means for ever.",
-							&tensile_job_retention, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, NULL,
-							NULL, NULL);
+							&tensile_job_retention, 90 * 86400, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.version_retention",
+							"Sets how many of a model's newest versions are kept, besides the "
+							"deployed one, when a version is added.",
+							"set_model_retention takes precedence for a model. 0 means all.",
+							&tensile_version_retention, 5, 0, INT_MAX, PGC_SIGHUP, 0, NULL, NULL,
+							NULL);
 	DefineCustomIntVariable("pg_tensile.max_retries",
 							"Sets how often a job is retried after its trainer died.",
 							"A new checkpoint resets the count.",
@@ -451,5 +459,6 @@ tensile_define_settings(void)
 	define_child_settings();
 	define_job_settings();
 	define_plan_settings();
+	tensile_define_role_limits();
 	MarkGUCPrefixReserved("pg_tensile");
 }

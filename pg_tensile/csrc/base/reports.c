@@ -91,7 +91,8 @@ hint_of_privilege(const ErrorData *error)
 		return "It is for superusers: GRANT EXECUTE ON FUNCTION lets another role call it.";
 	if ((routine && has_any_word(error->message, public_functions, lengthof(public_functions))) ||
 		(schema && has_any_word(error->message, schemas, lengthof(schemas))))
-		return "pg_tensile is for members of the role tensile_user: GRANT tensile_user TO the role. "
+		return "pg_tensile is for members of the role tensile_user: GRANT tensile_user TO the role, "
+			"or tensile_predictor, which may predict and evaluate only. "
 			"With a model of another role, it predicts after grant_model by the model's owner.";
 	if (schema && has_word(error->message, tables_schema))
 		return "The views of schema tensile show what you may see.";

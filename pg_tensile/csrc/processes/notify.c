@@ -8,7 +8,8 @@
  * there may raise.
  *
  * An object access hook notices dropped roles and extensions, so that the
- * background processes need not look for them all the time.
+ * background processes need not look for them all the time, and tells who
+ * creates the extension in another database than theirs.
  *
  * A worker that runs its training query is interrupted (SIGINT) only by
  * changes that may end its job.  The slot's flag `interrupted` distinguishes
@@ -135,7 +136,11 @@ object_access(ObjectAccessType access, Oid class, Oid object, int subobject, voi
 {
 	if (previous_object_access)
 		previous_object_access(access, class, object, subobject, arg);
-	if ((access != OAT_DROP && access != OAT_POST_ALTER) || !IsTransactionState())
+	if (!IsTransactionState())
+		return;
+	if (access == OAT_POST_CREATE && class == ExtensionRelationId)
+		tensile_extension_created(object);
+	if (access != OAT_DROP && access != OAT_POST_ALTER)
 		return;
 	if (access == OAT_POST_ALTER)
 	{

@@ -242,3 +242,43 @@ tensile_require_database(void)
 	pfree(here);
 	require_unreleased();
 }
+
+/* Reads the row of this command's own, which no other snapshot shows yet. */
+static bool
+is_pg_tensile(Oid oid)
+{
+	Relation	relation = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		result;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(oid));
+	scan = systable_beginscan(relation, ExtensionOidIndexId, true, SnapshotSelf, 1, &key);
+	tuple = systable_getnext(scan);
+	result = HeapTupleIsValid(tuple) &&
+		strcmp(NameStr(((Form_pg_extension) GETSTRUCT(tuple))->extname), TENSILE_EXTENSION) == 0;
+	systable_endscan(scan);
+	table_close(relation, AccessShareLock);
+	return result;
+}
+
+void
+tensile_extension_created(Oid oid)
+{
+	char	   *here;
+
+	if (IsBinaryUpgrade || !is_pg_tensile(oid))
+		return;
+	here = get_database_name(MyDatabaseId);
+	if (here != NULL && strcmp(here, tensile_database) != 0)
+		ereport(NOTICE,
+				(*tensile_database != '\0' ?
+				 errmsg("pg_tensile works in database \"%s\" only, not in \"%s\"",
+						tensile_database, here) :
+				 errmsg("pg_tensile works in no database, because pg_tensile.database is empty"),
+				 errdetail("A server has one scheduler, which shares a device among the jobs of one "
+						   "database. Those of other databases are not run."),
+				 errhint("To have it work here, set pg_tensile.database = '%s' in postgresql.conf "
+						 "and reload.", here)));
+}

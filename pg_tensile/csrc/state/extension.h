@@ -32,4 +32,10 @@ extern void tensile_require_version(void);
 /* Raises 55000 unless this database is pg_tensile.database, and not released. */
 extern void tensile_require_database(void);
 
+/*
+ * An extension has been created, and its script not yet run.  Raises a NOTICE
+ * if it is pg_tensile and this database is not pg_tensile.database.
+ */
+extern void tensile_extension_created(Oid oid);
+
 #endif

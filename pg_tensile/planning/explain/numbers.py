@@ -78,7 +78,7 @@ class Memory:
     floor_bytes: int
     largest_operator: Operator
     budget_bytes: int | None = None
-    budget_of: str | None = None  # device or memory_budget
+    budget_of: str | None = None  # device, memory_budget, or the setting of the job's role
     planned_bytes: int | None = None
     host_bytes: int | None = None
     promised_bytes: int | None = None
@@ -296,7 +296,7 @@ def _planned(
     room = device.budget_bytes - request.overhead_bytes
     budget = room if request.memory_budget is None else min(room, request.memory_budget)
     saves = False if request.device.rpartition(":")[2] == "cpu" else None  # "cpu", or "ray:cpu"
-    budget_of = "device" if budget == room else "memory_budget"
+    budget_of = "device" if budget == room else request.budget_name or "memory_budget"
     memory = replace(memory, budget_bytes=budget, budget_of=budget_of, saves_machine_memory=saves)
     decision = scheduler.schedule(device, [job]).decisions[job.job]
     if isinstance(decision, Refused) and decision.max_slowdown is not None:

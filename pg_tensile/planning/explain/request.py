@@ -42,6 +42,7 @@ class Request(NamedTuple):
     claim_bytes: int
     overhead_bytes: int = 0
     memory_budget: int | None = None
+    budget_name: str | None = None  # setting that `memory_budget` is from; None: the argument of that name
     open_job: int | None = None
     open_job_s: float | None = None
     uncaptured: str | None = None

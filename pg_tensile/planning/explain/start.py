@@ -53,7 +53,8 @@ def start_of(
     because = f"; the most is needed by {largest}" if largest else ""
     if request.memory_budget is not None and least_bytes > request.memory_budget:
         least, limit = size(least_bytes, True), size(request.memory_budget)
-        return Start("never", f"it needs at least {least}{promise}, more than its memory_budget of {limit}{because}")
+        name = request.budget_name or "memory_budget"
+        return Start("never", f"it needs at least {least}{promise}, more than its {name} of {limit}{because}")
     if need > budget:
         return Start(
             "never", f"it needs at least {size(need, True)}{promise}, {request.device} has {size(budget)}{because}"

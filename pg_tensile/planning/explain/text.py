@@ -154,7 +154,8 @@ def _memory_lines(explanation: Explanation) -> list[_Line]:
     request, memory = explanation.request, explanation.memory
     if request.policy == "none":
         state = "parameters, gradients and optimizer state; more once the first step has been measured"
-        source = state if request.memory_budget is None else "memory_budget"
+        given = request.memory_budget is not None and request.claim_bytes != request.state_bytes
+        source = (request.budget_name or "memory_budget") if given else state
         reserved = _Line("Memory", "reserved", size(request.claim_bytes), source)
         if memory is None:
             return [reserved, _Line("", "peak", "", "not known before it runs")]

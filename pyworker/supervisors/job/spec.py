@@ -14,7 +14,7 @@ MOST_QUERY = 1 << 18  # characters of a training query from which a query for pr
 # Columns of the job's row that the header has unchanged
 COPIED = (
     "attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed",
-    "policy", "memory_budget", "options", "split_by", "max_time_s", "tuning",
+    "policy", "memory_budget", "role_memory", "options", "split_by", "max_time_s", "tuning",
 )  # fmt: skip
 
 

@@ -74,7 +74,8 @@ def test_supervisors_need_the_standard_library_only(name):
 
 
 def test_every_setting_is_documented():
-    defined = set(re.findall(r'"(pg_tensile\.[a-z_]+)",\n', (REPOSITORY / "pg_tensile/csrc/base/guc.c").read_text()))
+    sources = [REPOSITORY / "pg_tensile/csrc/base" / name for name in ("guc.c", "role_limits.c")]
+    defined = {name for source in sources for name in re.findall(r'"(pg_tensile\.[a-z_]+)",\n', source.read_text())}
     assert len(defined) >= 10
     reference = (REPOSITORY / "docs" / "sql.md").read_text()
     assert set(re.findall(r"^\| `(pg_tensile\.[a-z_]+)`", reference, re.MULTILINE)) == defined

@@ -74,7 +74,13 @@ class Granting:
 
 
 def begin(start: Start, rows: Rows | None = None, **spec: Any) -> Child:  # noqa: F811
-    given = {"batch_size": 0, "memory_budget": None, "device_memory_bytes": 0, "plan_events": 65536}
+    given = {
+        "batch_size": 0,
+        "memory_budget": None,
+        "role_memory": None,
+        "device_memory_bytes": 0,
+        "plan_events": 65536,
+    }
     return start(rows or every_type(ROWS), **(given | spec))
 
 

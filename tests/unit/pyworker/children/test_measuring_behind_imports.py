@@ -38,7 +38,8 @@ def test_the_device_is_measured_after_the_imports(
     monkeypatch.setattr(device, "measure", measure)
     with ThreadPoolExecutor(1) as background:
         background.submit(imports)
-        spec = {"device": "cpu", "profiles": {}, "memory_budget": 1, "ranks": None, "network": None, "overheads": []}
+        spec = {"device": "cpu", "profiles": {}, "memory_budget": 1, "ranks": None, "network": None}
+        spec |= {"role_memory": None, "overheads": []}
         assert measured_profile(SimpleNamespace(spec=spec, background=background, wait_for=wait_for)) == RTX_A6000
         waited_for.set()
     assert order == ["imported", "measured"]

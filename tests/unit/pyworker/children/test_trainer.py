@@ -81,6 +81,7 @@ class Child:
             "seed": 3,
             "policy": "joint",
             "memory_budget": None,
+            "role_memory": None,
             "options": {"keep": "last"},
             "split_by": None,
             "validation_query": False,
