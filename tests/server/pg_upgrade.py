@@ -33,7 +33,7 @@ KEPT = {
 
 
 def contents(conn: Connection) -> dict[str, Any]:
-    return {name: conn.execute(query).fetchall() for name, query in KEPT.items()}  # type: ignore[call-overload]
+    return {name: conn.execute(query).fetchall() for name, query in KEPT.items()}
 
 
 def wait(conn: Connection, query: str, seconds: float = 300) -> None:

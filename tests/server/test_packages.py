@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_packages_are_built_and_used_and_leave_nothing() -> None:
-    command = [REPOSITORY / "scripts" / "packages.sh", "15"]
+    command = [str(REPOSITORY / "scripts" / "packages.sh"), "15"]
     variables = {**os.environ, "PG_TENSILE_ENVIRONMENT": sys.prefix}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

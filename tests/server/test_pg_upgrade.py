@@ -31,7 +31,7 @@ def test_models_jobs_and_schedules_are_in_place_after_pg_upgrade(tmp_path: Path)
     programs = f"/opt/old/usr/lib/postgresql/{OLD}/bin"
     command = f"mkdir -p /opt/old && tar -x -C /opt/old && exec .venv/bin/python -m tests.server.pg_upgrade {programs}"
     with archive.open("rb") as stdin:
-        folder = [REPOSITORY / "scripts" / "debian_folder.sh", NEW]
+        folder = [str(REPOSITORY / "scripts" / "debian_folder.sh"), NEW]
         done = subprocess.run([*folder, "bash", "-c", command], stdin=stdin, capture_output=True)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     assert done.stdout.decode().splitlines()[-1] == f"{OLD} to {NEW}: everything is in place"

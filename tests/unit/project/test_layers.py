@@ -51,7 +51,8 @@ def imported(path: Path, names: Iterable[str]) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom):
             # pg_tensile_setup is installed under another name
-            assert node.module and (not node.level or path.parent.name == "pg_tensile_setup"), f"{path}: relative import"
+            relative = node.level and path.parent.name != "pg_tensile_setup"
+            assert node.module and not relative, f"{path}: a relative import"
             module = f"scripts.pg_tensile_setup.{node.module}" if node.level else node.module
             for alias in node.names:
                 full = f"{module}.{alias.name}"
