@@ -31,7 +31,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist packages test-docker test-major test-majors test-headers test-long test-long-parts \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda first-gpu-run gpu-bundle dist packages test-install test-docker test-major test-majors test-headers test-long test-long-parts \
 	test-sanitized release-check mutants emulator lint bench \
 	install-evaluator uninstall-evaluator install-python uninstall-python installcheck always
 
@@ -154,6 +154,7 @@ help:
 	@echo 'make gpu-bundle      a folder with all that a machine without a network needs (BUNDLE="--python 3.12 --at-hand FILE")'
 	@echo 'make dist            the archive for PGXN, dist/pg_tensile-$(EXTVERSION).zip, out of the last commit'
 	@echo 'make packages        Debian packages, built and tested in clean folders (MAJORS="15 17"; 18 and 19 by choice)'
+	@echo 'make test-install    the commands of docs/install.md in clean folders, with these packages and from source (MAJORS)'
 	@echo 'make bench           benchmarks: BENCH="plans|server|answers --section NAME … --quick"; BENCH="plans --list" names them'
 	@echo 'make wheel           the Python client as files for pip: dist/pg_tensile-$(EXTVERSION)-py3-none-any.whl and .tar.gz'
 	@echo 'make clean           remove what was compiled'
@@ -234,9 +235,13 @@ dist:
 	@scripts/dist.sh
 
 # Debian's packages in build/packages, for the Debians that have these versions
-packages: MAJORS = 15 17
+packages test-install: MAJORS = 15 17
 packages:
 	@scripts/packages.sh $(MAJORS)
+
+# The commands of docs/install.md in clean folders of these Debians, with the packages that are in build/packages
+test-install:
+	@set -e; for major in $(MAJORS); do for way in packages source; do scripts/install_guide.sh $$way $$major; done; done
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
