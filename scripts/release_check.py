@@ -13,14 +13,13 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.first_gpu_run.steps import end, heed_interrupts
+from scripts.first_gpu_run.steps import started
 from scripts.kept import REPOSITORY, State, state_of
 
 LAST_LINES = 20
@@ -94,16 +93,9 @@ def run(state: State, part: str, command: str) -> Result:
     log = path.with_suffix(".log")
     print(f"{part}: {command} (log: {log.relative_to(state.repository)})", flush=True)
     began, start = time.strftime("%Y-%m-%d %H:%M", time.gmtime()), time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-e", "-o", "pipefail", "-c", command], cwd=state.repository, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
-            preexec_fn=heed_interrupts,
-        )  # fmt: skip
-        try:
-            status = process.wait()
-        finally:
-            end(process, whole=True)
+    shell = ["bash", "-e", "-o", "pipefail", "-c", command]
+    with log.open("wb") as output, started(shell, state.repository, environment(), output, whole=True) as process:
+        status = process.wait()
     lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     revision = f"{state.revision}{'+' if state.changed else ''}"
     result = Result(part, command, revision, began, round(time.monotonic() - start), status, lines[-LAST_LINES:])

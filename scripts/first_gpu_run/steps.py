@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = "{rows}"  # in a step's words: the file that it writes its results to, a JSON object in each line
@@ -74,17 +74,13 @@ def run(step: Step, limit_s: float, log: Path) -> Outcome:
         output.write(f"\n==== {step.name}: {shown(step)}\n".encode())
         output.flush()
         start = output.tell()
-        process = subprocess.Popen(
-            [*step.tool, sys.executable, "-m", *words], cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, env=os.environ | dict(step.environment), start_new_session=True,
-            preexec_fn=heed_interrupts,
-        )  # fmt: skip
-        try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            end(process)
+        command, environment = [*step.tool, sys.executable, "-m", *words], os.environ | dict(step.environment)
+        status: int | None = None
+        with (
+            started(command, REPOSITORY, environment, output) as process,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            status = process.wait(limit_s)
     with log.open("rb") as written:
         written.seek(start)
         lines = written.read().decode(errors="replace").splitlines()
@@ -94,9 +90,32 @@ def run(step: Step, limit_s: float, log: Path) -> Outcome:
     return Outcome(step.name, shown(step), status, time.monotonic() - began, last, found)
 
 
-def heed_interrupts() -> None:
-    """Let a process be interrupted although this one ignores interrupts, as the background jobs of a shell do."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: IO[bytes], *, whole: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in a session of its own, with what it writes in `output`, and end it after the block.
+
+    It can be interrupted, although a shell's background jobs ignore that. An interrupt of this process that comes while
+    it starts the other one is raised in the block, so that the other one ends."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=prepare,
+        )  # fmt: skip
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            yield process
+        finally:
+            end(process, whole=whole)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end(process: subprocess.Popen[bytes], *, whole: bool = False) -> None:
