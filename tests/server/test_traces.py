@@ -347,6 +347,7 @@ def test_only_a_calibration_writes_latency_models(stage: Stage, traced: int) -> 
 
 
 def test_a_calibration_is_a_job_without_a_model(stage: Stage, traced: int) -> None:
+    stage.conn.execute("GRANT EXECUTE ON FUNCTION calibrate_device TO alice")
     with stage.conn.transaction():
         calibration = value(stage.conn, CALIBRATION)
         stage.conn.execute("SELECT tensile_internal._notify(%s)", (calibration,))

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,11 +76,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)  # the check runs as the server's user
-    yield Site(folder)
+def site() -> Iterator[Site]:
+    """A site that the server's user can read: the folders of pytest are closed to it."""
+    with tempfile.TemporaryDirectory(prefix="pgt-setup-") as folder:
+        Path(folder).chmod(0o755)
+        yield Site(Path(folder))
 
 
 USED = {"venv", "venv-1", "-> venv-1"}
