@@ -25,7 +25,8 @@ guide() {
         tail -n 30 "$output/log" >&2
         die "a command of docs/install.md failed" "Its last lines are above; build/install has all."
     }
-    left=$(in_root find / -xdev \( -name '*pg[_-]tensile*' -o -name pyworker \) -not -path '/root/*' -not -path '/out/*')
+    left=$(in_root find / -xdev \( -name '*pg[_-]tensile*' -o -name pyworker \) -not -name .pg_tensile-recipe \
+        -not -path '/root/*' -not -path '/out/*')
     [ -z "$left" ] || die "the removal leaves $left" "docs/install.md says how to remove it."
 }
 
