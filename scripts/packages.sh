@@ -42,8 +42,10 @@ check() {
     [ ! -e "$output/released.tar" ] || mv "$output/released.tar" "$root/packages"
     cp scripts/packages/check.sh "$root/packages"
     if [ -n "$environment" ]; then
-        mkdir "$root/opt/environment"
-        mount --bind -o ro "$environment" "$root/opt/environment"
+        mkdir "$root/opt/environment" "$scratch/environment" "$scratch/environment-work"
+        mount -t overlay overlay "$root/opt/environment" \
+            -o "lowerdir=$environment,upperdir=$scratch/environment,workdir=$scratch/environment-work"
+        ln -sfn "$python" "$root/opt/environment/bin/python3"
     else
         mount --bind -o ro "$wheels" "$root/wheels"
     fi

@@ -17,9 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .choice import CPU_INDEX, TORCH_FOR_CPU_MB, Build, Lock, choose_build, has_nvidia_driver, read_lock
-from .common import FOLDER, LOCK, SetupError, amount, say, size_of
-from .environments import (
+from scripts.pg_tensile_setup.choice import (
+    CPU_INDEX,
+    TORCH_FOR_CPU_MB,
+    Build,
+    Lock,
+    choose_build,
+    has_nvidia_driver,
+    read_lock,
+)
+from scripts.pg_tensile_setup.common import FOLDER, LOCK, SetupError, amount, say, size_of
+from scripts.pg_tensile_setup.environments import (
     STAMP,
     alone,
     check,
@@ -33,7 +41,7 @@ from .environments import (
     remove_unused,
     switch,
 )
-from .pip import Pip, unpacked_size
+from scripts.pg_tensile_setup.pip import Pip, unpacked_size
 
 UNPACKED = {"cpu": 4.8, "cuda": 2.5}  # bytes on the disk, with bytecode, for each byte of wheels
 

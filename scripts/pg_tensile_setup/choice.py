@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from .common import SetupError, amount, say
+from scripts.pg_tensile_setup.common import SetupError, amount, say
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_FOR_CPU_MB = 192  # the wheel of 2.13

@@ -7,9 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/var/lib/pg-tensile")
-# Beside the package as it is installed (/usr/share/pg-tensile), in a source tree above the folder scripts
-LOCKS = [folder / "requirements.lock" for folder in Path(__file__).resolve().parents[1:3]]
-LOCK = next((path for path in LOCKS if path.exists()), LOCKS[0])
+# Of this source tree, or of the installation in /usr/share/pg-tensile
+LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 MB = 1_000_000
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .choice import Lock
-from .common import MB, SetupError, amount, say, variables
+from scripts.pg_tensile_setup.choice import Lock
+from scripts.pg_tensile_setup.common import MB, SetupError, amount, say, variables
 
 SERVER_USER = "postgres"
 STAMP = "pg-tensile-setup.json"

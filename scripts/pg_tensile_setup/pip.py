@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from .choice import Build, Lock
-from .common import MB, SetupError, amount, say, size_of, variables
+from scripts.pg_tensile_setup.choice import Build, Lock
+from scripts.pg_tensile_setup.common import MB, SetupError, amount, say, size_of, variables
 
 LARGE = re.compile(r"(?:Downloading|Using cached|Processing) (\S+\.whl)(?: \(([\d.]+ [MG]B)\))?$")
 LOOK_S = 10  # between messages while packages are unpacked

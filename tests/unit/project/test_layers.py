@@ -50,13 +50,10 @@ def imported(path: Path, names: Iterable[str]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom):
-            # pg_tensile_setup is installed under another name
-            relative = node.level and path.parent.name != "pg_tensile_setup"
-            assert node.module and not relative, f"{path}: a relative import"
-            module = f"scripts.pg_tensile_setup.{node.module}" if node.level else node.module
+            assert node.module and not node.level, f"{path}: a relative import"
             for alias in node.names:
-                full = f"{module}.{alias.name}"
-                yield full if full in names else module
+                full = f"{node.module}.{alias.name}"
+                yield full if full in names else node.module
 
 
 @pytest.fixture(scope="module")

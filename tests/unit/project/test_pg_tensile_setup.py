@@ -167,8 +167,8 @@ def test_an_environment_that_is_not_there_is_said_to_be_missing(tmp_path: Path) 
 
 
 def test_the_command_needs_the_standard_library_only() -> None:
-    arguments = ["/usr/bin/python3", "-S", "-m", "pg_tensile_setup", "--help"]
-    done = subprocess.run(arguments, cwd=REPOSITORY / "scripts", capture_output=True, text=True)
+    arguments = ["/usr/bin/python3", "-S", "-m", "scripts.pg_tensile_setup", "--help"]
+    done = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0 and "--find-links" in done.stdout, done.stderr
 
 

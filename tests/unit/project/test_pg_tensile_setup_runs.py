@@ -129,7 +129,7 @@ def test_a_failure_changes_nothing(site: Site) -> None:
     assert site.state() == USED
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_changes_nothing(site: Site, number: signal.Signals) -> None:
     assert site.run()[0] == 0
     site.write_lock("1.1")
