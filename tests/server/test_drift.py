@@ -338,7 +338,7 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     assert conn.execute(STATUS).fetchone() == ("failed", 'permission denied for model "delivery"')
     conn.execute("REVOKE tensile_user FROM guest")
     conn.execute(DUE)
-    wait_until(lambda: conn.execute(STATUS).fetchone() == ("refused", "permission denied for function evaluate_model"))
+    wait_until(lambda: conn.execute(STATUS).fetchone() == ("refused", "permission denied for function schedule_evaluation"))
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is True
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is False
     conn.execute("DELETE FROM tensile_internal.evaluations; REVOKE ALL ON orders FROM guest")
@@ -349,6 +349,7 @@ def test_an_evaluation_beside_a_training(conn: Connection, wait_until: Wait) -> 
     conn.execute("SELECT pg_advisory_lock(7)")
     held = f"SELECT r.* FROM ({QUERY}) r, pg_advisory_xact_lock_shared(7)"
     training = submit(conn, "delivery", query=held, target="minutes", options={"deploy": "never"})
+    wait_until(lambda: state(conn, training) == "running")
     finish(conn, evaluated(conn, wait_until))
     assert state(conn, training) == "running"
     metrics = {row[0] for row in conn.execute("SELECT metric FROM tensile.evaluations").fetchall()}

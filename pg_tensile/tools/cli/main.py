@@ -23,7 +23,7 @@ from pg_tensile.tools.cli import model_files, predict, server, sql
 from pg_tensile.tools.cli.parser import BENCH, Parser
 
 
-def read(arguments: Sequence[str]) -> argparse.Namespace:
+def read(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; the result's `run` takes the result and returns the exit status."""
     description = "Training in PostgreSQL, looked at; predictions with model files; memory plans for training steps."
     parser = Parser(prog="pg-tensile", description=description, allow_abbrev=False)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are for developers; read once, at import
     try:
-        given = sys.argv[1:] if arguments is None else arguments
+        given = list(sys.argv[1:] if arguments is None else arguments)
         if given[:1] == ["bench"] and given[1:2] and not given[1].startswith("-"):
             with needing("server", "benchmarks need"):
                 from pg_tensile.tools.bench.clone import from_clone
