@@ -338,7 +338,8 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     assert conn.execute(STATUS).fetchone() == ("failed", 'permission denied for model "delivery"')
     conn.execute("REVOKE tensile_user FROM guest")
     conn.execute(DUE)
-    wait_until(lambda: conn.execute(STATUS).fetchone() == ("refused", "permission denied for function schedule_evaluation"))
+    refusal = ("refused", "permission denied for function schedule_evaluation")
+    wait_until(lambda: conn.execute(STATUS).fetchone() == refusal)
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is True
     assert value(conn, "SELECT unschedule_evaluation('delivery')") is False
     conn.execute("DELETE FROM tensile_internal.evaluations; REVOKE ALL ON orders FROM guest")
