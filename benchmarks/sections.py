@@ -21,7 +21,7 @@ PLANS = (
 )
 SERVER = (
     *("db", "feed", "predict", "select", "serving", "drift", "training", "jobs", "recovery", "flowing", "time-left"),
-    *("tuning", "soak", "sharing"),
+    *("tuning", "soak", "sharing", "install"),
 )
 ANSWERS = ("answers", "other-tables", "small-tables", "tables", "digits", "series", "texts")
 COMMANDS = {"plans": PLANS, "server": SERVER, "answers": ANSWERS}

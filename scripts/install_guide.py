@@ -1,11 +1,12 @@
 """The commands of docs/install.md as a script, for a clean Debian (scripts/install_guide.sh), and the script's result.
 
     python3 scripts/install_guide.py script packages|source MAJOR PYTHON
-    python3 scripts/install_guide.py result FOLDER
+    python3 scripts/install_guide.py result FOLDER WHEELS
 
 The first prints a bash script with the commands of one way to install, to predict and to remove, in the page's order.
 It differs from the page in the major version of PostgreSQL, and in where PyTorch comes from: the folder /wheels, whose
-wheels are for the interpreter PYTHON. The second reads the script's trace and output and prints an object of JSON.
+wheels are for the interpreter PYTHON. The second reads the script's trace and output, and the sizes of the wheels, and
+prints an object of JSON.
 """
 
 from __future__ import annotations
@@ -83,19 +84,28 @@ def megabytes(output: str) -> float:
     return round(sum(float(number.replace(",", "")) * units[unit] for number, unit in found), 1)
 
 
-def result(folder: Path) -> dict[str, Any]:
-    """Return what a run of the script in `folder` has shown."""
+def wheel_megabytes(wheels: Path) -> dict[str, float]:
+    """Return what the folder's wheels would be as a download: PyTorch's own, and all others."""
+    sizes = {path.name: path.stat().st_size for path in wheels.glob("*.whl")}
+    torch = sum(size for name, size in sizes.items() if name.startswith("torch-"))
+    return {"torch_mb": round(torch / 1e6, 1), "other_wheels_mb": round((sum(sizes.values()) - torch) / 1e6, 1)}
+
+
+def result(folder: Path, wheels: Path) -> dict[str, Any]:
+    """Return what a run of the script in `folder` has shown: `commands` and `seconds` until the prediction,
+    `command_seconds` of each command, the removal's included, and megabytes by where they come from."""
     spent, output = times((folder / "trace").read_text()), (folder / "log").read_text()
     predicting = next(number for number, (command, _) in enumerate(spent, 1) if command.endswith("psql -d mydb"))
     prediction = re.search(r"^ +miles +\n-+\n +([\d.]+)$", output, re.MULTILINE)
     if prediction is None:
         raise ValueError(f"{folder / 'log'} has no prediction")
     return {
-        "commands until the prediction": predicting,
-        "seconds until the prediction": round(sum(seconds for _, seconds in spent[:predicting]), 1),
-        "MB of Debian's packages": megabytes(output),
+        "commands": predicting,
+        "seconds": round(sum(seconds for _, seconds in spent[:predicting]), 1),
+        "debian_mb": megabytes(output),
+        **wheel_megabytes(wheels),
         "prediction": float(prediction[1]),
-        "seconds": dict(spent),
+        "command_seconds": dict(spent),
     }
 
 
@@ -103,4 +113,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "script":
         print(script(PAGE.read_text(), *sys.argv[2:]), end="")
     else:
-        print(json.dumps(result(Path(sys.argv[2])), indent=1))
+        print(json.dumps(result(*map(Path, sys.argv[2:])), indent=1))

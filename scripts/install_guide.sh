@@ -7,7 +7,7 @@
 # The packages are those of build/packages (scripts/packages.sh makes them), the source is that of make dist. PyTorch and
 # the other wheels come from a folder (scripts/packages/wheels.sh), and so are for this machine's Python, which is lent to a
 # Debian that has another one; nothing else of this machine is used. build/install/RELEASE-WAY gets the script, its output,
-# and result.json: seconds of each command, seconds and bytes until the prediction, and the prediction.
+# and result.json (scripts/install_guide.py).
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 clone=$(pwd -P)
@@ -50,5 +50,5 @@ keep_folder "clean-$(release "$major")-$major" "$major" ca-certificates
 export output
 export -f guide die
 in_folder guide
-python3 scripts/install_guide.py result "$output" >"$output/result.json"
+python3 scripts/install_guide.py result "$output" "$wheels" >"$output/result.json"
 cat "$output/result.json"

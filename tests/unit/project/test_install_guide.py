@@ -42,9 +42,12 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(OUTPUT)
     assert [seconds for _, seconds in times(TRACE)] == [1.5, 0.5, 8.0, 1.0]
     assert megabytes(OUTPUT) == 62.5
-    found = result(tmp_path)
-    assert found["commands until the prediction"] == 3 and found["seconds until the prediction"] == 10.0
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").write_bytes(bytes(400_000))
+    (tmp_path / "torchmetrics-1.0-py3-none-any.whl").write_bytes(bytes(200_000))
+    found = result(tmp_path, tmp_path)
+    assert (found["commands"], found["seconds"]) == (3, 10.0)
+    assert (found["debian_mb"], found["torch_mb"], found["other_wheels_mb"]) == (62.5, 0.4, 0.2)
     assert found["prediction"] == pytest.approx(27.278215)
     (tmp_path / "log").write_text("ERROR: no such model\n")
     with pytest.raises(ValueError, match="has no prediction"):
-        result(tmp_path)
+        result(tmp_path, tmp_path)
