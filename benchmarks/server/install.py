@@ -55,7 +55,7 @@ def tables(results: Results) -> list[str]:
         (
             f"PostgreSQL {row['major']}, {DEBIANS[row['major']]}",
             row["way"],
-            row["commands"],
+            str(row["commands"]),
             f"{row['seconds']:.0f}",
             *(f"{row[key]:.0f}" for key in ("debian_mb", "torch_mb", "other_wheels_mb")),
             f"{row['prediction']:.1f}",

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from scripts.pg_tensile_setup.choice import (
 )
 from scripts.pg_tensile_setup.common import FOLDER, LOCK, SetupError, amount, say, size_of
 from scripts.pg_tensile_setup.environments import (
+    LOCK_FILE,
     STAMP,
     alone,
     check,
@@ -142,12 +144,15 @@ def download(options: argparse.Namespace) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove all environments. Raises SetupError while a server uses one."""
+    """Remove all environments, and the folder if nothing else is in it. Raises SetupError while a server uses one."""
     with alone(folder):
         if running := [pid for path in folder.glob("venv-*") for pid in processes_of(path.resolve())]:
             raise SetupError(f"the environment is used by process {running[0]}", "Stop the servers that use it.")
         (folder / "venv").unlink(missing_ok=True)
         remove_unused(folder)
+        (folder / LOCK_FILE).unlink()
+        with suppress(OSError):  # other files are in it
+            folder.rmdir()
     say(f"{folder} has no environment any more")
 
 

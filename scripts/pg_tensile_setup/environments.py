@@ -17,6 +17,7 @@ from scripts.pg_tensile_setup.common import MB, SetupError, amount, say, variabl
 
 SERVER_USER = "postgres"
 STAMP = "pg-tensile-setup.json"
+LOCK_FILE = ".lock"  # in the folder
 CHECK = """
 import lightgbm, lz4.frame, numpy, optuna, peft, psycopg, pynvml, rich, safetensors.torch, sklearn, sqlglot, tabm, torch
 torch.ones(2, 2) @ torch.ones(2)
@@ -143,7 +144,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Make the folder and keep other runs out of it. Raises SetupError if there is one, or something else is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+        handle = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise SetupError(f"{folder} cannot be written: {error.strerror}", "Run it as root.") from None
     try:

@@ -153,6 +153,18 @@ def test_what_is_used_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert os.readlink(tmp_path / "venv") == "venv-3"
 
 
+def test_what_is_removed_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "pg-tensile"
+    (folder / "venv-1").mkdir(parents=True)
+    environments.switch(folder, folder / "venv-1")
+    command.remove(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    command.remove(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
 def test_an_environment_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     options = command.parse(["--check", "--folder", str(tmp_path), "--lock", str(lock.LOCK)])
     assert "has no environment" in refused(lambda: command.look(options))
