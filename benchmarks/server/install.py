@@ -27,7 +27,7 @@ MOST_COMMANDS, MOST_SECONDS = 10, 180
 def measure(run: Run) -> Iterator[dict[str, Any]]:
     for name in run.scenarios([QUICK] if run.quick else SCENARIOS):
         major, way = SCENARIOS[name]
-        command = [ROOT / "scripts" / "install_guide.sh", way, str(major)]
+        command = [str(ROOT / "scripts" / "install_guide.sh"), way, str(major)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout)
         del found["command_seconds"]
