@@ -329,7 +329,8 @@ def test_the_deployed_version_is_evaluated_when_the_truth_arrives(
     assert kept == [(1, 1000, "rmse", pytest.approx(expected, rel=1e-5), baseline)]
     second = evaluated(conn, wait_until)
     assert value(conn, "SELECT count(*) FROM tensile.evaluations") == 2
-    assert value(conn, "SELECT array_agg(job) FROM tensile.jobs WHERE kind = 'evaluate' AND owner = 'guest'") == [second]
+    jobs = "SELECT array_agg(job) FROM tensile.jobs WHERE kind = 'evaluate' AND owner = 'guest'"
+    assert value(conn, jobs) == [second]
     conn.execute("REVOKE SELECT ON orders FROM guest")
     evaluated(conn, wait_until)
     assert conn.execute(STATUS).fetchone() == ("failed", "permission denied for table orders")
