@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.checks import Check
+from benchmarks.checks import Check, Goal
 from benchmarks.command import ROOT
 from benchmarks.results import Results
 from benchmarks.runner import Run, Section
@@ -21,7 +21,7 @@ DEBIANS = {15: "Debian 12", 17: "Debian 13", 18: "Debian's next release"}
 WAYS = ("packages", "source")
 SCENARIOS = {f"PostgreSQL {major}, {way}": (major, way) for major in DEBIANS for way in WAYS}
 QUICK = "PostgreSQL 15, packages"
-MOST_COMMANDS, MOST_SECONDS = 10, 180
+GOALS = (Goal("commands", "commands", "d", most=11), Goal("seconds", "seconds", ".0f", most=180.0))
 
 
 def measure(run: Run) -> Iterator[dict[str, Any]]:
@@ -29,21 +29,19 @@ def measure(run: Run) -> Iterator[dict[str, Any]]:
         major, way = SCENARIOS[name]
         command = [str(ROOT / "scripts" / "install_guide.sh"), way, str(major)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(done.stdout)
-        del found["command_seconds"]
-        yield {"major": major, "way": way} | found
+        measured = json.loads(done.stdout)
+        del measured["command_seconds"]
+        yield {"major": major, "way": way} | measured
 
 
 def checks(results: Results) -> list[Check]:
     """Check the packages, for which the goals are."""
-    found = []
-    for row in results.rows():
-        if row["way"] == "packages":
-            name, commands, seconds = row["scenario"], row["commands"], row["seconds"]
-            asked = (f"at most {MOST_COMMANDS}", f"at most {MOST_SECONDS} s")
-            found.append(Check("install", f"{name}: commands", str(commands), asked[0], commands <= MOST_COMMANDS))
-            found.append(Check("install", f"{name}: time", f"{seconds:.0f} s", asked[1], seconds <= MOST_SECONDS))
-    return found
+    of_packages = [row for row in results.rows() if row["way"] == "packages"]
+    return [
+        goal.check("install", row)._replace(what=f"{row['scenario']}: {goal.what}")
+        for row in of_packages
+        for goal in GOALS
+    ]
 
 
 def expected(_: str) -> Sequence[str]:

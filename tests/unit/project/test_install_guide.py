@@ -44,10 +44,10 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     assert megabytes(OUTPUT) == 62.5
     (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").write_bytes(bytes(400_000))
     (tmp_path / "torchmetrics-1.0-py3-none-any.whl").write_bytes(bytes(200_000))
-    found = result(tmp_path, tmp_path)
-    assert (found["commands"], found["seconds"]) == (3, 10.0)
-    assert (found["debian_mb"], found["torch_mb"], found["other_wheels_mb"]) == (62.5, 0.4, 0.2)
-    assert found["prediction"] == pytest.approx(27.278215)
+    of_run = result(tmp_path, tmp_path)
+    assert (of_run["commands"], of_run["seconds"]) == (3, 10.0)
+    assert (of_run["debian_mb"], of_run["torch_mb"], of_run["other_wheels_mb"]) == (62.5, 0.4, 0.2)
+    assert of_run["prediction"] == pytest.approx(27.278215)
     (tmp_path / "log").write_text("ERROR: no such model\n")
     with pytest.raises(ValueError, match="has no prediction"):
         result(tmp_path, tmp_path)
